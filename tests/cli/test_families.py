@@ -17,7 +17,11 @@ N, V = 64, 300
 MATRIX, COLUMN, SCALAR = spec((N, V), "bfloat16"), spec((N,), "float32"), spec((1,), "float32")
 TARGETS = spec((N,), "int32")
 BATCH = (spec((N, 4, V), "bfloat16"), spec((4, 5), "int32"), *[spec((4,), "int32")] * 2)
-FURTHER = {"ctc_loss": ("--sequences", "4", "--labels", "5")}
+FURTHER = {
+    "ctc_loss": ("--sequences", "4", "--labels", "5"),
+    "linear_token_scores": ("--features", "32", "--ids", "5"),
+}
+HIDDEN = (spec((N, 32), "bfloat16"), spec((V, 32), "bfloat16"), spec((N, 5), "int32"))
 LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ("softmax", "forward"): (softmax.softmax_forward, (MATRIX,), {}),
     ("softmax", "backward"): (softmax.softmax_backward, (MATRIX, MATRIX), {}),
@@ -52,6 +56,12 @@ LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ("ctc_loss", "backward"): (
         loss.ctc_loss_backward,
         (*BATCH, spec((4,), "float32"), spec((N, 4, 11), "float32"), SCALAR),
+        {},
+    ),
+    ("linear_token_scores", "forward"): (loss.linear_token_scores_forward, HIDDEN, {}),
+    ("linear_token_scores", "backward"): (
+        loss.linear_token_scores_backward,
+        (*HIDDEN, COLUMN, spec((N, 5), "float32")),
         {},
     ),
     ("distillation", "forward"): (distillation_forward, (MATRIX, MATRIX), {}),
@@ -118,6 +128,7 @@ def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -
     ("family", "sizes", "chooser"),
     [
         ("softmax", ("--chunk-size", "100", "150"), "choose_softmax_tiling"),
+        ("linear_token_scores", ("--features", "32", "--class-block", "128", "256"), "choose_linear_tiling"),
         ("kl_div", ("--columns", "512", "--buffers", "2"), "the kernel"),
         ("cosine_embedding_loss", ("--each", "1"), "the kernel"),
         ("multi_margin_loss", ("--chunk-size", "128", "256"), "choose_multi_margin_tiling"),

@@ -52,7 +52,7 @@ def test_a_kernel_refuses_what_the_smaller_partition_has_no_room_for(cores: int)
 
 def test_shared_classes_replace_what_a_plan_chooses() -> None:
     """They are no limit: of few features the plan has none."""
-    sizes = ForwardSizes(256, 128, 700, 2, 2, False)
+    sizes = ForwardSizes(256, 128, 700, 2, 2)
     plan = sizes.position_plan(256, 128)
     assert sizes.shared_classes(plan, 128) == 0
     for shared, taken in ((100, 100), (512, 512)):
@@ -63,7 +63,7 @@ def test_shared_classes_replace_what_a_plan_chooses() -> None:
 
 
 def test_more_shared_classes_than_tiles_have_room_for_are_refused() -> None:
-    sizes = ForwardSizes(256, 128, 700, 2, 2, False)
+    sizes = ForwardSizes(256, 128, 700, 2, 2)
     message = "PlanLimits.shared_classes must be at most 4 blocks of 128 classes, .* got 513; give at most 512"
     with shrunk(PlanLimits(shared_classes=513)), pytest.raises(ValueError, match=message):
         sizes.shared_classes(sizes.position_plan(256, 128), 128)

@@ -71,3 +71,45 @@ class LinearKernels(Family):
     def _launch(self) -> tuple[int, int, int, str, str]:
         options = self.options
         return options.positions, options.features, options.vocab, self.dtype, self.direction
+
+
+@dataclass(frozen=True)
+class TokenScoreKernels(LinearKernels):
+    """Log-probabilities of several target ids a position, of hidden states."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("linear_token_scores",)
+    OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "ids")
+    WHICH: ClassVar[str] = "with --family linear_token_scores"
+
+    @property
+    def refusal(self) -> str | None:
+        """Why such a launch is none."""
+        if self.direction == "forward_backward":
+            return "argument --direction: forward_backward is of linear cross-entropy: leave out --family"
+        return None if self.options.features else "argument --features: is required for linear_token_scores"
+
+    @property
+    def kernel(self) -> str:
+        """Its name."""
+        return f"linear_token_scores_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> LinearTiling:
+        """The default."""
+        from nkilib.experimental.loss import choose_linear_tiling
+
+        return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
+
+    def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Of a launch, which has no loop whose trips could be asked for."""
+        from nkilib.experimental.loss import LinearTiling
+        from nkilib.experimental.loss.profiling import profile_token_scores_launch
+
+        positions, features, classes, dtype, direction = self._launch
+        given = {"target": self.target, "cores": cores, "weight_layout": self._layout, **arguments}
+        return profile_token_scores_launch(
+            positions, features, classes, self._ids, dtype, direction, LinearTiling(*tiling), **given
+        )
+
+    @property
+    def _ids(self) -> int:
+        return self.options.ids or 1

@@ -11,7 +11,7 @@ from .ctc import LABELS, SEQUENCES, CtcKernels
 from .distillation import DistillationKernels
 from .elementwise import ElementwiseKernels
 from .family import Family
-from .linear import LAYOUTS, LinearKernels
+from .linear import LAYOUTS, LinearKernels, TokenScoreKernels
 from .logits import LogitsKernels
 from .margins import MultilabelMarginKernels, MultiMarginKernels
 from .nll_loss import NllLossKernels
@@ -21,6 +21,7 @@ from .softmax import AXES, SoftmaxKernels
 FAMILIES: Final[Sequence[type[Family]]] = (
     LogitsKernels,
     LinearKernels,
+    TokenScoreKernels,
     SoftmaxKernels,
     NllLossKernels,
     DistillationKernels,
@@ -47,6 +48,9 @@ def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> Non
         help="linear cross-entropy, of hidden states [N, D] and weights [V, D]; --arg gives its options",
     )
     command.add_argument("--weight-layout", choices=LAYOUTS, help="with --features: W is [V, D] (default) or [D, V]")
+    command.add_argument(
+        "--ids", type=positive, metavar="K", help="with --family linear_token_scores: target ids a position (default 1)"
+    )
     command.add_argument(
         "--axis", choices=AXES, help="with --family softmax: of [N, V] the last (default) or the first"
     )

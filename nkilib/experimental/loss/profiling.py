@@ -2,6 +2,9 @@
 
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
 from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch
-from nkilib.experimental.loss.linear_cross_entropy.host.profiling import profile_linear_launch
+from nkilib.experimental.loss.linear_cross_entropy.host.profiling import (
+    profile_linear_launch,
+    profile_token_scores_launch,
+)
 
-__all__ = ["profile_distillation_launch", "profile_launch", "profile_linear_launch"]
+__all__ = ["profile_distillation_launch", "profile_launch", "profile_linear_launch", "profile_token_scores_launch"]

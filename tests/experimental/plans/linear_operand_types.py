@@ -144,7 +144,7 @@ def _planned_under(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> _
     )
     itemsize, is_first = DTYPES[size["compute"]].itemsize, layout == "vd"
     if direction == FORWARD:
-        sizes = ForwardSizes(positions, features, classes, itemsize, 2, False, 1.0, casts.weight)
+        sizes = ForwardSizes(positions, features, classes, itemsize, 2, weight_itemsize=casts.weight)
         sizes = replace(sizes, staging_bytes=casts.forward_staging(is_first))
         tiles = min(tiling.position_block // TILE, div_ceil(positions, TILE))
         require_room(sizes.bytes_of(tiles, tiling.class_block) <= usable_sbuf_bytes())

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
@@ -23,6 +25,7 @@ KERNELS: Final = {
     BACKWARD: linear_cross_entropy_backward,
     FORWARD_BACKWARD: linear_cross_entropy_forward_backward,
 }
+SCORE_KERNELS: Final = {FORWARD: linear_token_scores_forward, BACKWARD: linear_token_scores_backward}
 _CORES: Final = 2
 
 
@@ -64,21 +67,87 @@ def profile_linear_launch(
     """
     if direction not in KERNELS:
         raise ValueError(f"profile_linear_launch: direction must be one of {', '.join(KERNELS)}, got {direction!r}")
-    operand = as_dtype(dtype)
-    shape = (vocab_size, num_features) if weight_layout == "vd" else (num_features, vocab_size)
     of_positions = spec((num_positions,), "float32")
     further: dict[str, Any] = {} if tiling is None else tiling._asdict()
     if direction == BACKWARD:
         further |= {"lse_hbm": of_positions, "grad_loss_hbm": of_positions}
     elif direction == FORWARD_BACKWARD and "grad_scale_hbm" not in options:
         further["grad_scale"] = 1.0 / num_positions
+    sizes = _Sizes(num_positions, num_features, vocab_size, weight_layout)
+    given = {**further, **options}
+    return _profile(KERNELS[direction][cores], sizes, (num_positions,), dtype, target, parameters, given)
+
+
+def profile_token_scores_launch(
+    num_positions: int,
+    num_features: int,
+    vocab_size: int,
+    ids: int,
+    dtype: Any,
+    direction: str,
+    tiling: LinearTiling | None = None,
+    *,
+    target: str = "trn2",
+    cores: int = _CORES,
+    weight_layout: str = "vd",
+    parameters: ModelParameters | None = None,
+    **options: Any,
+) -> Profile:
+    """The profile of a kernel of K target ids a position; modelled, not measured.
+
+    Example::
+
+        print(profile_token_scores_launch(2048, 2048, 151936, 64, "bfloat16", "forward"))
+
+    Args:
+        num_positions, num_features, vocab_size, ids: N, D, V, K.
+        direction: ``"forward"`` or ``"backward"``.
+        dtype, tiling, target, cores, weight_layout, parameters, options: as for :func:`profile_linear_launch`.
+
+    Raises:
+        ValueError: for another direction.
+        AssertionError: if the kernel does not take the sizes.
+        NkiValidationError: if the hardware does not.
+    """
+    if direction not in SCORE_KERNELS:
+        known = ", ".join(SCORE_KERNELS)
+        raise ValueError(f"profile_token_scores_launch: direction must be one of {known}, got {direction!r}")
+    further: dict[str, Any] = {} if tiling is None else tiling._asdict()
+    if direction == BACKWARD:
+        of_ids = spec((num_positions, ids), "float32")
+        further |= {"lse_hbm": spec((num_positions,), "float32"), "grad_logprob_hbm": of_ids}
+    sizes = _Sizes(num_positions, num_features, vocab_size, weight_layout)
+    given = {**further, **options}
+    return _profile(SCORE_KERNELS[direction][cores], sizes, (num_positions, ids), dtype, target, parameters, given)
+
+
+class _Sizes(NamedTuple):
+    """N, D, V, and the layout of W."""
+
+    positions: int
+    features: int
+    classes: int
+    weight_layout: str
+
+
+def _profile(
+    launched: Any,
+    sizes: _Sizes,
+    targets: tuple[int, ...],
+    dtype: Any,
+    target: str,
+    parameters: ModelParameters | None,
+    given: dict[str, Any],
+) -> Profile:
+    operand, layout = as_dtype(dtype), sizes.weight_layout
+    shape = (sizes.classes, sizes.features) if layout == "vd" else (sizes.features, sizes.classes)
     with using(target=target):
         return profile(
-            KERNELS[direction][cores],
-            spec((num_positions, num_features), operand),
+            launched,
+            spec((sizes.positions, sizes.features), operand),
             spec(shape, operand),
-            spec((num_positions,), "int32"),
+            spec(targets, "int32"),
             parameters=parameters,
-            weight_layout=weight_layout,
-            **{**further, **options},
+            weight_layout=layout,
+            **given,
         )
