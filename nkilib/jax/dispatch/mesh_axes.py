@@ -1,0 +1,32 @@
+"""Arrays in ``jax.shard_map``: over which axes of a mesh they differ from device to device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
+    """The arrays, floating ones among them as what differs over every axis that one of all differs over.
+
+    So a function of all of them returns gradients of one kind, and JAX adds up over the devices what belongs to an
+    array that they share, as an output layer is in data parallel training. Nothing is copied. None stays None.
+    """
+    axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
+    return {name: _differing(array, axes) for name, array in arrays.items()}
+
+
+def _axes_of(array: Any) -> frozenset[Any]:
+    """None outside of ``jax.shard_map``, and where that does not check."""
+    return frozenset() if array is None else getattr(jax.typeof(array), "vma", frozenset())
+
+
+def _differing(array: Any, axes: frozenset[Any]) -> Any:
+    missing = tuple(sorted(axes - _axes_of(array), key=str))
+    if array is None or not missing:
+        return array
+    cast = getattr(jax.lax, "pcast", None)
+    if cast is None:  # before JAX 0.8
+        return jax.lax.pvary(array, missing)
+    return cast(array, missing, to="varying")
