@@ -14,6 +14,18 @@ Arrays = Mapping[str, jax.Array | None]
 RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
+def given(arrays: Arrays, name: str) -> jax.Array:
+    """An array that is not optional.
+
+    Raises:
+        KeyError: it was not given.
+    """
+    array = arrays[name]
+    if array is None:
+        raise KeyError(f"{name} must be given")
+    return array
+
+
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
     """``function``, which ``jax.vmap`` calls once with the rows of all examples one after the other.
 

@@ -8,7 +8,7 @@ import jax
 
 
 def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays, floating ones among them as what differs over every axis that one of all differs over.
+    """The arrays, floating ones among them with a type that differs over every axis that one of all differs over.
 
     So a function of all of them returns gradients of one kind, and JAX adds up over the devices what belongs to an
     array that they share, as an output layer is in data parallel training. Nothing is copied. None stays None.
@@ -19,14 +19,16 @@ def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
 
 def _axes_of(array: Any) -> frozenset[Any]:
     """None outside of ``jax.shard_map``, and where that does not check."""
-    return frozenset() if array is None else getattr(jax.typeof(array), "vma", frozenset())
+    if array is None:
+        return frozenset()
+    kind: Any = jax.typeof(array)
+    axes: frozenset[Any] = kind.vma if hasattr(kind, "vma") else kind.manual_axis_type.varying  # before 0.10, and since
+    return axes
 
 
 def _differing(array: Any, axes: frozenset[Any]) -> Any:
     missing = tuple(sorted(axes - _axes_of(array), key=str))
     if array is None or not missing:
         return array
-    cast = getattr(jax.lax, "pcast", None)
-    if cast is None:  # before JAX 0.8
-        return jax.lax.pvary(array, missing)
-    return cast(array, missing, to="varying")
+    lax: Any = jax.lax
+    return lax.pcast(array, missing, to="varying") if hasattr(lax, "pcast") else lax.pvary(array, missing)

@@ -133,19 +133,21 @@ def _forward(
 
 def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
     """Gradients of input, weight, target, bias and class weights; None for no gradient."""
-    upstream = {
+    upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
     }
     needed = saved.needed
     if needed == Needed(False, False, False) or all(each is None for each in upstream.values()):
         return None, None, None, None, None
-    if not recipe.is_loss and saved.target.ndim == 1 and upstream["logprob"] is not None:
+    of_logprob = upstream["logprob"]
+    if not recipe.is_loss and saved.target.ndim == 1 and of_logprob is not None:
         # As the negative of a loss, whose gradient is the one that costs nothing more.
-        upstream.update(loss=-upstream["logprob"], logprob=None)
+        upstream.update(loss=-of_logprob, logprob=None)
     is_wrong = saved.target == OUT_OF_RANGE
     for name in ("loss", "logprob"):
-        if upstream[name] is not None:
-            upstream[name] = jnp.where(is_wrong, jnp.nan, upstream[name])
+        gradient = upstream[name]
+        if gradient is not None:
+            upstream[name] = jnp.where(is_wrong, jnp.nan, gradient)
     rows = {
         "input": saved.input,
         "target": _kernel_target(saved.target),

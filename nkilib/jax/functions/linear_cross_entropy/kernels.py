@@ -18,7 +18,7 @@ from nkilib.experimental.loss import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
-from nkilib.jax.dispatch.batching import Arrays
+from nkilib.jax.dispatch.batching import Arrays, given
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.kernels import TILE_DTYPES
@@ -94,8 +94,7 @@ def forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax
         [N] float32 but for ``argmax``, int32: loss, or of K ids logprob [N, K]; lse, maximum and log_sum; target_logit
         and position_weight, argmax, entropy, log_sum_squares and mean_logit where they are wanted.
     """
-    input, target, wanted = rows["input"], rows["target"], recipe.wanted
-    assert input is not None and target is not None
+    input, target, wanted = given(rows, "input"), given(rows, "target"), recipe.wanted
     positions, of_ids = input.shape[:1], target.ndim == 2
     names = ["logprob" if of_ids else "loss", "lse"]
     names += ["target_logit", "position_weight"] if wanted.target else []
@@ -132,8 +131,7 @@ def backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays)
     results = {
         name: Result(array.shape, array.dtype) for name, array in of_all.items() if array is not None and wanted[name]
     }
-    target, maximum, log_sum = rows["target"], rows["maximum"], rows["log_sum"]
-    assert target is not None and maximum is not None and log_sum is not None
+    target, lse = given(rows, "target"), given(rows, "maximum") + given(rows, "log_sum")
     if target.size == 0:
         return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
     of_ids = target.ndim == 2
@@ -145,7 +143,7 @@ def backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays)
     }
     return launch(
         _BACKWARD_OF_IDS if of_ids else _BACKWARD,
-        {**_arrays(rows, shared), "lse_hbm": maximum + log_sum, **further},
+        {**_arrays(rows, shared), "lse_hbm": lse, **further},
         {**recipe.constants(of_ids), **flags},
         results,
         recipe.simulator,
