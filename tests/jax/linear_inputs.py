@@ -61,7 +61,7 @@ def problem_of(
 
 
 def assert_within(actual: Any, exact: Any, bound: Any) -> None:
-    """``actual`` is near ``exact``, float64, by derived bounds, which zeros, flipped signs and a transposition exceed."""
+    """``actual`` is within derived bounds of ``exact``, float64; zeros, flipped signs and a transposition are not."""
     found, exact = np.asarray(actual).astype(np.float64), np.asarray(exact, np.float64)
     assert found.shape == exact.shape
     room = np.asarray(bound) + _AROUND * np.abs(exact).max()

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from nkilib.jax.dispatch.batching import Arrays, batched_by_example, batched_by_rows
+from nkilib.jax.dispatch.saved_flags import flags_of, saved_flags
 from nkilib.jax.functions.cross_entropy.targets import IGNORED, OUT_OF_RANGE
 from nkilib.jax.functions.linear_cross_entropy import kernels
 from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe, Needed
@@ -28,7 +29,7 @@ class Saved:
         linear_bias, class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         entropy: [N] float32; None where it was not asked for.
-        needed: which gradients.
+        needed: which gradients, from ``saved_flags``.
     """
 
     input: jax.Array
@@ -39,11 +40,10 @@ class Saved:
     maximum: jax.Array
     log_sum: jax.Array
     entropy: jax.Array | None
-    needed: Needed
+    needed: jax.Array
 
 
-# To JAX, the one is a constant and the other a container of arrays.
-jax.tree_util.register_static(Needed)
+# A container of arrays to JAX.
 jax.tree_util.register_dataclass(Saved)
 
 # Of rows and of what they share.
@@ -126,7 +126,7 @@ def _forward(
         maximum=results["maximum"],
         log_sum=results["log_sum"],
         entropy=results.get("entropy"),
-        needed=needed,
+        needed=saved_flags(needed.input, needed.weight, needed.bias),
     )
     return results, saved
 
@@ -136,7 +136,7 @@ def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> t
     upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
     }
-    needed = saved.needed
+    needed = Needed(*flags_of(saved.needed))
     if needed == Needed(False, False, False) or all(each is None for each in upstream.values()):
         return None, None, None, None, None
     of_logprob = upstream["logprob"]

@@ -114,9 +114,7 @@ def test_outputs_and_their_gradients() -> None:
     }
 
     def total(input: jax.Array, weight: jax.Array, bias: jax.Array) -> Any:
-        outputs = linear_cross_entropy(
-            input, weight, target, linear_bias=bias, reduction="none", return_outputs=True
-        )
+        outputs = linear_cross_entropy(input, weight, target, linear_bias=bias, reduction="none", return_outputs=True)
         return sum((getattr(outputs, name) * values).sum() for name, values in upstream.items()), outputs
 
     gradients, outputs = jax.jit(jax.grad(total, (0, 1, 2), has_aux=True))(*operands)
