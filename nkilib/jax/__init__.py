@@ -1,4 +1,4 @@
-"""Cross-entropy on the kernels for JAX: on a Neuron device, and on the CPU through the simulator.
+"""Cross-entropy and scores of tokens on the kernels for JAX: on a Neuron device, and on the CPU through the simulator.
 
 Importing it imports jax, which nothing else in nkilib does. It knows nothing of :mod:`nkilib.torch`.
 """
@@ -7,5 +7,8 @@ import nkilib._unmixed
 import nkilib.jax._requirement  # noqa: F401
 from nkilib.jax.functions.cross_entropy.functional import cross_entropy
 from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.jax.functions.linear_cross_entropy.functional import linear_cross_entropy
+from nkilib.jax.functions.linear_token_scores.functional import linear_token_scores
+from nkilib.jax.functions.linear_token_scores.results import LinearTokenScores
 
-__all__ = ["CrossEntropyOutputs", "cross_entropy"]
+__all__ = ["CrossEntropyOutputs", "LinearTokenScores", "cross_entropy", "linear_cross_entropy", "linear_token_scores"]

@@ -12,10 +12,16 @@ from nkilib.jax.dispatch.launch import Kernel
 
 @dataclass(frozen=True)
 class LaunchLog:
-    """The shapes of the logits of each launch."""
+    """The shapes of the logits, or of the hidden states, of each launch.
+
+    Attributes:
+        forward, backward: of each launch.
+        arguments: the names of what the latest launch of each kernel was given.
+    """
 
     forward: list[tuple[int, ...]] = field(default_factory=list)
     backward: list[tuple[int, ...]] = field(default_factory=list)
+    arguments: dict[str, set[str]] = field(default_factory=dict)
 
 
 def counted_launches(monkeypatch: pytest.MonkeyPatch) -> LaunchLog:
@@ -23,7 +29,9 @@ def counted_launches(monkeypatch: pytest.MonkeyPatch) -> LaunchLog:
     log, run = LaunchLog(), Kernel.launch
 
     def counted(self: Kernel, **arguments: Any) -> tuple[Any, ...]:
-        getattr(log, self.name.removeprefix("cross_entropy_")).append(arguments["logits_hbm"].shape)
+        rows = arguments["logits_hbm"] if "logits_hbm" in arguments else arguments["input_hbm"]
+        getattr(log, self.name.rpartition("_")[2]).append(rows.shape)
+        log.arguments[self.name] = set(arguments)
         return run(self, **arguments)
 
     monkeypatch.setattr(Kernel, "launch", counted)

@@ -1,4 +1,4 @@
-"""``jax.vmap`` over a function of rows: one launch with the rows of all examples, not one for each."""
+"""``jax.vmap`` over a function of rows: one launch with the rows of all examples where no result is a sum over rows."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ from jax.custom_batching import custom_vmap
 Arrays = Mapping[str, jax.Array | None]
 # From arrays with a row each in their first dimension, and from arrays that all rows share, to results by row.
 RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
+
+
+def given(arrays: Arrays, name: str) -> jax.Array:
+    """An array that is not optional.
+
+    Raises:
+        KeyError: it was not given.
+    """
+    array = arrays[name]
+    if array is None:
+        raise KeyError(f"{name} must be given")
+    return array
 
 
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
@@ -31,6 +43,21 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
             joined = {name: _joined(array, rows_batched[name], size) for name, array in rows.items()}
             found = mapped(joined, shared)
             results = {name: result.reshape(size, -1, *result.shape[1:]) for name, result in found.items()}
+        return results, dict.fromkeys(results, True)
+
+    mapped.def_vmap(rule)
+    return mapped
+
+
+def batched_by_example(function: RowsFunction) -> RowsFunction:
+    """``function``, which ``jax.vmap`` calls for each example: a result of it is a sum over the rows of one."""
+    mapped = custom_vmap(function)
+
+    def rule(
+        size: int, batched: tuple[Mapping[str, bool | None], Mapping[str, bool | None]], rows: Arrays, shared: Arrays
+    ) -> tuple[dict[str, jax.Array], dict[str, bool]]:
+        rows_batched, shared_batched = batched
+        results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
         return results, dict.fromkeys(results, True)
 
     mapped.def_vmap(rule)

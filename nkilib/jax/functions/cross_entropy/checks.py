@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from numbers import Real
 from typing import Any, Final
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nkilib.core.host.keywords import numbers
-from nkilib.core.host.options import options_of
+from nkilib.core.host.options import Group, options_of
 from nkilib.core.host.reductions import check_reduction
 from nkilib.core.rows.argmax import ARGMAX_COLUMNS_MAX
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, check_options
@@ -24,10 +24,11 @@ from nkilib.nki import SIMULATED
 CALLER: Final = "cross_entropy"
 
 
-def checked_options(function: Callable[..., Any], **given: Any) -> LossOptions:
+def checked_options(caller: str, function: Callable[..., Any], **given: Any) -> LossOptions:
     """The options as Python numbers.
 
     Args:
+        caller: who is named in errors.
         function: whose keywords they are.
         given: options by name; the others have their default.
 
@@ -35,19 +36,34 @@ def checked_options(function: Callable[..., Any], **given: Any) -> LossOptions:
         TypeError: there is no such option; no number, or no integer for ``ignore_index``; an array of JAX.
         ValueError: out of range.
     """
-    for each in options_of(LossOptions):
-        if isinstance(given.get(each.name), jax.Array):
-            raise TypeError(
-                f"{CALLER}: {each.name} must be a Python number, which is compiled into the kernel, got an array of "
-                f"JAX; pass {each.type.__name__}(...) of it, and where it is an argument of a function under jax.jit, "
-                f"name it in static_argnames"
-            )
-    options = numbers(CALLER, function, LossOptions, given)
+    options = python_numbers(caller, function, LossOptions, given)
     try:
-        check_options(CALLER, options)
+        check_options(caller, options)
     except AssertionError as error:
         raise ValueError(str(error)) from None
     return options
+
+
+def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], given: Mapping[str, Any]) -> Group:
+    """Options that are compiled into a kernel, from Python's or numpy's numbers.
+
+    Args:
+        caller: who is named in errors.
+        function: whose keywords they are.
+        group: the dataclass of the options.
+        given: options by name; the others have their default.
+
+    Raises:
+        TypeError: there is no such option; another type; an array of JAX.
+    """
+    for each in options_of(group):
+        if isinstance(given.get(each.name), jax.Array):
+            raise TypeError(
+                f"{caller}: {each.name} must be a Python number, which is compiled into the kernel, got an array of "
+                f"JAX; pass {each.type.__name__}(...) of it, and where it is an argument of a function under jax.jit, "
+                f"name it in static_argnames"
+            )
+    return numbers(caller, function, group, given)
 
 
 def check_arguments(
@@ -72,11 +88,12 @@ def check_arguments(
         _check_probabilities(target, options)
     else:
         _check_indices(input, target, axis)
-    _check_weight(input, weight, axis)
-    _check_normalizer(normalizer, reduction)
+    if weight is not None:
+        check_weight(CALLER, weight, input.shape[axis_of(input.shape, axis)])
+    check_normalizer(CALLER, normalizer, reduction)
 
 
-def check_range(target: Array, ignore_index: int, num_classes: int) -> None:
+def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
     """Refuse a class that does not exist, where values are known without waiting for a device.
 
     Raises:
@@ -87,12 +104,12 @@ def check_range(target: Array, ignore_index: int, num_classes: int) -> None:
     position = first_out_of_range(target, ignore_index, num_classes)
     if position is not None:
         raise IndexError(
-            f"{CALLER}: target at position {list(position)} must be a class from 0 to {num_classes - 1} or "
+            f"{caller}: target at position {list(position)} must be a class from 0 to {num_classes - 1} or "
             f"ignore_index, {ignore_index}, got {int(np.asarray(target)[position])}"
         )
 
 
-def check_outputs(num_classes: int) -> None:
+def check_outputs(caller: str, num_classes: int) -> None:
     """Refuse ``return_outputs`` where classes are too many to be counted in float32, as the argmax counts them.
 
     Raises:
@@ -100,8 +117,45 @@ def check_outputs(num_classes: int) -> None:
     """
     if num_classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
-            f"{CALLER}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
+            f"{caller}: return_outputs is for at most {ARGMAX_COLUMNS_MAX} classes, got {num_classes}; leave it off"
         )
+
+
+def check_weight(caller: str, weight: Array, classes: int) -> None:
+    """Refuse class weights that are no number for each class.
+
+    Raises:
+        TypeError: not floating.
+        ValueError: another shape.
+    """
+    if weight.shape != (classes,):
+        raise ValueError(f"{caller}: weight must have a number for each class, shape {(classes,)}, got {weight.shape}")
+    if not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise TypeError(f"{caller}: weight must be floating, got {weight.dtype}; pass weight.astype(jnp.float32)")
+
+
+def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
+    """Refuse what cannot replace the divisor of a mean.
+
+    Raises:
+        TypeError: no number and no array, or complex.
+        ValueError: there is no mean; it has dimensions.
+    """
+    if normalizer is None:
+        return
+    if not isinstance(normalizer, Array | np.generic | Real):
+        raise TypeError(
+            f"{caller}: normalizer must be a number or an array without dimensions, got {type(normalizer).__name__}"
+        )
+    if reduction != "mean":
+        raise ValueError(
+            f"{caller}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
+            f"yourself"
+        )
+    if not isinstance(normalizer, Real) and normalizer.shape != ():
+        raise ValueError(f"{caller}: normalizer must have no dimensions, got shape {normalizer.shape}; sum it up")
+    if jnp.iscomplexobj(normalizer):
+        raise TypeError(f"{caller}: normalizer must be real, got a complex number; pass its real part")
 
 
 def _check_logits(input: Array, axis: Any) -> None:
@@ -148,31 +202,3 @@ def _check_indices(input: Array, target: Array, axis: int) -> None:
             f"{CALLER}: class indices must be integers, got {target.dtype}; class probabilities have the shape of "
             f"input, {input.shape}"
         )
-
-
-def _check_weight(input: Array, weight: Array | None, axis: int) -> None:
-    classes = input.shape[axis_of(input.shape, axis)]
-    if weight is None:
-        return
-    if weight.shape != (classes,):
-        raise ValueError(f"{CALLER}: weight must have a number for each class, shape {(classes,)}, got {weight.shape}")
-    if not jnp.issubdtype(weight.dtype, jnp.floating):
-        raise TypeError(f"{CALLER}: weight must be floating, got {weight.dtype}; pass weight.astype(jnp.float32)")
-
-
-def _check_normalizer(normalizer: Any, reduction: str) -> None:
-    if normalizer is None:
-        return
-    if not isinstance(normalizer, Array | np.generic | Real):
-        raise TypeError(
-            f"{CALLER}: normalizer must be a number or an array without dimensions, got {type(normalizer).__name__}"
-        )
-    if reduction != "mean":
-        raise ValueError(
-            f"{CALLER}: normalizer replaces the divisor of a mean, got reduction={reduction!r}; divide the loss "
-            f"yourself"
-        )
-    if not isinstance(normalizer, Real) and normalizer.shape != ():
-        raise ValueError(f"{CALLER}: normalizer must have no dimensions, got shape {normalizer.shape}; sum it up")
-    if jnp.iscomplexobj(normalizer):
-        raise TypeError(f"{CALLER}: normalizer must be real, got a complex number; pass its real part")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from nkilib.jax.dispatch.batching import Arrays, batched_by_rows
+from nkilib.jax.dispatch.saved_flags import flags_of, saved_flags
 from nkilib.jax.functions.cross_entropy import kernels
 from nkilib.jax.functions.cross_entropy.kernels import Recipe
 from nkilib.jax.functions.cross_entropy.soft_targets import scaled_distances, target_gradient, weight_gradient
@@ -40,7 +41,7 @@ class Saved:
         maximum, log_sum: [N] float32.
         target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
         entropy: [N] float32; None where it was not asked for.
-        needed: which gradients.
+        needed: which gradients, from ``saved_flags``.
     """
 
     logits: jax.Array
@@ -50,11 +51,10 @@ class Saved:
     log_sum: jax.Array
     target_weight: jax.Array | None
     entropy: jax.Array | None
-    needed: Needed
+    needed: jax.Array
 
 
-# To JAX, the one is a constant and the other a container of arrays.
-jax.tree_util.register_static(Needed)
+# A container of arrays to JAX.
 jax.tree_util.register_dataclass(Saved)
 
 # ``kernels.forward`` or ``kernels.backward``.
@@ -124,7 +124,7 @@ def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tup
         log_sum=results["log_sum"],
         target_weight=target_weight,
         entropy=results.get("entropy"),
-        needed=needed,
+        needed=saved_flags(needed.logits, needed.target, needed.class_weight),
     )
     return results, saved
 
@@ -136,7 +136,7 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
         for name in ("loss", "lse", "logprob", "entropy")
     }
     grad_loss = jnp.zeros_like(saved.maximum) if upstream["loss"] is None else upstream["loss"]
-    needed = saved.needed
+    needed = Needed(*flags_of(saved.needed))
     grad_target = grad_weight = None
     if needed.target or needed.class_weight:
         distances = scaled_distances(saved.logits, saved.maximum, saved.log_sum, grad_loss, recipe.options)

@@ -14,6 +14,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOp
 from nkilib.jax.dispatch.launch import simulator_options
 from nkilib.jax.dispatch.layout import as_rows, axis_of, rows_shape
 from nkilib.jax.functions.cross_entropy.checks import (
+    CALLER,
     check_arguments,
     check_outputs,
     check_range,
@@ -138,13 +139,15 @@ def cross_entropy(
         NotImplementedError: arrays are not where kernels run; a derivative by class weights with class indices, in
             forward mode through the gradient, or a second one.
     """
-    options = checked_options(cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe)
+    options = checked_options(
+        CALLER, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe
+    )
     check_arguments(input, target, weight, options, reduction, normalizer, axis)
     classes = input.shape[axis_of(input.shape, axis)]
     if return_outputs:
-        check_outputs(classes)
+        check_outputs(CALLER, classes)
     if target.shape != input.shape:
-        check_range(target, options.ignore_index, classes)
+        check_range(CALLER, target, options.ignore_index, classes)
         if isinstance(target, np.ndarray):  # before JAX makes int32 of 64 bits
             target, options = (
                 class_indices(target, options.ignore_index, classes),

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.jax.dispatch.batching import Arrays
+from nkilib.jax.dispatch.batching import Arrays, given
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.targets import IGNORED
@@ -74,7 +74,7 @@ def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array
         loss, lse, target_logit, position_weight, maximum and log_sum, float32, as the kernel names them; with outputs
         ``argmax``, int32, and ``entropy``, float32.
     """
-    logits = _given(rows, "logits")
+    logits = given(rows, "logits")
     names = ["loss", "lse", "target_logit", "position_weight"]
     names += [*(["argmax", "entropy"] if recipe.with_outputs else []), "maximum", "log_sum"]
     results = {name: Result(logits.shape[:1], _INT32 if name == "argmax" else _FLOAT32) for name in names}
@@ -101,10 +101,10 @@ def backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Arra
             the forward, where it has a gradient.
         shared: as in the forward.
     """
-    logits = _given(rows, "logits")
+    logits = given(rows, "logits")
     if logits.size == 0:
         return {"grad_logits": jnp.zeros_like(logits)}
-    lse = _given(rows, "maximum") + _given(rows, "log_sum")
+    lse = given(rows, "maximum") + given(rows, "log_sum")
     further = {f"{name}_hbm": rows[name] for name in _OF_BACKWARD}
     return launch(
         _BACKWARD,
@@ -119,18 +119,6 @@ _OF_BACKWARD: Final = (
     *("maximum", "log_sum", "entropy", "target_weight"),
     *("grad_loss", "grad_lse", "grad_logprob", "grad_entropy"),
 )
-
-
-def _given(arrays: Arrays, name: str) -> jax.Array:
-    """An array that is not optional.
-
-    Raises:
-        KeyError: it was not given.
-    """
-    array = arrays[name]
-    if array is None:
-        raise KeyError(f"{name} must be given")
-    return array
 
 
 def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:

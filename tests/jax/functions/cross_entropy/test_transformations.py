@@ -73,6 +73,18 @@ def test_a_derivative_by_the_upstream_of_probabilities_under_vmap() -> None:
     assert_gradient(by_target, (np.log(np.exp(z).sum(-1, keepdims=True)) - z) / POSITIONS, scale=15.0)
 
 
+def test_a_derivative_under_vmap_after_one_by_another_argument() -> None:
+    """JAX keeps forwards of both; each must tell its own backward what is wanted."""
+    y = make_probabilities()
+
+    def total(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jax.vmap(lambda x: cross_entropy(x, y, reduction="sum"))(x).sum()
+
+    before = jax.grad(total)(X, y)
+    jax.grad(total, argnums=1)(X, y)
+    assert before.any() and (jax.jit(jax.grad(total))(X, y) == before).all()
+
+
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
 def test_a_batch_spread_over_two_devices(launches: LaunchLog) -> None:
     """Data parallel: each device launches for its own positions, the mean is over all."""

@@ -1,0 +1,239 @@
+"""``linear_cross_entropy``: the loss of an output layer from hidden states, on kernels that keep no logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final, Literal, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nkilib.core.host.reductions import check_reduction
+from nkilib.experimental.loss.cross_entropy.options import Wanted
+from nkilib.jax.dispatch.launch import simulator_options
+from nkilib.jax.functions.cross_entropy.checks import (
+    check_normalizer,
+    check_outputs,
+    check_range,
+    check_weight,
+    checked_options,
+)
+from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
+from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array
+from nkilib.jax.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.jax.functions.linear_cross_entropy.checks import (
+    check_indices,
+    check_operands,
+    checked_compute_dtype,
+    checked_scale,
+)
+from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
+from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
+from nkilib.lnc import launch_cores, library_grid
+
+_CALLER: Final = "linear_cross_entropy"
+
+
+@overload
+def linear_cross_entropy(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = ...,
+    weight: Array | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: Any = ...,
+    lse_square_scale: float = ...,
+    normalizer: Array | float | None = ...,
+    return_outputs: Literal[False] = ...,
+    weight_layout: str = ...,
+) -> jax.Array: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = ...,
+    weight: Array | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: Any = ...,
+    lse_square_scale: float = ...,
+    normalizer: Array | float | None = ...,
+    return_outputs: Literal[True],
+    weight_layout: str = ...,
+) -> CrossEntropyOutputs: ...
+
+
+@overload
+def linear_cross_entropy(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = ...,
+    weight: Array | None = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    label_smoothing: float = ...,
+    logit_softcap: float | None = ...,
+    temperature: float = ...,
+    logit_scale: float = ...,
+    compute_dtype: Any = ...,
+    lse_square_scale: float = ...,
+    normalizer: Array | float | None = ...,
+    return_outputs: bool = ...,
+    weight_layout: str = ...,
+) -> jax.Array | CrossEntropyOutputs: ...
+
+
+def linear_cross_entropy(
+    input: Array,
+    linear_weight: Array,
+    target: Array,
+    *,
+    linear_bias: Array | None = None,
+    weight: Array | None = None,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    logit_softcap: float | None = None,
+    temperature: float = 1.0,
+    logit_scale: float = 1.0,
+    compute_dtype: Any = None,
+    lse_square_scale: float = 0.0,
+    normalizer: Array | float | None = None,
+    return_outputs: bool = False,
+    weight_layout: str = "vd",
+) -> jax.Array | CrossEntropyOutputs:
+    """Cross-entropy between an output layer's logits and targets, without an array of logits in memory.
+
+    It equals, with z = softcap(logit_scale * (input @ linear_weight.T + linear_bias)) / temperature and products in
+    float32, ``nkilib.jax.cross_entropy(z, target, weight, ...)``, and without options
+    ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``. The gradients of ``input``, ``linear_weight``
+    and ``linear_bias`` have the types of these arrays, come from float32 sums and are rounded once; one that nobody
+    asks for is not computed. Of float16 all gradients are NaN where an upstream gradient of one position is infinite or
+    NaN: the largest one sets a power of two for all.
+
+    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. Derivatives are
+    first ones in reverse mode. A class that does not exist is an IndexError where the targets are known (numpy arrays,
+    and on the CPU arrays that are not being traced); else the loss of its position is NaN, and so are gradients.
+
+    Args:
+        input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.
+        linear_weight: [V, D], or [D, V] by ``weight_layout``, of the same type unless there is a ``compute_dtype``.
+        target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
+            the features.
+        linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
+        weight: [V] floating, a factor for each class, used in float32; None means 1.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
+            ``"none"`` keeps the positions apart.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
+        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+            As in Gemma 2, arXiv 2408.00118.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number, a constant of the compiled
+            kernel, as ``logit_scale``: each new value compiles anew.
+        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as the models of Cohere have it. Neither
+            is multiplied into an operand of the product, so nothing is rounded for them.
+        compute_dtype: bfloat16, float16 or float32: operands of another type, which need not be alike then, are rounded
+            to it for the products, and so is the bias. None: that of the operands.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
+        normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
+            may be traced; no derivative is taken by it.
+        return_outputs: return :class:`CrossEntropyOutputs`.
+        weight_layout: ``"vd"``, as PyTorch and Hugging Face have it and as an embedding that is shared with the output
+            layer is, or ``"dv"``, as the kernel of ``flax.linen.Dense`` is. Neither is copied.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of the targets. If every position is
+        ignored the mean is NaN and the gradient 0.
+
+    Raises:
+        TypeError: an argument has the wrong Python type or dtype (float64 is refused, and types that are not alike
+            without ``compute_dtype``), or a number that is compiled in is traced.
+        ValueError: shapes do not fit; unknown ``reduction``, ``weight_layout`` or ``compute_dtype``; an option is out
+            of range; ``normalizer`` without a mean; the environment says two numbers of cores.
+        IndexError: a target out of range, where targets are known.
+        NotImplementedError: arrays are not where kernels run; a derivative by class weights, in forward mode through
+            the gradients, or a second one.
+    """
+    options = checked_options(
+        _CALLER,
+        linear_cross_entropy,
+        ignore_index=ignore_index,
+        label_smoothing=label_smoothing,
+        logit_softcap=logit_softcap,
+        lse_square_scale=lse_square_scale,
+        temperature=temperature,
+    )
+    scale = checked_scale(_CALLER, linear_cross_entropy, logit_scale)
+    dtype = checked_compute_dtype(_CALLER, compute_dtype)
+    given = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
+    check_operands(_CALLER, given, dtype, weight=weight)
+    check_indices(_CALLER, given, given.positions)
+    check_reduction(_CALLER, reduction)
+    if weight is not None:
+        check_weight(_CALLER, weight, given.classes)
+    check_normalizer(_CALLER, normalizer, reduction)
+    if return_outputs:
+        check_outputs(_CALLER, given.classes)
+    check_range(_CALLER, target, options.ignore_index, given.classes)
+    target, is_narrowed = narrowed(target, options.ignore_index, given.classes)
+    if normalizer is not None and not isinstance(normalizer, jax.Array):
+        normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
+    launch_cores(f"nkilib.jax.{_CALLER}", library_grid())  # of a compiled launch JAX would wrap what is raised
+    recipe = LinearRecipe(
+        caller=_CALLER,
+        is_loss=True,
+        options=replace(options, ignore_index=IGNORED) if is_narrowed else options,
+        logit_scale=scale,
+        compute_dtype=given.rounding_dtype(dtype),
+        weight_layout=weight_layout,
+        wanted=Wanted(
+            argmax=return_outputs,
+            entropy=return_outputs,
+            log_sum=True,
+            target=return_outputs or weight is not None,
+        ),
+        simulator=simulator_options(),
+    )
+    return _compiled(recipe, reduction, return_outputs, input, linear_weight, target, linear_bias, weight, normalizer)
+
+
+def _computed(
+    recipe: LinearRecipe,
+    reduction: str,
+    return_outputs: bool,
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+    weight: jax.Array | None,
+    normalizer: jax.Array | None,
+) -> jax.Array | CrossEntropyOutputs:
+    """:func:`linear_cross_entropy` of checked arguments; else each small operation would be a program of its own."""
+    results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight)
+    valid = classes != IGNORED
+    if weight is None:  # no kernel is needed for it
+        results = {**results, "position_weight": valid.astype(jnp.float32)}
+    divisor = None if normalizer is None else jax.lax.stop_gradient(jnp.asarray(normalizer, jnp.float32))
+    shape = input.shape[:-1]
+    return returned_values(results, valid, recipe.options, reduction, divisor, shape, return_outputs)
+
+
+_compiled: Final = jax.jit(_computed, static_argnums=(0, 1, 2))

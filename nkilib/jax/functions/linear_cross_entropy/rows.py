@@ -1,0 +1,57 @@
+"""Arrays of any shape made rows of positions, for loss and scores alike; compiled with what follows from them."""
+
+from __future__ import annotations
+
+from math import prod
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nkilib.jax.dispatch.layout import as_rows
+from nkilib.jax.dispatch.mesh_axes import differing_alike
+from nkilib.jax.functions.cross_entropy.targets import Array, class_indices
+from nkilib.jax.functions.linear_cross_entropy.derivative import results_of_rows
+from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
+
+
+def computed_rows(
+    recipe: LinearRecipe,
+    input: jax.Array,
+    linear_weight: jax.Array,
+    target: jax.Array,
+    linear_bias: jax.Array | None,
+    class_weight: jax.Array | None = None,
+) -> tuple[dict[str, jax.Array], jax.Array]:
+    """Results of checked arguments by row, and int32 targets of the rows.
+
+    Args:
+        recipe: compiled in.
+        input: [..., D].
+        linear_weight: in its layout.
+        target: of the positions, or with an axis of K ids beside them.
+        linear_bias, class_weight: [V] floating, or None.
+    """
+    positions = prod(input.shape[:-1])
+    classes = jnp.asarray(class_indices(target, recipe.options.ignore_index, _classes(recipe, linear_weight)))
+    arrays = differing_alike(
+        {
+            "input": as_rows(input, -1),
+            "linear_weight": linear_weight,
+            "target": classes.reshape(positions, *classes.shape[input.ndim - 1 :]),
+            "linear_bias": None if linear_bias is None else linear_bias.astype(jnp.float32),
+            "class_weight": None if class_weight is None else class_weight.astype(jnp.float32),
+        }
+    )
+    return results_of_rows(recipe, *arrays.values()), arrays["target"]
+
+
+def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
+    """Targets of numpy as class indices of 32 bits, before JAX makes them of 64 bits; and whether they are."""
+    if isinstance(target, np.ndarray):
+        return class_indices(target, ignore_index, classes), True
+    return target, False
+
+
+def _classes(recipe: LinearRecipe, linear_weight: jax.Array) -> int:
+    return linear_weight.shape[0 if recipe.weight_layout == "vd" else 1]

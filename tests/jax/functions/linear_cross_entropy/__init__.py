@@ -1,0 +1,1 @@
+"""Tests of nkilib.jax.functions.linear_cross_entropy."""
