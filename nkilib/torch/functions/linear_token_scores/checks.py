@@ -39,13 +39,12 @@ def checked_outputs(caller: Caller, outputs: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def check_target(caller: Caller, given: LinearArguments, is_spread: bool) -> LinearArguments:
+def check_target(caller: Caller, given: LinearArguments) -> LinearArguments:
     """Refuse targets that are no classes of each position.
 
     Args:
         caller: who is named in errors.
         given: the arguments.
-        is_spread: the ranks of a group have parts of the vocabulary.
 
     Returns:
         The arguments with the first id of each position, where it has several, for the checks of a single one.
@@ -53,7 +52,6 @@ def check_target(caller: Caller, given: LinearArguments, is_spread: bool) -> Lin
     Raises:
         RuntimeError: they are not integers.
         ValueError: there are no ids of each position, or more than 64.
-        NotImplementedError: there are several, and parts of the vocabulary.
     """
     target = given.target
     if target.is_floating_point():
@@ -63,11 +61,6 @@ def check_target(caller: Caller, given: LinearArguments, is_spread: bool) -> Lin
         )
     if target.dim() == 0 or target.dim() != given.input.dim():
         return given
-    if is_spread:
-        raise NotImplementedError(
-            f"{caller}: several target ids of a position, [..., K], are not supported for a vocabulary in parts, got "
-            f"target of shape {tuple(target.shape)}; call it for each of the K ids"
-        )
     if not 1 <= target.shape[-1] <= IDS_MAX:
         raise ValueError(
             f"{caller}: there may be 1 to {IDS_MAX} target ids of a position, got target of shape "

@@ -106,9 +106,8 @@ def linear_token_scores(
             a group, or a group beside a DTensor; ``grad_weight_sum`` does not fit.
         RuntimeError: shapes, types or devices do not fit.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; several target ids of a position with ``group``; a number of dimensions,
-            features or classes that no kernel takes; DTensors placed otherwise; a derivative in forward mode, or a
-            second one.
+        NotImplementedError: another device; a number of dimensions, features or classes that no kernel takes; DTensors
+            placed otherwise; a derivative in forward mode, or a second one.
     """
     names = checked_outputs(_CALLER, outputs)
     options, product = checked_recipe(
@@ -121,7 +120,7 @@ def linear_token_scores(
     )
     given = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
     placed = plain_arguments(_CALLER, given, group, num_classes, shard_sizes)
-    checked = check_target(_CALLER, placed.given, placed.is_spread)
+    checked = check_target(_CALLER, placed.given)
     shards = _shards(placed)
     check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
     check_arguments(_CALLER, checked, None)
@@ -132,7 +131,7 @@ def linear_token_scores(
     if shards is None:
         results = _scores(given, options, product, wanted)
     else:
-        operands = shard_operands(given, shards)
+        operands = shard_operands(given, shards)._replace(target=_target_of_rows(given))
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
     return _returned(results, names, tuple(given.target.shape), tuple(given.input.shape[:-1]))
 
@@ -145,11 +144,15 @@ def _shards(placed: PlacedArguments) -> VocabularyShards | None:
     return shards_of_ranks(OF_WEIGHT, rows, place, placed.num_classes, placed.shard_sizes)
 
 
+def _target_of_rows(given: LinearArguments) -> Tensor:
+    """[N], or of K ids of each position [N, K]."""
+    target = given.target
+    return target.reshape(-1, target.shape[-1]) if target.dim() == given.input.dim() else target.reshape(-1)
+
+
 def _scores(given: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
     """Of a weight with all classes."""
-    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, given.target
-    has_ids = target.dim() == given.input.dim()
-    target = target.reshape(rows.shape[0], target.shape[-1]) if has_ids else target.reshape(-1)
+    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, _target_of_rows(given)
     bias = None if given.linear_bias is None else given.linear_bias.to(torch.float32)
     gradients = wanted_gradients(rows, linear_weight, bias)
     summed = given.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None

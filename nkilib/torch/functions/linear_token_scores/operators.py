@@ -28,6 +28,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     vocabulary,
 )
 from nkilib.torch.functions.linear_token_scores.results import WantedScores
+from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
 
 LINEAR_TOKEN_SCORES: Final = Caller("linear_token_scores", "input", "input", LINEAR.instead)
 
@@ -44,6 +45,8 @@ _RESULTS: Final = (
     *("log_sum_squares", "mean_logit"),
 )
 _FURTHER: Final = (Output("log_sum_squares"), Output("mean_logit"))
+# What a shard knows of a position for the loss, and no score needs.
+_OF_LOSS_ALONE: Final = ("position_weight", "distance_sum")
 
 
 def _check_classes(call: Call) -> None:
@@ -65,6 +68,15 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
 def _as_target(call: Call) -> Shape:
     """[N], or [N, K]."""
     return tuple(call.tensor("target").shape)
+
+
+def _of_each_id(output: Output) -> Output:
+    """Of the logit of the target, that of each of several."""
+    if output.name != "target_logit":
+        return output
+    return replace(
+        output, shape=_as_target, computed=lambda call, found: found["target_logit"].reshape(_as_target(call))
+    )
 
 
 def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
@@ -149,25 +161,43 @@ BACKWARD_ADDING: Final = register(
     )
 )
 
-# Of a part of the classes. Results: ShardScores.
+# Of a part of the classes, as all that follows. Results: ShardScores.
 SHARD_STATISTICS: Final = register(
     replace(
-        of_loss.FORWARD,
+        FORWARD,
         name="linear_token_scores_shard_statistics",
-        inputs=_without(tuple(of_loss.FORWARD.inputs), "class_weight", "grad_weight_sum"),
+        inputs=_without(tuple(FORWARD.inputs), "grad_weight_sum"),
         options=(LossOptions, Product, Columns, WantedScores),
-        without=_WITHOUT,
         outputs=(
-            *(each for each in statistics_outputs(vocabulary) if each.name not in ("position_weight", "distance_sum")),
+            *(_of_each_id(each) for each in statistics_outputs(vocabulary) if each.name not in _OF_LOSS_ALONE),
             *_FURTHER,
         ),
-        results=(*of_loss.FORWARD.results, "log_sum_squares", "mean_logit"),
-        on_request={
-            **of_loss.FORWARD.on_request,
-            "log_sum_squares": "with_log_sum_squares",
-            "mean_logit": "with_mean_logit",
-        },
-        arguments=lambda call: {**of_loss.shared_arguments(call), "with_log_sum": True, "with_target": True},
-        check_values=_check_classes,
+        arguments=lambda call: {**_forward_arguments(call), "with_target": True},
+    )
+)
+
+
+def _shard_backward_arguments(call: Call) -> dict[str, Any]:
+    return {**_backward_arguments(call), "grad_input_float32": True}
+
+
+SHARD_BACKWARD: Final = register(
+    replace(
+        BACKWARD,
+        name="linear_token_scores_shard_backward",
+        options=(LossOptions, Product, Columns, WantedGradients),
+        outputs=tuple(unrounded(each) for each in BACKWARD.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+SHARD_BACKWARD_ADDING: Final = register(
+    replace(
+        BACKWARD_ADDING,
+        name="linear_token_scores_shard_backward_adding",
+        options=(LossOptions, Product, Columns, WantedGradients),
+        outputs=tuple(unrounded(each) for each in BACKWARD_ADDING.outputs),
+        arguments=_shard_backward_arguments,
     )
 )

@@ -44,6 +44,8 @@ class WantedScores:
 class ScoreResults(NamedTuple):
     """What the forward operator returns, [N] float32 each but for ``argmax``, int32; what is not asked for is [0].
 
+    Of K target ids of each position ``logprob`` is [N, K].
+
     Attributes:
         logprob, lse, argmax, entropy, log_sum_squares, mean_logit: as in :class:`LinearTokenScores`.
         maximum: the largest logit; the lowest float32 if all are -inf.
@@ -62,6 +64,8 @@ class ScoreResults(NamedTuple):
 
 class ShardScores(NamedTuple):
     """What one shard of the vocabulary knows of each position, [N] float32 each; what is not asked for is [0].
+
+    Of K target ids of each position ``target_logit`` is [N, K].
 
     Attributes:
         maximum, log_sum, target_logit, argmax, entropy: as those of ``ShardStatistics``.

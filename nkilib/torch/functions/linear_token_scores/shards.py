@@ -11,19 +11,16 @@ from torch import Tensor
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
+from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 from nkilib.torch.functions.linear_cross_entropy.operators import Product
+from nkilib.torch.functions.linear_token_scores.autograd import DIFFERENTIABLE, VocabParallelTokenScores
 from nkilib.torch.functions.linear_token_scores.operators import SHARD_STATISTICS
 from nkilib.torch.functions.linear_token_scores.results import ScoreResults, ShardScores, WantedScores
-from nkilib.torch.functions.vocab_parallel.results import combined_results
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from nkilib.torch.functions.vocab_parallel.statistics import VocabularyStatistics, combined_statistics
 from nkilib.torch.functions.vocab_parallel.statistics import product as product_or_zero
-from nkilib.torch.functions.vocab_parallel_linear.autograd import (
-    ShardOperands,
-    claims_of_product,
-    differentiable_results,
-)
+from nkilib.torch.functions.vocab_parallel_linear.autograd import ShardOperands, claims_of_product
 
 
 def vocab_parallel_scores(
@@ -47,7 +44,12 @@ def vocab_parallel_scores(
         wanted: which scores are asked for.
     """
     input, linear_weight, target, linear_bias, _ = operands
-    claims = {**claims_of_product(operands, product), **values_of(wanted), "linear_bias": linear_bias is not None}
+    claims = {
+        **claims_of_product(operands, product),
+        **values_of(wanted),
+        "linear_bias": linear_bias is not None,
+        "target ids": target.shape[1] if target.dim() > 1 else 1,
+    }
     with torch.no_grad():
         own = ShardScores(
             *SHARD_STATISTICS.op(input.device)(
@@ -59,33 +61,31 @@ def vocab_parallel_scores(
             )
         )
         further = _further_sums(own, _rounded(linear_bias, product), shards, wanted)
-        statistics = _statistics(own)
-        whole = combined_results(
-            caller,
-            statistics,
-            target,
-            None,
-            options,
-            shards,
-            group,
-            False,
-            claims,
-            further,
+        statistics = combined_statistics(caller, _statistics(own), shards, group, None, options, False, claims, further)
+        results = ScoreResults(
+            _log_probability(statistics, target, options),
+            statistics.lse,
+            statistics.maximum,
+            statistics.log_sum,
+            statistics.argmax,
+            statistics.entropy,
+            *_moments(statistics.sums, statistics.log_sum, own, shards),
         )
-        log_sum_squares, mean_logit = _moments(whole.sums, whole.results.log_sum, own, shards)
-    of_loss = Wanted(with_argmax=wanted.with_argmax, with_entropy=wanted.with_entropy)
-    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(of_loss)}
-    found = differentiable_results(operands, None, whole, keywords, group)
-    return ScoreResults(
-        0.0 - found.loss,  # a difference, for the negative of 0 has a sign
-        found.lse,
-        found.maximum,
-        found.log_sum,
-        found.argmax,
-        found.entropy,
-        log_sum_squares,
-        mean_logit,
-    )
+    keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
+    apply: Callable[..., tuple[Tensor, ...]] = VocabParallelTokenScores.apply
+    found = apply(*operands, results, keywords, group)
+    return results._replace(**dict(zip(DIFFERENTIABLE, found, strict=True)))
+
+
+def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossOptions) -> Tensor:
+    """[N], or of K target ids [N, K]; 0 where they are ignored."""
+    maximum, log_sum, lse = statistics.maximum, statistics.log_sum, statistics.lse
+    if target.dim() > 1:
+        maximum, log_sum, lse = maximum[:, None], log_sum[:, None], lse[:, None]
+    # In this order, since large logits cancel exactly in the difference.
+    found = (statistics.sums["target_logit"] - maximum) - log_sum
+    found = found + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
+    return torch.where(is_ignored(target, options.ignore_index), 0.0, found)
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,13 +25,11 @@ class CombinedResults(NamedTuple):
         results: of every position.
         weight_sum: of all class weights, without dimensions; None without weights, and for class probabilities.
         target_weight: [N], what a shard cannot know of the targets of others; None where all of them weigh 1.
-        sums: what has been summed over the ranks, by name.
     """
 
     results: ForwardResults
     weight_sum: Tensor | None
     target_weight: Tensor | None
-    sums: Mapping[str, Tensor]
 
 
 def combined_results(
@@ -44,7 +42,6 @@ def combined_results(
     group: dist.ProcessGroup | None,
     with_logprob: bool,
     claims: Mapping[str, float],
-    further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> CombinedResults:
     """Communicate: every rank of the group has to call it, without autograd.
 
@@ -58,19 +55,16 @@ def combined_results(
         group: None for all processes.
         with_logprob: the log-probability of the target is asked for.
         claims: what else all ranks must have alike, by name.
-        further: further sums, as :func:`combined_statistics` takes them.
 
     Raises:
         ValueError: as :func:`combined_statistics`.
     """
     soft = target.is_floating_point()
-    statistics = combined_statistics(
-        caller, own, shards, group, shards.own(class_weight), options, soft, claims, further
-    )
+    statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, soft, claims)
     weight_sum = None if soft or class_weight is None else class_weight.sum()
     valid = None if soft else ~is_ignored(target, options.ignore_index)
     results = _results(statistics, valid, weight_sum, options, shards, with_logprob)
-    return CombinedResults(results, weight_sum, statistics.sums.get("position_weight"), statistics.sums)
+    return CombinedResults(results, weight_sum, statistics.sums.get("position_weight"))
 
 
 def _results(

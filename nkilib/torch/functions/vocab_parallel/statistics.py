@@ -23,8 +23,9 @@ class VocabularyStatistics(NamedTuple):
         maximum: the largest logit.
         log_sum: log of the sum of exp(logit - maximum), in nats; at least 0.
         sums: what else has been summed over the ranks, by name. ``target_logit``, not of class probabilities: the logit
-            of the target, 0 at ignored positions. ``position_weight``, of class weights or probabilities: the weight of
-            the target, 0 at ignored positions; or the sum of the weighted and smoothed probabilities.
+            of the target, 0 at ignored positions; [N, K] of K target ids. ``position_weight``, of class weights or
+            probabilities: the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
+            probabilities.
             ``distance_sum``, if the shards have it: the sum of factor times (maximum - logit).
         argmax: int32, the first class with the largest logit; [0] if the shards have none.
         entropy: of the softmax, in nats; [0] if the shards have none.
@@ -120,10 +121,11 @@ def product(factor: Tensor, values: Tensor) -> Tensor:
 
 
 def _summed(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """The sums over all ranks, in one all-reduce."""
-    values = torch.stack(list(summands.values()))
+    """The sums over all ranks, in one all-reduce: [N] each, or of several target ids [N, K]."""
+    values = torch.cat([each.reshape(-1) for each in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
-    return dict(zip(summands, values.unbind(), strict=True))
+    sums = torch.split(values, [each.numel() for each in summands.values()])
+    return {name: sum.view(each.shape) for (name, each), sum in zip(summands.items(), sums, strict=True)}
 
 
 def _argmax(

@@ -137,10 +137,6 @@ def differentiable_results(
 
 # Of the results; the others are constants.
 _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
-# What the backward is given of the forward, in this order.
-_KEPT: Final = tuple(each.name for each in BACKWARD.inputs if not each.name.startswith("grad_"))
-# Arguments that are inputs of the operator of the whole weight, the first ones.
-_INPUTS: Final = len(FORWARD.inputs)
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
@@ -176,30 +172,69 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
             "target_weight": target_weight,
             "entropy": results.entropy if options["with_entropy"] else None,
         }
-        ctx.save_for_backward(*(tensors[name] for name in _KEPT), weight_sum)
-        ctx.options, ctx.group = options, group
-        # Not saved: micro-batches between this forward and its backward write to it too.
-        ctx.written = {"grad_weight_sum": grad_weight_sum}
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
-        needed = DERIVATIVE.needed(ctx.needs_input_grad[:_INPUTS])
-        DERIVATIVE.mark_constants(ctx, Call(tensors, options), returned, needed)
+        save_of_shard(ctx, DERIVATIVE, tensors, options, returned, grad_weight_sum, weight_sum)
+        ctx.group = group
         return tuple(returned.values())
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         refuse_graph(BACKWARD)  # a sum over ranks without a graph would be taken for a constant
-        *kept, weight_sum = ctx.saved_tensors
-        call = Call(dict(zip(_KEPT, kept, strict=True)), ctx.options)
+        call, weight_sum = saved_of_shard(ctx, DERIVATIVE)
         upstream = DERIVATIVE.upstream(call, dict(zip(_DIFFERENTIABLE, grads, strict=True)))
-        needed = DERIVATIVE.needed(ctx.needs_input_grad[:_INPUTS])
-        found: dict[str, Tensor] = {}
-        if upstream:
-            call = with_weight_sum(call.replaced(upstream), weight_sum)
-            found = DERIVATIVE.of_kernel(call, ctx.written, needed)
-        if "input" in found and needed["input"]:
-            found["input"] = _summed_over_ranks(found["input"], call.first.dtype, ctx.group)
-        gradients = (found.get(name) if is_needed else None for name, is_needed in needed.items())
-        return *gradients, *[None] * 5
+        call = with_weight_sum(call.replaced(upstream), weight_sum)
+        return *gradients_of_shard(ctx, DERIVATIVE, call, bool(upstream)), *[None] * 5
+
+
+def _kept(derivative: Derivative) -> list[str]:
+    """What the backward is given of the forward, in this order."""
+    return [each.name for each in derivative.backward.inputs if not each.name.startswith("grad_")]
+
+
+def save_of_shard(
+    ctx: Any,
+    derivative: Derivative,
+    tensors: Mapping[str, Tensor | None],
+    options: dict[str, Any],
+    returned: dict[str, Tensor],
+    grad_weight_sum: Tensor | None,
+    further: Tensor | None = None,
+) -> None:
+    """Keep what the backward of a shard takes, and tell autograd which results are constants.
+
+    Args:
+        ctx: of a function whose first arguments are the inputs of the forward operator of the whole weight.
+        derivative: of that operator, by those of a shard.
+        tensors: inputs and results of the forward, by name.
+        options: of the operators.
+        returned: the differentiable results, by name.
+        grad_weight_sum: what the backward adds to, or None.
+        further: another tensor to keep, or None.
+    """
+    ctx.save_for_backward(*(tensors[name] for name in _kept(derivative)), further)
+    ctx.options = options
+    # Not saved: micro-batches between this forward and its backward write to it too.
+    ctx.written = {"grad_weight_sum": grad_weight_sum}
+    derivative.mark_constants(ctx, Call(tensors, options), returned, _needed(ctx, derivative))
+
+
+def saved_of_shard(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
+    """The call of the backward, without upstream gradients, and the further tensor."""
+    *kept, further = ctx.saved_tensors
+    return Call(dict(zip(_kept(derivative), kept, strict=True)), ctx.options), further
+
+
+def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
+    """Of the inputs of the forward operator. That of ``input`` is summed over the ranks of ``ctx.group``."""
+    needed = _needed(ctx, derivative)
+    found = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}
+    if "input" in found and needed["input"]:
+        found["input"] = _summed_over_ranks(found["input"], call.first.dtype, ctx.group)
+    return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+
+
+def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
+    return derivative.needed(ctx.needs_input_grad[: len(derivative.forward.inputs)])
 
 
 def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:

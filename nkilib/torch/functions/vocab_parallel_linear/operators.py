@@ -56,7 +56,8 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
     return {**of_whole.backward_arguments(call), "grad_input_float32": True}
 
 
-def _unrounded(output: Output) -> Output:
+def unrounded(output: Output) -> Output:
+    """The gradient of the input in float32, since it is summed over the ranks; others as they are."""
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 
 
@@ -77,7 +78,7 @@ BACKWARD: Final = register(
         name="linear_cross_entropy_shard_backward",
         inputs=_with_target_weight(of_whole.BACKWARD),
         options=_BACKWARD_OPTIONS,
-        outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD.outputs),
+        outputs=tuple(unrounded(each) for each in of_whole.BACKWARD.outputs),
         arguments=_backward_arguments,
         check_values=_check_classes,
     )
@@ -90,7 +91,7 @@ BACKWARD_ADDING: Final = register(
         name="linear_cross_entropy_shard_backward_adding",
         inputs=_with_target_weight(of_whole.BACKWARD_ADDING),
         options=_BACKWARD_OPTIONS,
-        outputs=tuple(_unrounded(each) for each in of_whole.BACKWARD_ADDING.outputs),
+        outputs=tuple(unrounded(each) for each in of_whole.BACKWARD_ADDING.outputs),
         arguments=_backward_arguments,
         check_values=_check_classes,
     )

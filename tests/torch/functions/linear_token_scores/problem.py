@@ -12,7 +12,7 @@ from torch import Tensor
 from nkilib.torch import LinearTokenScores, linear_token_scores
 from tests.torch.formula import capped, entropy_of
 from tests.torch.functions.linear_cross_entropy.problem import ROUNDOFF, Problem, make_problem
-from tests.torch.inputs import make_logits
+from tests.torch.inputs import make_logits, make_targets
 from tests.torch.telling import LOSS_UNITS, UNIT, assert_telling, assert_within
 
 EVERY: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
@@ -75,6 +75,11 @@ class ScoreProblem:
         )
 
     @property
+    def ignored(self) -> Tensor:
+        """Bool of the shape of the target."""
+        return self.operands.target == self.options.get("ignore_index", IGNORED)
+
+    @property
     def factor(self) -> float:
         """Of the logits."""
         factor: float = self.options.get("logit_scale", 1.0)
@@ -86,9 +91,10 @@ class ScoreProblem:
         return max(1.0, self.factor / self.options.get("temperature", 1.0)) * self.operands.logit_error()
 
     def _exact_scores(self, z: Tensor) -> dict[str, Tensor]:
-        counts = self.operands.target != self.options.get("ignore_index", IGNORED)
-        classes = torch.where(counts, self.operands.target, 0).long()
-        logprob = z.log_softmax(-1).gather(-1, classes[..., None])[..., 0]
+        target = self.operands.target
+        counts = ~self.ignored
+        classes = torch.where(counts, target, 0).long().reshape(*z.shape[:-1], -1)
+        logprob = z.log_softmax(-1).gather(-1, classes).reshape(target.shape)
         unmasked = ~z.isneginf()
         return {
             "logprob": torch.where(counts, logprob, 0.0),
@@ -108,10 +114,13 @@ class ScoreProblem:
         units of float32. A cap's derivative is at most 1.
         """
         p, upstream = z.softmax(-1), self.gradients_of_scores()
-        one_hot = F.one_hot(self.operands.target.clamp(min=0).long(), z.shape[-1])
+        ids = self.operands.target.clamp(min=0).long().reshape(*z.shape[:-1], -1)
+        at_ids = p[..., None, :] + F.one_hot(ids, z.shape[-1])
         surprise = torch.where(p == 0.0, 0.0, z.log_softmax(-1)) + entropy_of(z)[..., None]
-        terms = {"logprob": p + one_hot, "lse": p, "entropy": p * (surprise.abs() + 2.0)}
-        size = sum(each.double().abs()[..., None] * terms[name] for name, each in upstream.items())
+        terms = {"logprob": at_ids, "lse": p[..., None, :], "entropy": (p * (surprise.abs() + 2.0))[..., None, :]}
+        size = sum(
+            (each.double().abs().reshape(*z.shape[:-1], -1, 1) * terms[name]).sum(-2) for name, each in upstream.items()
+        )
         factor = self.factor / self.options.get("temperature", 1.0)
         off = 2.0 * (2.0 * self.logit_error + 16.0 * UNIT) * factor * size
         off = (off + 1.01 * ROUNDOFF[self.compute_dtype] * of_logits.abs()).flatten(0, -2)
@@ -128,12 +137,18 @@ class ScoreProblem:
 
     def gradients_of_scores(self) -> dict[str, Tensor]:
         """What comes upstream."""
-        shape = self.operands.target.shape
-        return {name: make_logits(*shape, seed=20 + at, spread=1.0) for at, name in enumerate(self.upstream)}
+        operands = self.operands
+        shapes = {"logprob": operands.target.shape}
+        return {
+            name: make_logits(*shapes.get(name, operands.input.shape[:-1]), seed=20 + at, spread=1.0)
+            for at, name in enumerate(self.upstream)
+        }
 
     def gradients(self, scores: dict[str, Any], leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Of the operands, by name."""
+        """Of the operands, by name. What comes to the log-probability of an ignored id is NaN."""
         upstream = self.gradients_of_scores()
+        if "logprob" in upstream:
+            upstream["logprob"] = torch.where(self.ignored, torch.nan, upstream["logprob"])
         found = torch.autograd.grad(
             [scores[name] for name in upstream],
             list(leaves.values()),
@@ -164,11 +179,22 @@ def make_scores(
     upstream: tuple[str, ...] = DIFFERENTIABLE,
     bias: bool = False,
     ignored: int | None = None,
+    ids: int | None = None,
     **options: Any,
 ) -> ScoreProblem:
-    """A problem of these positions; with ``ignored`` every third one has that target."""
+    """A problem of these positions; with ``ignored`` every third one has that target.
+
+    Of several ``ids`` of each position every third one has it, and all of the first position; those of the last one are
+    equal.
+    """
     made = make_problem(*shape, dtype=dtype, bias=bias, ignored=ignored)
+    target = made.target if ids is None else make_targets(*shape, ids, ignored=ignored)
+    if ids is not None:
+        of_positions = target.view(-1, ids)
+        of_positions[-1] = of_positions[-1, -1]
+        if ignored is not None:
+            of_positions[0] = ignored
     weight = made.linear_weight if weight_dtype is None else made.linear_weight.to(weight_dtype)
     if ignored is not None:
         options["ignore_index"] = ignored
-    return ScoreProblem(Problem(made.input, weight, made.target, made.linear_bias), options, upstream)
+    return ScoreProblem(Problem(made.input, weight, target, made.linear_bias), options, upstream)
