@@ -103,7 +103,8 @@ def linear_token_scores(
     Raises:
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: an unknown name in ``outputs``; batch sizes differ; a number out of range; classes of ranks without
-            a group, or a group beside a DTensor; ``grad_weight_sum`` does not fit.
+            a group, or a group beside a DTensor; ``grad_weight_sum`` does not fit. On the CPU, on all ranks: they do
+            not see the same shards, options or number of target ids of a position.
         RuntimeError: shapes, types or devices do not fit.
         IndexError: on the CPU, a target out of range.
         NotImplementedError: another device; a number of dimensions, features or classes that no kernel takes; DTensors

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -108,4 +109,20 @@ def scores_on_ranks(group: dist.ProcessGroup | None) -> Results:
             "gathered": run_gathered(problem, group),
         }
         for name, problem in score_problems().items()
+    }
+
+
+def score_calls_to_refuse(group: dist.ProcessGroup | None) -> dict[str, Callable[[], Any]]:
+    """Calls that must fail on every rank, none of which may be left waiting for the others."""
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    operands = make_scores(6, ids=ranks).operands
+    x, w, target = operands.input, operands.linear_weight, operands.target
+
+    def call(target: Tensor, **options: Any) -> Callable[[], Any]:
+        return lambda: linear_token_scores(x, w, target, group or dist.group.WORLD, **options)
+
+    return {
+        "unlike ids": call(target[:, : 1 + rank]),
+        "unlike outputs": call(target, outputs=("entropy", "mean_logit") if rank else ("entropy",)),
+        "target": call(target + ranks * len(w)),
     }

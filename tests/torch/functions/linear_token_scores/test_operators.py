@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from nkilib.torch.functions.linear_token_scores.results import ScoreResults, ShardScores
-from tests.torch.fake_group import two_ranks
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS, make_problem
-from tests.torch.inputs import make_logits
+from tests.torch.inputs import make_logits, make_targets
 
 ops = torch.ops.nkilib
 
@@ -42,9 +41,20 @@ def test_opcheck_of_both_directions() -> None:
     torch.library.opcheck(ops.linear_token_scores_backward_adding.default, adding, options)
 
 
-def test_opcheck_of_a_shard() -> None:
-    options = {"first_class": 2, "num_classes": CLASSES + 9, **EVERY_RESULT}
-    torch.library.opcheck(ops.linear_token_scores_shard_statistics.default, _operands(), options)
+@pytest.mark.parametrize("shape", [(POSITIONS,), (POSITIONS, 3)])
+def test_opcheck_of_a_shard(shape: tuple[int, ...]) -> None:
+    shard = {"first_class": 2, "num_classes": CLASSES + 9}
+    x, w, _, bias = _operands()
+    target = make_targets(*shape, classes=CLASSES + 9)
+    statistics = ops.linear_token_scores_shard_statistics
+    torch.library.opcheck(statistics.default, (x, w, target, bias), {**shard, **EVERY_RESULT})
+    assert ShardScores(*statistics(x, w, target, bias, **shard)).target_logit.shape == shape
+    maximum, log_sum, of_lse, entropy, of_entropy = make_logits(5, POSITIONS, seed=5)
+    given = (x, w, target, maximum, log_sum, make_logits(*shape, seed=6), of_lse, bias)
+    backward = ops.linear_token_scores_shard_backward
+    torch.library.opcheck(backward.default, (*given, entropy, of_entropy), shard)
+    adding = (*given, torch.zeros(CLASSES, FEATURES), entropy, of_entropy)
+    torch.library.opcheck(ops.linear_token_scores_shard_backward_adding.default, adding, shard)
 
 
 @pytest.mark.parametrize("options", [{}, RECIPE])
@@ -69,32 +79,6 @@ def test_results_have_the_names_of_the_operators() -> None:
     assert ShardScores._fields == tuple(output.name for output in SHARD_STATISTICS.outputs)
 
 
-def test_one_rank_of_a_group_without_classes_has_the_scores_of_all() -> None:
-    from nkilib.torch import linear_token_scores
-    from tests.torch.functions.linear_token_scores.problem import EVERY, make_scores
-
-    problem = make_scores(6, bias=True, ignored=3, temperature=0.75)
-    scores, gradients = problem.ours()
-    leaves, total = problem.operands.leaves(), torch.zeros(CLASSES, FEATURES)
-    with two_ranks():
-        found = linear_token_scores(
-            target=problem.operands.target,
-            group=torch.distributed.group.WORLD,
-            shard_sizes=[CLASSES, 0],
-            outputs=EVERY,
-            grad_weight_sum=total,
-            **leaves,
-            **problem.options,
-        )
-        upstream = problem.gradients_of_scores()
-        torch.autograd.backward([getattr(found, name) for name in upstream], list(upstream.values()))
-    for name, values in scores._asdict().items():
-        torch.testing.assert_close(getattr(found, name), values)
-    assert leaves["linear_weight"].grad is None
-    torch.testing.assert_close(total, gradients["linear_weight"])
-    torch.testing.assert_close(leaves["input"].grad, gradients["input"])
-
-
 INPUTS = ("Tensor input", "Tensor linear_weight", "Tensor target")
 GIVEN = ("Tensor maximum", "Tensor log_sum")
 OPTIONAL = ("Tensor? grad_logprob", "Tensor? grad_lse", "Tensor? linear_bias")
@@ -104,6 +88,8 @@ SCHEMAS: dict[str, tuple[tuple[str, ...], int]] = {
     "backward": ((*INPUTS, *GIVEN, *(f"{each}=None" for each in OPTIONAL), *OF_ENTROPY), 3),
     "backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
     "shard_statistics": ((*INPUTS, "Tensor? linear_bias=None"), 7),
+    "shard_backward": ((*INPUTS, *GIVEN, *(f"{each}=None" for each in OPTIONAL), *OF_ENTROPY), 3),
+    "shard_backward_adding": ((*INPUTS, *GIVEN, *OPTIONAL, "Tensor(a!) grad_weight_sum", *OF_ENTROPY), 2),
 }
 
 

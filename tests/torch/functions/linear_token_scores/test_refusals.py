@@ -132,12 +132,6 @@ def test_placements_without_a_rule(case: str) -> None:
             linear_token_scores(x, w, T, **further)
 
 
-def test_several_ids_of_parts_of_a_vocabulary_are_refused() -> None:
-    message = "^linear_token_scores: several target ids of a position, .* are not supported for a vocabulary in parts"
-    with two_ranks(), pytest.raises(NotImplementedError, match=message):
-        linear_token_scores(X, W, T[:, None], torch.distributed.group.WORLD)
-
-
 def test_a_dtensor_has_its_own_group() -> None:
     with two_ranks():
         w = distribute_tensor(W, init_device_mesh("cpu", (2,)), [Shard(0)])

@@ -21,7 +21,7 @@ import torch.multiprocessing
 
 import nkilib.simulator
 from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
-from tests.torch.functions.linear_token_scores.on_ranks import scores_on_ranks
+from tests.torch.functions.linear_token_scores.on_ranks import score_calls_to_refuse, scores_on_ranks
 from tests.torch.functions.vocab_parallel.cases import (
     Case,
     all_cases,
@@ -129,7 +129,9 @@ def _found_by(group: dist.ProcessGroup | None) -> Results:
         case.name: run_linear(case, group, _all_reduces) for case in (*linear_cases(ranks), *linear_all_ignored(ranks))
     }
     linear["refusals"] = {name: _message(call) for name, call in linear_calls_to_refuse(group).items()}
-    return {**found, "refusals": refusals(group), "linear": linear, "scores": scores_on_ranks(group)}
+    scores = scores_on_ranks(group)
+    scores["refusals"] = {name: _message(call) for name, call in score_calls_to_refuse(group).items()}
+    return {**found, "refusals": refusals(group), "linear": linear, "scores": scores}
 
 
 def main(rank: int, directory: Path) -> None:

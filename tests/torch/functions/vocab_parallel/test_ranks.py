@@ -343,3 +343,13 @@ def test_a_layer_that_is_gathered_has_the_average_of_the_gradients_of_all_ranks(
             rounding = 2.0 * torch.finfo(actual.dtype).eps * expected.abs().max()
             assert torch.equal(actual, found[0]["gradients"][part])
             assert_within(actual, expected, bound + rounding)
+
+
+@by_ranks
+def test_no_rank_of_scores_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
+    told = {"unlike ids": f"target ids from 1 to {ranks}", "unlike outputs": "with_mean_logit from 0 to 1"}
+    for each in (found["scores"]["refusals"] for found in found_by_ranks[ranks]):
+        for kind, difference in told.items():
+            assert each[kind].startswith("ValueError: linear_token_scores: all ranks must see the same shards and opt")
+            assert difference in each[kind]
+        assert each["target"].startswith("IndexError: linear_token_scores: Target ")
