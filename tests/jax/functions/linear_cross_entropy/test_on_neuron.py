@@ -99,8 +99,8 @@ def test_a_step_calls_the_kernels_on_arrays_that_are_traced(monkeypatch: pytest.
         assert values.dtype == exact.dtype and exact.any()
         np.testing.assert_array_equal(values, exact)
     for kernel in stand_ins.values():
-        (arguments,) = kernel.calls
-        assert kernel.cores == [2]  # what the compiler takes where nothing is said
+        arguments = kernel.calls[-1]
+        assert set(kernel.cores) == {2}  # what the compiler takes where nothing is said
         arrays = {name: value for name, value in arguments.items() if isinstance(value, jax.Array)}
         assert all(isinstance(array, jax.core.Tracer) for array in arrays.values())
         assert arrays["input_hbm"].shape == (POSITIONS, FEATURES)
