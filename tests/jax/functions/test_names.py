@@ -6,6 +6,8 @@ import importlib.util
 import inspect
 import pydoc
 
+import pytest
+
 import nkilib.jax
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 
@@ -23,3 +25,16 @@ def test_every_option_is_a_keyword() -> None:
     for name, default in vars(LossOptions()).items():
         assert shown[name].default == default
         assert f"{name}: '{LossOptions.__annotations__[name]}' = {default}" in help_text
+
+
+def test_linear_functions_have_the_names_of_those_of_torch() -> None:
+    """Beside what JAX cannot have: sums that are written in place, groups of processes, a launch that grants memory."""
+    torch = pytest.importorskip("nkilib.torch")
+    without = {"options", "grad_weight_sum", "memory_limit", "group", "num_classes", "shard_sizes"}
+    for name in ("linear_cross_entropy", "linear_token_scores"):
+        ours, others = (inspect.signature(getattr(module, name)).parameters for module in (nkilib.jax, torch))
+        shared = [each for each in others if each not in without]
+        assert list(ours) == [*shared, "weight_layout"]
+        for each in set(shared) - {"ignore_index"}:
+            assert ours[each].default == others[each].default
+    assert nkilib.jax.LinearTokenScores._fields == torch.functions.linear_token_scores.results.LinearTokenScores._fields

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nkilib.experimental.loss.linear_cross_entropy.options import CLASSES_FIRST
 from nkilib.jax.dispatch.layout import as_rows
 from nkilib.jax.dispatch.mesh_axes import differing_alike
 from nkilib.jax.functions.cross_entropy.targets import Array, class_indices
@@ -54,4 +55,4 @@ def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, boo
 
 
 def _classes(recipe: LinearRecipe, linear_weight: jax.Array) -> int:
-    return linear_weight.shape[0 if recipe.weight_layout == "vd" else 1]
+    return linear_weight.shape[0 if recipe.weight_layout == CLASSES_FIRST else 1]
