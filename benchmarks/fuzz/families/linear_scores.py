@@ -1,4 +1,4 @@
-"""linear_token_scores of a single rank, in default tilings, of operands of like and unlike types."""
+"""linear_token_scores of one rank, in default tilings: operands of like and unlike types, one target id and several."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_backward_reference,
     linear_forward_reference,
 )
+from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
+    ScoreInputs,
+    scores_backward_reference,
+    scores_forward_bounds,
+    scores_forward_reference,
+    scores_gradient_bounds,
+)
 
 _OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 _DIFFERENTIABLE: Final = ("logprob", "entropy", "lse")
@@ -33,8 +40,11 @@ def drawn(draw: Draw, function: str) -> Call:
     """A call of it."""
     positions, features, classes = sizes(draw)
     name, dtype = dtype_of(draw)
-    targets, ignored = drawn_targets(draw, positions, classes)
-    values, kind = operands(draw, positions, features, classes, targets)
+    ids = draw.one_of((1, 2, 5, 9, 64)) if draw.chance(0.3) else 0
+    targets, ignored = drawn_targets(draw, positions * max(ids, 1), classes)
+    values, kind = operands(draw, positions, features, classes, targets[:positions])
+    if ids > 0:
+        targets = targets.reshape(positions, ids)
     shape = (2, positions // 2) if positions % 2 == 0 and draw.chance(0.3) else (positions,)
     given, compute, weight_dtype = _recipe(draw, ignored), dtype, dtype
     if draw.chance(0.4):
@@ -43,7 +53,7 @@ def drawn(draw: Draw, function: str) -> Call:
     arguments: dict[str, Any] = {
         "input": tensor_of(values["input"], dtype).reshape(*shape, features),
         "linear_weight": tensor_of(values["linear_weight"], weight_dtype),
-        "target": tensor_of(targets.reshape(shape), draw.one_of(INDEX_DTYPES)),
+        "target": tensor_of(targets.reshape(*shape, *targets.shape[1:]), draw.one_of(INDEX_DTYPES)),
         **given,
     }
     if draw.chance(0.4):
@@ -52,8 +62,8 @@ def drawn(draw: Draw, function: str) -> Call:
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
     if is_summed:
         arguments["grad_weight_sum"] = tensor_of(0.1 * normal(draw, classes, features))
-    settings: dict[str, Any] = {"N": positions, "D": features, "V": classes, "dtype": name, "values": kind}
-    settings |= {"weight": str(weight_dtype), "wanted": wanted, "summed": is_summed, "shape": shape}
+    settings: dict[str, Any] = {"N": positions, "D": features, "V": classes, "K": ids, "dtype": name}
+    settings |= {"values": kind, "weight": str(weight_dtype), "wanted": wanted, "summed": is_summed, "shape": shape}
     settings |= {"bias": "linear_bias" in arguments, **given, "compute_dtype": str(compute)}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     there = [each for each in _DIFFERENTIABLE[1:] if each in given["outputs"] and draw.chance(0.6)]
@@ -61,7 +71,7 @@ def drawn(draw: Draw, function: str) -> Call:
         function,
         arguments,
         wanted,
-        _Truth(arguments, targets, wanted, compute),
+        (_TruthOfIds if ids > 0 else _Truth)(arguments, targets, wanted, compute),
         settings,
         settings["upstream"],
         results=("logprob", *there) if draw.chance(0.8) or not there else tuple(there),
@@ -89,7 +99,7 @@ class _Truth:
         self, arguments: dict[str, Any], targets: Array, wanted: tuple[str, ...], compute: torch.dtype
     ) -> None:
         self._given, self._wanted = arguments, wanted
-        self._shape = tuple(arguments["target"].shape)
+        self._shape = tuple(arguments["input"].shape[:-1])
         rounds = "compute_dtype" in arguments
         bias: Tensor | None = arguments.get("linear_bias")
         loss = ExtendedLoss(
@@ -112,31 +122,46 @@ class _Truth:
 
     def __call__(self, results: Results) -> dict[str, Expected]:
         with np.errstate(all="ignore"):
-            self._exact, self._bounds = linear_forward_reference(self._problem), linear_forward_bounds(self._problem)
-            computed = {"logprob": self._score(-self._exact.loss, self._bounds["loss"])}
+            self._exact, self._bounds = self._scores()
+            computed = {"logprob": self._score("logprob")}
             for name in self._given["outputs"]:
                 if name == "argmax":
-                    computed[name] = argmax_within(self._problem, results, self._exact.argmax, self._shape)
+                    computed[name] = argmax_within(self._problem, results, self._exact["argmax"], self._shape)
                 else:
-                    computed[name] = self._score(getattr(self._exact, name), self._bounds[name])
+                    computed[name] = self._score(name)
             return computed | self._gradients(results)
 
-    def _score(self, values: Array, errors: Array) -> Expected:
-        return Expected(values.reshape(self._shape), (errors + SMALLEST_NORMAL).reshape(self._shape), np.float32)
+    def _scores(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        """All scores by name, and their errors."""
+        exact, bounds = linear_forward_reference(self._problem), linear_forward_bounds(self._problem)
+        scores = {name: getattr(exact, name) for name in _OUTPUTS}
+        return {**scores, "logprob": -exact.loss}, {**bounds, "logprob": bounds["loss"]}
+
+    def _score(self, name: str) -> Expected:
+        values = self._exact[name]
+        shape = (*self._shape, *values.shape[1:])
+        return Expected(values.reshape(shape), (self._bounds[name] + SMALLEST_NORMAL).reshape(shape), np.float32)
+
+    def _upstream(self, given: dict[str, Array]) -> BackwardInputs:
+        """What comes to each position; the size of it, where there are several ids."""
+        of_entropy = given.get("entropy")
+        return BackwardInputs(
+            self._exact["lse"],
+            -given["logprob"] if "logprob" in given else np.zeros(len(self._exact["lse"])),
+            given.get("lse"),
+            None,
+            None if of_entropy is None else self._exact["entropy"],
+            of_entropy,
+        )
+
+    def _exact_gradients(self, given: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
+        """Gradients and their errors, for the upstream gradients of each position."""
+        upstream = self._upstream(given)
+        return linear_backward_reference(self._problem, upstream), linear_gradient_bounds(self._problem, upstream)
 
     def _gradients(self, results: Results) -> dict[str, Expected]:
         given = {name: each.astype(np.float64).reshape(-1) for name, each in results.upstream.items()}
-        of_entropy = given.get("entropy")
-        upstream = BackwardInputs(
-            self._exact.lse,
-            -given["logprob"] if "logprob" in given else np.zeros(len(self._exact.loss)),
-            given.get("lse"),
-            None,
-            None if of_entropy is None else self._exact.entropy,
-            of_entropy,
-        )
-        exact = linear_backward_reference(self._problem, upstream)
-        bounds, further = linear_gradient_bounds(self._problem, upstream), self._of_statistics(upstream)
+        (exact, bounds), further = self._exact_gradients(given), self._of_statistics(given)
         computed = {}
         for name in self._wanted:
             value = getattr(exact, _GRADIENTS[name])
@@ -150,14 +175,18 @@ class _Truth:
             computed[f"grad_{name}"] = Expected(value.reshape(shape), error.reshape(shape), dtype)
         return computed
 
-    def _of_statistics(self, upstream: BackwardInputs) -> LinearGradients:
+    def _size(self, given: dict[str, Array]) -> Array:
+        """Of what comes to the log-probability of each position."""
+        valid = self._problem.recipe.is_valid(self._problem.targets)
+        return np.where(valid, np.abs(given["logprob"]) if "logprob" in given else 0.0, 0.0)
+
+    def _of_statistics(self, given: dict[str, Array]) -> LinearGradients:
         """What the errors of log-sum-exp and entropy, which the kernel got from the forward, make of the gradients."""
         problem, recipe = self._problem, self._problem.recipe
-        weight, lse = problem.classes_first, self._exact.lse
+        weight, lse = problem.classes_first, self._exact["lse"]
         of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
         of_bias = np.zeros(len(weight))
-        valid = recipe.is_valid(problem.targets)
-        of_lse = np.where(valid, np.abs(upstream.grad_loss), 0.0)
+        of_lse, upstream = self._size(given), self._upstream({**given, "logprob": self._size(given)})
         if upstream.grad_lse is not None:
             of_lse = of_lse + np.abs(upstream.grad_lse)
         for rows in problem.row_blocks():
@@ -168,3 +197,28 @@ class _Truth:
             of_weight += size.T @ np.abs(problem.input[rows].astype(np.float64))
             of_bias += size.sum(axis=0)
         return LinearGradients(of_input, of_weight, of_bias)
+
+
+class _TruthOfIds(_Truth):
+    """Likewise of several target ids of a position, [N, K]."""
+
+    def _scores(self) -> tuple[dict[str, Array], dict[str, Array]]:
+        return scores_forward_reference(self._problem), scores_forward_bounds(self._problem)
+
+    def _exact_gradients(self, given: dict[str, Array]) -> tuple[LinearGradients, LinearGradients]:
+        of_ids, of_entropy = given.get("logprob"), given.get("entropy")
+        upstream = ScoreInputs(
+            self._exact["lse"],
+            None if of_ids is None else of_ids.reshape(self._problem.targets.shape),
+            given.get("lse"),
+            None if of_entropy is None else self._exact["entropy"],
+            of_entropy,
+        )
+        return scores_backward_reference(self._problem, upstream), scores_gradient_bounds(self._problem, upstream)
+
+    def _size(self, given: dict[str, Array]) -> Array:
+        targets = self._problem.targets
+        if "logprob" not in given:
+            return np.zeros(len(targets))
+        valid = targets != self._problem.recipe.ignore_index
+        return np.where(valid, np.abs(given["logprob"].reshape(targets.shape)), 0.0).sum(axis=1)
