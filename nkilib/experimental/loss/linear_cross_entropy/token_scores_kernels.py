@@ -154,8 +154,8 @@ def linear_token_scores_backward(
     With g the gradients of the log-probabilities of a position and p its softmax, the gradient of z is ``sum_k g_k
     (1[t_k = v] - p_v)``, computed in float32 and rounded to the dtype of the products once, so that nothing is lost
     where an id is confident or where ids are equal. Sums, results, HBM and the power of two of float16 are those of
-    ``linear_cross_entropy_backward``; more than 65,536 positions, of K ids more than about 262,144 / K, are split into
-    parts as there. Launch as the forward.
+    ``linear_cross_entropy_backward``; more than 65,536 positions, of several ids more than about 262,144 / K with K
+    rounded up to a multiple of 8, are split into parts as there. Launch as the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).

@@ -187,10 +187,10 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; batch sizes differ; more than 65,536 positions; ``ignore_index``,
+        ValueError: unknown ``reduction``; batch sizes differ; 2^31 positions or more; ``ignore_index``,
             ``logit_softcap``, ``lse_square_scale``, ``temperature`` or ``logit_scale`` out of range; ``normalizer``
-            without a mean; ``return_outputs`` with more than 2^24 classes; ``grad_weight_sum`` or ``memory_limit`` does
-            not fit.
+            without a mean; ``return_outputs`` with more than 2^24 classes; ``compute_dtype`` is another type;
+            ``grad_weight_sum`` or ``memory_limit`` does not fit.
         RuntimeError: shapes, types or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says;
             ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
