@@ -5,10 +5,15 @@ from __future__ import annotations
 import inspect
 import sys
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Final
+
+from nkilib.torch.dispatch.native import NATIVE_DEVICE
+
+# The native device of torch-neuronx, the older one, and the CPU, where kernels are simulated.
+_DEVICES: Final = (NATIVE_DEVICE, "xla", "cpu")
 
 
 @dataclass(frozen=True)
@@ -126,3 +131,30 @@ def arguments_of(function: Callable[..., Any]) -> str:
     signature = inspect.signature(function)
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+
+
+def checked_devices(caller: str, devices: Any) -> frozenset[str]:
+    """The types of devices whose tensors go to ours.
+
+    Args:
+        caller: who is named in errors.
+        devices: an iterable of types, as in ``tensor.device.type``.
+
+    Raises:
+        TypeError: no iterable of strings, or a string itself.
+        ValueError: none is named, or one on which no kernel runs.
+    """
+    if isinstance(devices, str) or not isinstance(devices, Iterable):
+        remedy = f"; pass ({devices!r},)" if isinstance(devices, str) else ""
+        raise TypeError(f"{caller}: argument 'devices' must be an iterable of device types, not {devices!r}{remedy}")
+    names = tuple(devices)
+    if not names or not all(isinstance(each, str) for each in names):
+        error = TypeError if names else ValueError
+        raise error(f"{caller}: devices must name one or more of {', '.join(_DEVICES)}, got {names!r}")
+    for name in names:
+        if name not in _DEVICES:
+            raise ValueError(
+                f"{caller}: devices must be among {', '.join(_DEVICES)}, got {name!r}; leave it out: the function "
+                f"that is replaced runs there"
+            )
+    return frozenset(names)

@@ -15,16 +15,17 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nkilib.experimental.loss.linear_cross_entropy.options import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.replacement import Release, Replacement, Undo, replace
+from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace
 
 _RELEASE: Final = Release("nkilib.torch.verl.install", "verl", "0.9.1")
 _KERNEL: Final = "verl.utils.kernel.linear_cross_entropy"
 _FUSED: Final = "verl.utils.experimental.torch_functional"
 _REDUCTIONS: Final = ("none", "sum", "mean")
 # Widths of hidden states that the kernels take.
-_WIDTHS: Final = range(16, 16_384 + 1)
+_WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 def linear_cross_entropy(
@@ -139,13 +140,10 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     Raises:
         ImportError: there is no verl.
         RuntimeError: the functions of the installed verl have other arguments; it says which.
-        ValueError: it is installed already; or ``devices`` is one string.
+        TypeError: ``devices`` is no iterable of strings, or a string itself.
+        ValueError: it is installed already; or no kernel runs on one of the devices.
     """
-    if isinstance(devices, str):
-        raise ValueError(
-            f"nkilib.torch.verl.install: devices must be types of devices, got the string {devices!r}; pass "
-            f"({devices!r},)"
-        )
+    kinds = checked_devices("nkilib.torch.verl.install", devices)
     verl: Any = importlib.import_module("verl")
     kernel: Any = importlib.import_module(_KERNEL)
     fused: Any = importlib.import_module(_FUSED).FusedLinearForPPO
@@ -165,7 +163,6 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             ),
         },
     )
-    kinds = frozenset(devices)
     stock = kernel.linear_cross_entropy
     return replace(
         "verl",

@@ -152,8 +152,10 @@ def test_functions_are_installed_where_they_were_imported_and_put_back(titan: di
             install()
     assert {name: dict(vars(titan[name])) for name in (LOSSES, DAPO)} == theirs
     assert titan[LOSSES].ChunkedLossWrapper.__call__ is own_call
-    with pytest.raises(ValueError, match=r"got the string 'cpu'; pass \('cpu',\)"):
+    with pytest.raises(TypeError, match=r"not 'cpu'; pass \('cpu',\)"):
         install("cpu")
+    with pytest.raises(ValueError, match="devices must name one or more of neuron, xla, cpu"):
+        install(())
 
 
 def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

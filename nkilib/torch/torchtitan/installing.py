@@ -10,9 +10,10 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
+from nkilib.experimental.loss.linear_cross_entropy.options import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
-from nkilib.torch.replacement import Release, Replacement, Undo, replace
+from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace
 from nkilib.torch.torchtitan import losses
 from nkilib.torch.torchtitan.linear import linear_loss, logprobs_of, loss_by_head, reason_against
 
@@ -22,7 +23,7 @@ _LOSSES: Final = "torchtitan.components.loss"
 # Losses that ask for nothing of the logits but compute_logprobs.
 _POLICY_LOSSES: Final = ("DAPOLoss", "GRPOLoss")
 _POLICY_MODULES: Final = ("torchtitan.experiments.rl.losses.dapo", "torchtitan.experiments.rl.losses.grpo")
-_WIDTHS: Final = range(16, 16_384 + 1)
+_WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 class _Scores(NamedTuple):
@@ -57,12 +58,10 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     Raises:
         ImportError: there is no TorchTitan.
         RuntimeError: the functions of the installed one have other arguments; it says which.
-        ValueError: it is installed already; or ``devices`` is one string.
+        TypeError: ``devices`` is no iterable of strings, or a string itself.
+        ValueError: it is installed already; or no kernel runs on one of the devices.
     """
-    if isinstance(devices, str):
-        raise ValueError(
-            f"{_CALLER}: devices must be types of devices, got the string {devices!r}; pass ({devices!r},)"
-        )
+    kinds = checked_devices(str(_CALLER), devices)
     titan: Any = importlib.import_module(_LOSSES)
     if hasattr(titan.cross_entropy_loss, "nkilib_devices"):
         raise ValueError(f"{_CALLER}: it is installed already; call what it returned first")
@@ -79,7 +78,6 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             f"{_LOSSES}.ChunkedLossWrapper.set_lm_head": (wrapper.set_lm_head, "(self, lm_head)"),
         },
     )
-    kinds = frozenset(devices)
     found = {
         "cross_entropy_loss": _cross_entropy_loss(titan.cross_entropy_loss, kinds),
         "compute_logprobs": _compute_logprobs(titan.compute_logprobs, kinds),

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
 
 from torch import Tensor
 
 from nkilib.torch.dispatch.native import NATIVE_DEVICE
+from nkilib.torch.replacement import checked_devices
 from nkilib.torch.trl.contract import ATTRIBUTE, INSTALL, OUTPUTS, Place, find_place
 from nkilib.torch.trl.scores import Recipe, TokenResults, token_results
 from nkilib.torch.trl.zero3 import gathered_results, is_sharded
-
-# The native device of torch-neuronx, the older one, and the CPU, where kernels are simulated.
-_DEVICES: Final = (NATIVE_DEVICE, "xla", "cpu")
 
 
 @dataclass
@@ -115,7 +112,7 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
         ValueError: no device, or one on which no kernel runs.
         RuntimeError: something else stands in the place of TRL's function.
     """
-    wanted = _checked_devices(devices)
+    wanted = checked_devices(INSTALL, devices)
     place = find_place()
     current = place.current
     if isinstance(current, _Router):
@@ -131,20 +128,3 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
     undo = Undo(router, wanted)
     router.add(undo)
     return undo
-
-
-def _checked_devices(devices: Any) -> frozenset[str]:
-    if isinstance(devices, str) or not isinstance(devices, Iterable):
-        remedy = f"; pass ({devices!r},)" if isinstance(devices, str) else ""
-        raise TypeError(f"{INSTALL}: argument 'devices' must be an iterable of device types, not {devices!r}{remedy}")
-    names = tuple(devices)
-    if not names or not all(isinstance(each, str) for each in names):
-        error = TypeError if names else ValueError
-        raise error(f"{INSTALL}: devices must name one or more of {', '.join(_DEVICES)}, got {names!r}")
-    for name in names:
-        if name not in _DEVICES:
-            raise ValueError(
-                f"{INSTALL}: devices must be among {', '.join(_DEVICES)}, got {name!r}; leave it out: TRL's own code "
-                f"runs there"
-            )
-    return frozenset(names)

@@ -23,9 +23,9 @@ from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTw
 from nkilib.experimental.loss.linear_cross_entropy.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.nki import nisa, nl
 
-# Stand for ids that another one of the position is equal to: unlike numbers beyond all classes, which stay exact where
-# classes are taken from them.
-_FIRST_STAND_IN, _NEXT_STAND_IN = 2**25, 4
+# Stand for ids that another one of the position is equal to: numbers beyond all classes, which stay unlike in float32
+# whatever class is taken from them.
+_FIRST_STAND_IN, _NEXT_STAND_IN = 2**25, 256
 # Numbers of a partition that are sorted at a time.
 _SORTED_AT_A_TIME = 1024
 _GPSIMD = nisa.engine.gpsimd
