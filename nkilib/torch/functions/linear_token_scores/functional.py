@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.checks import (
@@ -18,7 +19,7 @@ from nkilib.torch.functions.linear_cross_entropy.checks import (
     checked_recipe,
 )
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
-from nkilib.torch.functions.linear_cross_entropy.operators import Product
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, Product
 from nkilib.torch.functions.linear_token_scores.autograd import DERIVATIVE
 from nkilib.torch.functions.linear_token_scores.checks import (
     OF_WEIGHT,
@@ -91,7 +92,7 @@ def linear_token_scores(
         outputs: names of the scores beside ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
             and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
         compute_dtype: bfloat16, float16 or float32, of the products. None: that of autocast if it is on, else that of
-            the operands, which must be alike then.
+            ``input``, to which a ``linear_weight`` of another type is rounded.
         grad_weight_sum: [V, D] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
             unrounded, and hands none on.
         num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
@@ -126,7 +127,7 @@ def linear_token_scores(
     check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
     check_arguments(_CALLER, checked, None)
     given = placed.given
-    product = checked_product(_CALLER, given, product, compute_dtype)
+    product = checked_product(_CALLER, given, product, _product_dtype(given, compute_dtype))
     check_kernel_arguments(_CALLER, given, product)
     wanted = WantedScores(*(name in names for name in ("argmax", "entropy", "log_sum_squares", "mean_logit")))
     if shards is None:
@@ -135,6 +136,18 @@ def linear_token_scores(
         operands = shard_operands(given, shards)._replace(target=_target_of_rows(given))
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
     return _returned(results, names, tuple(given.target.shape), tuple(given.input.shape[:-1]))
+
+
+def _product_dtype(given: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    """The type of the products, where the caller has none: that of the input for operands of unlike types.
+
+    Autocast has its own, and what no kernel takes is refused later.
+    """
+    input, weight = given.input, given.linear_weight
+    is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
+    if is_decided or input.dtype == weight.dtype or not {input.dtype, weight.dtype} <= set(DTYPES):
+        return compute_dtype
+    return input.dtype
 
 
 def _shards(placed: PlacedArguments) -> VocabularyShards | None:

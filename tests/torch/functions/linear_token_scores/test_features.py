@@ -57,6 +57,22 @@ def test_autocast_leaves_float32_tensors_alone(kernels: dict[str, StandIn]) -> N
     assert not torch.equal(exactly.logprob, scores.logprob)
 
 
+@pytest.mark.parametrize(("dtype", "weight_dtype"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_operands_of_unlike_types_are_multiplied_in_that_of_the_input(
+    dtype: torch.dtype, weight_dtype: torch.dtype
+) -> None:
+    problem = make_scores(6, dtype=dtype, weight_dtype=weight_dtype, bias=True, compute_dtype=dtype)
+    leaves = problem.operands.leaves()
+    scores = linear_token_scores(target=problem.operands.target, **leaves, outputs=EVERY)
+    problem.check(scores, problem.gradients(scores._asdict(), leaves))
+    asked = linear_token_scores(target=problem.operands.target, **leaves, compute_dtype=dtype)
+    assert torch.equal(asked.logprob, scores.logprob)
+    with torch.autocast("cpu", dtype=torch.float16):  # which decides where it is on
+        decided = linear_token_scores(target=problem.operands.target, **leaves)
+    asked = linear_token_scores(target=problem.operands.target, **leaves, compute_dtype=torch.float16)
+    assert torch.equal(asked.logprob, decided.logprob)
+
+
 @pytest.mark.parametrize("frozen", [(), ("input",), ("linear_weight",), ("linear_weight", "linear_bias")])
 def test_a_frozen_tensor_costs_no_gradient(frozen: tuple[str, ...], kernels: dict[str, StandIn]) -> None:
     problem = make_scores(6, bias=True)

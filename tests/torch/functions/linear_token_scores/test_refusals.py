@@ -50,10 +50,10 @@ REFUSED: dict[str, tuple[type[Exception], Call, str]] = {
     "cap 0": (ValueError, lambda f: f(X, W, T, logit_softcap=0.0), "logit_softcap must be a number from"),
     "ignore_index": (TypeError, lambda f: f(X, W, T, ignore_index=None), "'ignore_index' must be int, not NoneType"),
     "float64": (TypeError, lambda f: f(X.double(), W, T, compute_dtype=torch.float32), r"pass input.float\(\) and"),
-    "unlike types": (
+    "a float64 weight": (
         RuntimeError,
-        lambda f: f(X, W.bfloat16(), T),
-        "got torch.float32 and torch.bfloat16; cast one, pass compute_dtype, or use torch.autocast",
+        lambda f: f(X, W.double(), T),
+        "got torch.float32 and torch.float64; cast one, pass compute_dtype, or use torch.autocast",
     ),
     "no type": (TypeError, lambda f: f(X, W, T, compute_dtype="bf16"), "'compute_dtype' must be torch.dtype, not str"),
     "a type without products": (
