@@ -9,6 +9,7 @@ from typing import Any, Final
 import jax
 
 from nkilib.experimental.loss.cross_entropy.options import Wanted
+from nkilib.experimental.loss.linear_cross_entropy.host.score_names import OUTPUTS, checked_outputs
 from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
 from nkilib.jax.dispatch.launch import simulator_options
 from nkilib.jax.functions.cross_entropy.checks import check_range, checked_options
@@ -22,7 +23,7 @@ from nkilib.jax.functions.linear_cross_entropy.checks import (
 )
 from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
 from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
-from nkilib.jax.functions.linear_token_scores.results import OUTPUTS, LinearTokenScores, checked_outputs
+from nkilib.jax.functions.linear_token_scores.results import LinearTokenScores
 from nkilib.lnc import launch_cores, library_grid
 
 _CALLER: Final = "linear_token_scores"

@@ -1,14 +1,10 @@
-"""What ``linear_token_scores`` returns, and the names of what may be asked for."""
+"""What ``linear_token_scores`` returns."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 import jax
-
-# The names that ``outputs`` may have.
-OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 
 
 class LinearTokenScores(NamedTuple):
@@ -33,23 +29,3 @@ class LinearTokenScores(NamedTuple):
     argmax: jax.Array | None
     log_sum_squares: jax.Array | None
     mean_logit: jax.Array | None
-
-
-def checked_outputs(caller: str, outputs: Any) -> tuple[str, ...]:
-    """The names of the scores that are asked for, in the order of the fields.
-
-    Raises:
-        TypeError: no iterable, or a string.
-        ValueError: another name.
-    """
-    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
-        remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""
-        raise TypeError(f"{caller}: argument 'outputs' must be an iterable of names, not {outputs!r}{remedy}")
-    names = tuple(outputs)
-    for name in names:
-        if name not in OUTPUTS:
-            raise ValueError(
-                f"{caller}: outputs must be among {', '.join(OUTPUTS)}, got {name!r}; leave it out, the "
-                f"log-probability is always there"
-            )
-    return tuple(name for name in OUTPUTS if name in names)

@@ -2,41 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
+from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES
 
-# Target ids of a position, as the kernels take them.
-IDS_MAX: Final = 64
-# The names that ``outputs`` may have.
-OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 # Who is named where the weight, of which each rank may have a part, does not fit.
 OF_WEIGHT: Final = LINEAR_TOKEN_SCORES._replace(input="linear_weight", noun="weight")
-
-
-def checked_outputs(caller: Caller, outputs: Iterable[str]) -> frozenset[str]:
-    """The names of the scores that are asked for.
-
-    Raises:
-        TypeError: no iterable, or a string.
-        ValueError: another name.
-    """
-    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
-        remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""
-        raise TypeError(f"{caller}: argument 'outputs' must be an iterable of names, not {outputs!r}{remedy}")
-    names = tuple(outputs)
-    for name in names:
-        if name not in OUTPUTS:
-            raise ValueError(
-                f"{caller}: outputs must be among {', '.join(OUTPUTS)}, got {name!r}; leave it out, the "
-                f"log-probability is always there"
-            )
-    return frozenset(names)
 
 
 def check_target(caller: Caller, given: LinearArguments) -> LinearArguments:

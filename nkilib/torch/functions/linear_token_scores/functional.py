@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
+from nkilib.experimental.loss.linear_cross_entropy.host.score_names import checked_outputs
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.dispatch.layout import as_rows
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
@@ -25,7 +26,6 @@ from nkilib.torch.functions.linear_token_scores.checks import (
     OF_WEIGHT,
     check_kernels_take,
     check_target,
-    checked_outputs,
 )
 from nkilib.torch.functions.linear_token_scores.operators import FORWARD
 from nkilib.torch.functions.linear_token_scores.operators import LINEAR_TOKEN_SCORES as _CALLER
@@ -175,7 +175,7 @@ def _scores(given: LinearArguments, options: LossOptions, product: Product, want
 
 
 def _returned(
-    results: ScoreResults, names: frozenset[str], of_target: tuple[int, ...], shape: tuple[int, ...]
+    results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
 ) -> LinearTokenScores:
     """The scores that are asked for, in the shape of the positions; log-probabilities in that of the targets."""
 
