@@ -43,6 +43,7 @@ from nkilib.experimental.loss.elementwise import (
 )
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -50,7 +51,7 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_backward,

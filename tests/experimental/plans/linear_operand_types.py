@@ -16,6 +16,13 @@ import numpy as np
 
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import (
+    STAGED_ELEMENTS,
+    CastBytes,
+    LinearTiling,
+    PositionParts,
+    position_parts,
+)
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -34,14 +41,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
     BACKWARD,
     FORWARD,
     FORWARD_BACKWARD,
-    LinearTiling,
     choose_linear_tiling,
-)
-from nkilib.experimental.loss.linear_cross_entropy.sizes import (
-    STAGED_ELEMENTS,
-    CastBytes,
-    PositionParts,
-    position_parts,
 )
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import Sizes, in_layout, normal_problem, upstream_of
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size

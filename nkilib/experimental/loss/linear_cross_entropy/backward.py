@@ -21,6 +21,11 @@ from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.blocks import Block, Span, Step, shares_of_cores
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts, position_parts
+from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import (
     POSITIONS_OF_PROGRAM,
@@ -28,18 +33,12 @@ from nkilib.experimental.loss.linear_cross_entropy.backward_plan import (
     BackwardSizes,
 )
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, Step, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.class_blocks import plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
 from nkilib.experimental.loss.linear_cross_entropy.gradient_products import GradientProducts
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear_cross_entropy.logit_gradient import LogitGradient
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, write_gradients_of_parts
-from nkilib.experimental.loss.linear_cross_entropy.sizes import PositionParts, position_parts
-from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
+from nkilib.experimental.loss.linear_cross_entropy.position_parts import write_gradients_of_parts
 from nkilib.nki import nisa, nl
 
 
@@ -58,7 +57,7 @@ def backward_of_core(
         sizes = replace(sizes, program_share=_program_share(parts))
         return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
 
-    require_fitting_plan(launch.function, tiling, plan_of(launch_of_part(launch, Block(0, parts.size))))
+    require_fitting_plan(launch.function, tiling, plan_of(launch.of_positions(Block(0, parts.size))))
     launch = with_rounded_bias(with_rounded_input(launch))
     if not parts.is_split:
         write_gradients(launch, options, plan_of(launch), upstream, gradients)

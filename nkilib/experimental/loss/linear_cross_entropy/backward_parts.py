@@ -8,23 +8,23 @@ from math import ceil
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.blocks import Span, balanced_spans
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, LogitTiles
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, weight_tiles
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
 from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams
 from nkilib.experimental.loss.linear_cross_entropy.bias_gradient import BiasGradient
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, balanced_spans
 from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, OwnClasses
 from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE, LogitTiles
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.products import InputGradient, InputSum
-from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
 from nkilib.experimental.loss.linear_cross_entropy.weight_gradient import WeightGradient
 from nkilib.nki import nl
 

@@ -21,13 +21,13 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.sizes import STAGED_ELEMENTS
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
 from nkilib.experimental.loss.linear_cross_entropy.id_sizes import bytes_of_ids, bytes_of_places, instructions_of_ids
-from nkilib.experimental.loss.linear_cross_entropy.logits import CLASSES_OF_TILE
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS
 
 # Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6

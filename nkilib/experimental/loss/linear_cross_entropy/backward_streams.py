@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.linear.blocks import Block, Span, balanced_spans, cut
+from nkilib.experimental.loss.linear.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.operands import PARTITIONS, Matrix, load_broadcast
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, balanced_spans, cut
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
 from nkilib.nki import nisa, nl
 

@@ -12,10 +12,10 @@ from nkilib.core.rows.tiles import difference, float32_like, product, scaled, wi
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.position_terms import TargetTerms, loaded_gradient, summed
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream, negated_lse
-from nkilib.experimental.loss.linear_cross_entropy.operands import load_positions
+from nkilib.experimental.loss.linear.operands import load_positions
+from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.experimental.loss.linear_cross_entropy.positions import weights_of_targets
-from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
 from nkilib.nki import nisa, nl
 
 

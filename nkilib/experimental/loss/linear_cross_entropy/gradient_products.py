@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.blocks import Span
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round, Unit
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
 from nkilib.experimental.loss.linear_cross_entropy.product_streams import StreamLoads, WeightGroups
 from nkilib.nki import nl
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Span
+from nkilib.experimental.loss.linear.blocks import Span
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.id_tiles import IdTiles
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 # Tiles that are made at a time: one is Scalar's, one Vector's, one is rounded.

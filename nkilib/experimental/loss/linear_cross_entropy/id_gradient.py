@@ -14,13 +14,13 @@ from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.position_terms import loaded_gradient, rest_terms, summed
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import AllPositions, Exponents, GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import load_ids
 from nkilib.experimental.loss.linear_cross_entropy.id_tiles import IdTiles
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear_cross_entropy.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.nki import nisa, nl
 
 # Stand for ids that another one of the position is equal to: numbers beyond all classes, which stay unlike in float32

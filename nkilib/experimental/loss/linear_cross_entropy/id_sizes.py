@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.sizes import IDS_OF_SEARCH, TILE, searched_ids
+from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH, TILE, searched_ids
 
 # Tiles that are gathered at a time.
 ID_TURNS: Final = 2

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH
 from nkilib.experimental.loss.linear_cross_entropy.id_sizes import ID_TURNS
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.sizes import IDS_OF_SEARCH
 from nkilib.nki import nisa, nl
 
 _MARK = -1.0

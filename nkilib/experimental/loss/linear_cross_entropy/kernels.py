@@ -10,20 +10,15 @@ from __future__ import annotations
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.launch import WantedGradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.experimental.loss.linear_cross_entropy.one_launch import one_launch
-from nkilib.experimental.loss.linear_cross_entropy.options import (
-    LinearLaunch,
-    WantedGradients,
-    forward_needs,
-    has_options,
-    without_loss,
-)
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs, has_options, without_loss
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_linear_upstream,
     validate_scratch_bytes,
@@ -119,7 +114,14 @@ def linear_cross_entropy_forward(
     """
     function = "linear_cross_entropy_forward"
     launch = LinearLaunch(
-        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+        function,
+        input_hbm,
+        weight_hbm,
+        bias_hbm,
+        class_weight_hbm,
+        weight_layout,
+        compute_dtype,
+        targets_hbm=targets_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     wanted = Wanted(
@@ -230,7 +232,14 @@ def linear_cross_entropy_backward(
     """
     function = "linear_cross_entropy_backward"
     launch = LinearLaunch(
-        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+        function,
+        input_hbm,
+        weight_hbm,
+        bias_hbm,
+        class_weight_hbm,
+        weight_layout,
+        compute_dtype,
+        targets_hbm=targets_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     upstream = PositionUpstream(
@@ -320,7 +329,14 @@ def linear_cross_entropy_forward_backward(
     """
     function = "linear_cross_entropy_forward_backward"
     launch = LinearLaunch(
-        function, input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, compute_dtype
+        function,
+        input_hbm,
+        weight_hbm,
+        bias_hbm,
+        class_weight_hbm,
+        weight_layout,
+        compute_dtype,
+        targets_hbm=targets_hbm,
     )
     recipe = LossOptions(ignore_index, label_smoothing, logit_softcap, lse_square_scale, temperature)
     options = validated_linear_options(launch, recipe, logit_scale, 0, None)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.blocks import Span, cut
+from nkilib.experimental.loss.linear.logits import multiply
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Span, cut
 from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import LastProduct, TilePlace
-from nkilib.experimental.loss.linear_cross_entropy.logits import multiply
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
 from nkilib.nki import nl
 

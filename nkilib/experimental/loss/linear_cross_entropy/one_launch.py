@@ -16,18 +16,19 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.blocks import Block, Span, shares_of_cores
+from nkilib.experimental.loss.linear.cores import meet
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.kept_logits import Keeping, KeptLogits
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward import require_fitting_plan, write_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.kept_logits import Keeping, KeptLogits
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
-from nkilib.experimental.loss.linear_cross_entropy.position_parts import launch_of_part, meet
-from nkilib.experimental.loss.linear_cross_entropy.staging import with_rounded_bias, with_rounded_input
 from nkilib.nki import nisa, nl
 
 # What the forward has of the instructions that the program of a core may have.
@@ -63,7 +64,7 @@ def one_launch(
     whole = Span(0, min(size, launch.num_positions))
     copies = count if count < FEWEST_IN_LOOP else COPIES_WITH_LOOP
     require_fitting_plan(
-        launch.function, tiling, _plan(launch_of_part(launch, Block(*whole)), options, tiling, count, copies)
+        launch.function, tiling, _plan(launch.of_positions(Block(*whole)), options, tiling, count, copies)
     )
     launch = with_rounded_bias(with_rounded_input(launch))
     shares = shares_of_cores(launch.vocab_size, nl.num_programs())
@@ -126,7 +127,7 @@ class _Parts:
         self._run(Block(last, rest), False, True)
 
     def _run(self, block: Block, is_first: bool, is_last: bool) -> None:
-        part = launch_of_part(self.launch, block)
+        part = self.launch.of_positions(block)
         results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
         keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
         forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)

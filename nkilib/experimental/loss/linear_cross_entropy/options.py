@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
-from nkilib.core.rows.sbuf import dtype_bytes
-from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
+from nkilib.experimental.loss.linear.blocks import Block
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes
 from nkilib.nki import nl
 
-# [classes, features], as PyTorch has the weight of a Linear, and its transpose.
-CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
-WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
-
-FEATURES_MIN, FEATURES_MAX = 16, 16384
-# What an index of 32 bits counts.
-POSITIONS_MAX = 2**31 - 1
 # Target ids of a position.
 IDS_MAX = 64
-# Classes of all shards are counted in float32 where they are compared with a target.
-CLASSES_MAX = 2**24
 
 
-# As of the temperature, so that the cap and the temperature of :func:`scaled_recipe` stay within float32.
-LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
+@dataclass(frozen=True)
+class LinearLaunch(LinearOperands):
+    """The arguments that all kernels share: operands and targets.
 
-
-def check_logit_scale(function: str, logit_scale: float) -> None:
-    """Refuse a scale out of range.
-
-    Raises:
-        AssertionError: with function, requirement, value and remedy.
+    Attributes:
+        targets_hbm: [N], int32; [N, K] for K target ids of each position.
+        ids: K, of each position.
     """
-    is_number = isinstance(logit_scale, float | int) and not isinstance(logit_scale, bool)
-    if not is_number or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
-        raise AssertionError(
-            f"{function}: logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {logit_scale}; "
-            f"pass 1.0 for none"
-        )
+
+    targets_hbm: nl.NkiTensor = field(kw_only=True)
+    ids: int = field(default=1, kw_only=True)
+
+    def of_positions(self, block: Block) -> LinearLaunch:
+        """The launch for some positions alone."""
+        return replace(self, input_hbm=block.of(self.input_hbm), targets_hbm=block.of(self.targets_hbm))
 
 
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
@@ -57,100 +46,6 @@ def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
         logit_softcap=None if cap is None else cap / logit_scale,
         temperature=recipe.temperature / logit_scale,
     )
-
-
-@dataclass(frozen=True)
-class LinearLaunch:
-    """The arguments that all kernels share.
-
-    Attributes:
-        function: that is named in errors.
-        input_hbm: X, [N, D].
-        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
-        targets_hbm: [N], int32; [N, K] for K target ids of each position.
-        bias_hbm: [V], or None.
-        class_weight_hbm: [V], or None.
-        weight_layout: ``"vd"`` or ``"dv"``.
-        compute_dtype: that X, W and the bias are rounded to for the products; None for the type of X.
-        ids: K, of each position.
-    """
-
-    function: str
-    input_hbm: nl.NkiTensor
-    weight_hbm: nl.NkiTensor
-    targets_hbm: nl.NkiTensor
-    bias_hbm: nl.NkiTensor | None
-    class_weight_hbm: nl.NkiTensor | None
-    weight_layout: str
-    compute_dtype: nl.DType | None = None
-    ids: int = 1
-
-    @property
-    def num_positions(self) -> int:
-        """N."""
-        return self.input_hbm.shape[0]
-
-    @property
-    def num_features(self) -> int:
-        """D."""
-        return self.input_hbm.shape[1]
-
-    @property
-    def has_classes_first(self) -> bool:
-        """W is [V, D]."""
-        return self.weight_layout == CLASSES_FIRST
-
-    @property
-    def vocab_size(self) -> int:
-        """V: the classes that W has."""
-        return self.weight_hbm.shape[0 if self.has_classes_first else 1]
-
-    @property
-    def dtype(self) -> nl.DType:
-        """Of the products: X, W and what is multiplied with them are rounded to it."""
-        return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
-
-    @property
-    def casts(self) -> CastBytes:
-        """Which operands have another type."""
-        found = [
-            dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
-            for tensor_hbm in (self.input_hbm, self.weight_hbm)
-        ]
-        return CastBytes(*found)
-
-    @property
-    def position_tiles(self) -> int:
-        """Tiles of 128 positions."""
-        return div_ceil(self.num_positions, nl.tile_size.pmax)
-
-
-@dataclass(frozen=True)
-class WantedGradients:
-    """Which gradients a kernel returns; the others cost nothing.
-
-    Attributes:
-        input, weight, bias: dX, dW and db.
-        input_float32: dX is not rounded to the dtype of X.
-    """
-
-    input: bool = True
-    weight: bool = True
-    bias: bool = False
-    input_float32: bool = False
-
-    @classmethod
-    def of(
-        cls,
-        input_wanted: bool,
-        weight_wanted: bool,
-        bias_wanted: bool | None,
-        bias_hbm: nl.NkiTensor | None,
-        input_float32: bool = False,
-    ) -> WantedGradients:
-        """As a kernel is asked; None stands for what there is a bias for."""
-        of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
-        return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
 
 def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:

@@ -8,26 +8,22 @@ parts, and dW is rounded once, at the end. dX of a part is that of a launch of t
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut, shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear.blocks import Block, Span, cut, shares_of_cores
+from nkilib.experimental.loss.linear.cores import meet
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.sizes import PositionParts
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.sizes import PositionParts
 from nkilib.nki import nisa, nl
 
 # Zeros of a partition that sums are cleared with.
 _ZEROS = 2048
 
 WriteGradients = Callable[[LinearLaunch, PositionUpstream, Gradients], None]
-
-
-def launch_of_part(launch: LinearLaunch, block: Block) -> LinearLaunch:
-    """The launch for some positions alone."""
-    return replace(launch, input_hbm=block.of(launch.input_hbm), targets_hbm=block.of(launch.targets_hbm))
 
 
 def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstream:
@@ -50,12 +46,6 @@ def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstre
     )
 
 
-def meet(tensor_hbm: nl.NkiTensor) -> None:
-    """Wait until both cores are done with a tensor."""
-    if nl.num_programs() > 1:
-        nisa.core_barrier(tensor_hbm, tuple(range(nl.num_programs())))
-
-
 def write_gradients_of_parts(
     launch: LinearLaunch,
     upstream: PositionUpstream,
@@ -75,7 +65,7 @@ def write_gradients_of_parts(
 
     def run(block: Block) -> None:
         of_part = sums.of_part(block)
-        write(launch_of_part(launch, block), upstream_of_part(upstream, block), of_part)
+        write(launch.of_positions(block), upstream_of_part(upstream, block), of_part)
         sums.finish_part(block, of_part)
 
     end = parts.whole * parts.size

@@ -18,8 +18,8 @@ from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.argmax import Argmax, Search
 from nkilib.core.rows.statistics import Place
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 

@@ -22,13 +22,13 @@ from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.linear_cross_entropy.class_stream import ClassTiles
+from nkilib.experimental.loss.linear.class_stream import ClassTiles
+from nkilib.experimental.loss.linear.logits import LogitTiles
+from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.waiting_passes import EntropyPass, SearchPass, WaitingPasses
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.logits import LogitTiles
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.ranking import Ranking, multiply
-from nkilib.experimental.loss.linear_cross_entropy.waiting_passes import EntropyPass, SearchPass, WaitingPasses
 from nkilib.nki import nisa, nl
 
 # Banks of PSUM that tiles take in turn; one is left to transposes of positions.

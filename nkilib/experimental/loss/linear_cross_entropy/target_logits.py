@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import broadcast_like
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:

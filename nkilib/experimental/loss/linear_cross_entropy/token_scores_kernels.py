@@ -11,15 +11,16 @@ from dataclasses import replace
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.launch import WantedGradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
-from nkilib.experimental.loss.linear_cross_entropy.gradients import Gradients
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD
 from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.id_validation import validate_score_upstream, validated_ids
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients, has_options
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
     validate_wanted_gradients,
     validated_linear_options,
@@ -91,12 +92,12 @@ def linear_token_scores_forward(
         function,
         input_hbm,
         weight_hbm,
-        one_or_several(targets_hbm),
         bias_hbm,
         None,
         weight_layout,
         compute_dtype,
-        ids,
+        targets_hbm=one_or_several(targets_hbm),
+        ids=ids,
     )
     recipe = LossOptions(ignore_index, logit_softcap=logit_softcap, temperature=temperature)
     wanted = Wanted(
@@ -186,12 +187,12 @@ def linear_token_scores_backward(
         function,
         input_hbm,
         weight_hbm,
-        one_or_several(targets_hbm),
         bias_hbm,
         None,
         weight_layout,
         compute_dtype,
-        ids,
+        targets_hbm=one_or_several(targets_hbm),
+        ids=ids,
     )
     recipe = LossOptions(ignore_index, logit_softcap=logit_softcap, temperature=temperature)
     upstream = PositionUpstream(

@@ -14,20 +14,20 @@ from nkilib.experimental.loss.cross_entropy.validation import (
     validate_wanted,
     validated_classes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.options import (
+from nkilib.experimental.loss.linear.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
-    LinearLaunch,
     WantedGradients,
     check_logit_scale,
-    scaled_recipe,
 )
+from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, scaled_recipe
 from nkilib.nki import nisa, nl
 
 _LIKE = "the rows of the input"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear.operands import PARTITIONS, Matrix
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.staging import Staging
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import TILES_OF_SLICE, BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span, cut
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
 from nkilib.nki import nl
 
 

@@ -1,15 +1,5 @@
-"""The kernels' tests pin what environment variables could change: the generation and the storage of bfloat16."""
+"""All tests of this folder have the same options of the simulator."""
 
-from __future__ import annotations
+from tests.experimental.loss.pinned_options import pinned_options
 
-from collections.abc import Iterator
-
-import pytest
-
-import nkilib.simulator
-
-
-@pytest.fixture(autouse=True)
-def _pinned_options() -> Iterator[None]:
-    with nkilib.simulator.using(target="trn2", precise_fp=True):
-        yield
+__all__ = ["pinned_options"]

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host import forward_tiling
 from nkilib.nki import nl

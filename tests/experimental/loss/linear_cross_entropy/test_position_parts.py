@@ -10,7 +10,7 @@ import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import linear_cross_entropy_backward, linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.sizes import position_parts
+from nkilib.experimental.loss.linear.sizes import position_parts
 from tests.experimental.loss.linear_cross_entropy.forward_checks import WANTED, Launch
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,

@@ -41,7 +41,7 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_gradient_bound,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, Float64Array
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
+from nkilib.experimental.loss.linear.sizes import WINDOW
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     EVERY_CLASS,
     LinearGradients,

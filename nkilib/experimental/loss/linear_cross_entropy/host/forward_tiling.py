@@ -10,22 +10,20 @@ from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.sizes import (
+from nkilib.experimental.loss.linear.sizes import (
     POSITIONS_UNSPLIT,
     STAGED_ELEMENTS,
     TILE,
+    WINDOW,
     LinearTiling,
 )
+from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
 
 # Tiles of positions whose logits stand side by side.
 _GROUP_TILES = 4
 # So many under a cap, where Scalar loads two tables for each group, if it has about as much to do as Tensor: with up to
 # so many tiles of features.
 _GROUP_TILES_OF_CAP, _DEPTH_OF_CAP = 8, 12
-# Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
-WINDOW = 4
-
 # Bytes of a number, and of what a sum goes through.
 _FLOAT32_BYTES, _TERM_BYTES = 4, 2
 # Numbers of a position beside its statistics: plain, and more with any option.

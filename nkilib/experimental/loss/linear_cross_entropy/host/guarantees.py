@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, NamedTuple
 
 from nkilib.core.host.sizes import dtype_name
+from nkilib.experimental.loss.linear.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     SCRATCH_BYTES,
     backward_bytes,
@@ -16,7 +17,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     split_backward_bytes,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.sizes import LinearTiling, position_parts
 from nkilib.guarantee import Guarantee
 
 _FLOAT32_BYTES = 4

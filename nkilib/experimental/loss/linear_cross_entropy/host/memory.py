@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.sizes import LinearTiling, PositionParts, position_parts
+from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts, position_parts
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,
@@ -11,12 +12,7 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.tiling import (
-    BACKWARD,
-    FORWARD,
-    FORWARD_BACKWARD,
-    LinearTiling,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, FORWARD_BACKWARD
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 

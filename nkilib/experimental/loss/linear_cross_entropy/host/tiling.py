@@ -12,27 +12,25 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.launch import (
+    CLASSES_FIRST,
+    CLASSES_MAX,
+    FEATURES_MAX,
+    FEATURES_MIN,
+    POSITIONS_MAX,
+    WEIGHT_LAYOUTS,
+)
+from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.options import (
-    CLASSES_FIRST,
-    CLASSES_MAX,
-    FEATURES_MAX,
-    FEATURES_MIN,
-    IDS_MAX,
-    POSITIONS_MAX,
-    WEIGHT_LAYOUTS,
-)
-from nkilib.experimental.loss.linear_cross_entropy.sizes import CastBytes, LinearTiling, position_parts
+from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
 FORWARD, BACKWARD, FORWARD_BACKWARD = "forward", "backward", "forward_backward"
-# Bytes of a partition that kernels may use: nkilib/simulator/hardware has them too, which a device does without.
-SBUF_BYTES: Final = {"trn2": 212_984, "trn3": 245_752}
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 

@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.blocks import (
+from nkilib.experimental.loss.linear.blocks import (
     Block,
     BlockPlan,
     Span,
@@ -23,8 +23,7 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
     balanced_spans,
     plan_blocks,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import WINDOW
-from nkilib.experimental.loss.linear_cross_entropy.sizes import TILE
+from nkilib.experimental.loss.linear.sizes import TILE, WINDOW
 
 # Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32

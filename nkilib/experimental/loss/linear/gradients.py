@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, WantedGradients
+from nkilib.experimental.loss.linear.launch import LinearOperands, WantedGradients
 from nkilib.nki import nl
 
 
@@ -31,7 +31,7 @@ class Gradients:
 
     @classmethod
     def of_launch(
-        cls, launch: LinearLaunch, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
+        cls, launch: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
     ) -> Gradients:
         """New tensors, but for a sum that the caller has."""
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 # float32 numbers of a bank of PSUM: the most columns of one product.

@@ -11,8 +11,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.logits import LogitTiles
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
+from nkilib.experimental.loss.linear.logits import LogitTiles
+from nkilib.experimental.loss.linear.operands import PARTITIONS, Matrix, load_broadcast
 from nkilib.nki import nisa, nki, nl
 
 Array = npt.NDArray[Any]

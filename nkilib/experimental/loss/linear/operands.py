@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nkilib.core.rows.tiles import cast
-from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
+from nkilib.experimental.loss.linear.staging import Staging
 from nkilib.nki import nisa, nl
 
 PARTITIONS = 128

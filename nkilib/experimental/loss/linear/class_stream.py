@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Step
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS, Matrix, load_broadcast
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.staging import Staging
+from nkilib.experimental.loss.linear.blocks import Block, Step
+from nkilib.experimental.loss.linear.launch import LinearOperands
+from nkilib.experimental.loss.linear.operands import PARTITIONS, Matrix, load_broadcast
+from nkilib.experimental.loss.linear.staging import Staging
 from nkilib.nki import nl
 
 # Blocks that take a buffer in turn: one is multiplied while the next one is loaded.
@@ -32,7 +32,7 @@ class ClassTiles:
     factors_sbuf: nl.NkiTensor | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, classes: int, has_factors: bool) -> ClassTiles:
+    def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
         """Not written yet."""
         shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
 
@@ -61,12 +61,12 @@ class ClassStream:
         staging: for W of another type than that of the products.
     """
 
-    launch: LinearLaunch
+    launch: LinearOperands
     buffers: list[ClassTiles]
     staging: Staging | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
+    def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
         """For blocks of at most so many classes."""
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 

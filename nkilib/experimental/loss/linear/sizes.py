@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from nkilib.core.plan_limits import limited_positions
 from nkilib.core.tiling import div_ceil
 
 # Rows of a tile: the partitions of a core.
 TILE = 128
+# Bytes of a partition that kernels may use: nkilib/simulator/hardware has them too, which a device does without.
+SBUF_BYTES: Final = {"trn2": 212_984, "trn3": 245_752}
+# Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
+WINDOW = 4
 # Gradients of more positions are found in parts: what is kept of each position takes SBUF. A part has at most so many
 # positions, and so many elements of X: the program of one stays short enough to stand there twice.
 POSITIONS_UNSPLIT = 65536

@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.operands import (
+from nkilib.experimental.loss.linear.operands import (
     PARTITIONS,
     Matrix,
     load_broadcast,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.linear_cross_entropy.blocks import Block, Span
-from nkilib.experimental.loss.linear_cross_entropy.operands import PARTITIONS
+from nkilib.experimental.loss.linear.blocks import Block, Span
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 

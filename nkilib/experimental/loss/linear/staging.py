@@ -11,14 +11,18 @@ once, saves more than it costs. So does one of the bias, which is small.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.sizes import STAGED_ELEMENTS, STAGES, TILE
+from nkilib.experimental.loss.linear.cores import meet
+from nkilib.experimental.loss.linear.launch import LinearOperands
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.sizes import STAGED_ELEMENTS, STAGES, TILE
 from nkilib.nki import nisa, nl
 
 _FLOAT32_BYTES = 4
+
+Operands = TypeVar("Operands", bound=LinearOperands)
 
 
 @dataclass(frozen=True)
@@ -57,7 +61,7 @@ class Staging:
             nisa.tensor_copy(dst=dst_sbuf[:, first:end, :], src=staged_sbuf, engine=nisa.engine.gpsimd)
 
 
-def with_rounded_bias(launch: LinearLaunch) -> LinearLaunch:
+def with_rounded_bias(launch: Operands) -> Operands:
     """With a bias of the type of the products; where it has another one, each core makes itself a copy in HBM.
 
     Without a ``compute_dtype`` the bias stays as it is.
@@ -70,7 +74,7 @@ def with_rounded_bias(launch: LinearLaunch) -> LinearLaunch:
     return replace(launch, bias_hbm=rounded_hbm)
 
 
-def with_rounded_input(launch: LinearLaunch) -> LinearLaunch:
+def with_rounded_input(launch: Operands) -> Operands:
     """With X in the type of the products; where it has another one, the cores share a copy in HBM, half each."""
     if launch.input_hbm.dtype == launch.dtype:
         return launch
@@ -83,6 +87,5 @@ def with_rounded_input(launch: LinearLaunch) -> LinearLaunch:
     end = min(first + half, launch.num_positions)
     if first < end:
         nisa.dma_copy(dst=rounded_hbm[first:end], src=launch.input_hbm[first:end])
-    if cores > 1:
-        nisa.core_barrier(rounded_hbm, tuple(range(cores)))
+    meet(rounded_hbm)
     return replace(launch, input_hbm=rounded_hbm)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.linear_cross_entropy.blocks import (
+from nkilib.experimental.loss.linear.blocks import (
     Block,
     BlockPlan,
     Span,
@@ -18,8 +18,8 @@ from nkilib.experimental.loss.linear_cross_entropy.blocks import (
     plan_blocks,
     shares_of_cores,
 )
-from nkilib.experimental.loss.linear_cross_entropy.logits import multiply
-from nkilib.experimental.loss.linear_cross_entropy.operands import Matrix
+from nkilib.experimental.loss.linear.logits import multiply
+from nkilib.experimental.loss.linear.operands import Matrix
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import profile, spec
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.linear_cross_entropy.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
 from nkilib.nki import nisa, nki, nl
 
 
