@@ -13,6 +13,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.gradients import Gradients
 from nkilib.experimental.loss.linear.launch import WantedGradients
+from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
@@ -22,7 +23,6 @@ from nkilib.experimental.loss.linear_cross_entropy.id_positions import one_or_se
 from nkilib.experimental.loss.linear_cross_entropy.id_validation import validate_score_upstream, validated_ids
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
-    validate_wanted_gradients,
     validated_linear_options,
     validated_tiling,
 )
