@@ -1,1 +1,1 @@
-"""The output layer of a model in float64, and how far its products may be off: for tests and host code."""
+"""Beside the kernels of both linear losses: how launches are cut up, and an output layer in float64 with its bounds."""
