@@ -1,1 +1,1 @@
-"""Beside the kernels of both linear losses: how launches are cut up, and an output layer in float64 with its bounds."""
+"""Of both linear losses, for host code: how launches are cut up, output layers in float64, errors of their products."""
