@@ -8,36 +8,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkilib.experimental.loss.linear.backward import (
-    program_share,
-    require_fitting_plan,
-    write_gradients_of_positions,
-)
+from nkilib.experimental.loss.linear.backward import require_fitting_plan, write_gradients_of_positions
 from nkilib.experimental.loss.linear.backward_parts import BackwardProblem
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.blocks import Block
 from nkilib.experimental.loss.linear.gradients import Gradients
 from nkilib.experimental.loss.linear.operand_pair import OperandPair
-from nkilib.experimental.loss.linear.sizes import LinearTiling, position_parts
+from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
 from nkilib.experimental.loss.linear_distillation.gradient_columns import PairColumns
-from nkilib.experimental.loss.linear_distillation.gradient_sizes import backward_needs, backward_sizes
+from nkilib.experimental.loss.linear_distillation.gradient_sizes import backward_needs, parts_of_positions
 from nkilib.experimental.loss.linear_distillation.gradient_tiles import PairGradientTiles
 from nkilib.experimental.loss.linear_distillation.options import TEACHER, ModelOperands, PairLaunch
 from nkilib.experimental.loss.linear_distillation.pair_upstream import PairUpstream
 
 
-def backward_of_core(launch: PairLaunch, upstream: PairUpstream, tiling: LinearTiling, gradients: Gradients) -> None:
+def backward_of_core(
+    launch: PairLaunch, upstream: PairUpstream, sizes: BackwardSizes, tiling: LinearTiling, gradients: Gradients
+) -> None:
     """Write the gradients, of which this core has the classes that fall to it.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
-    parts = position_parts(launch.num_positions, launch.student.num_features)
-    adds_to_weight = gradients.adds_to_weight or parts.is_split
-    sizes = backward_sizes(launch.of_positions(Block(0, parts.size)), upstream, adds_to_weight)
-    sizes = replace(sizes, program_share=program_share(parts))
     require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
+    parts = parts_of_positions(launch)
     student, teacher = (with_rounded_bias(with_rounded_input(model)) for model in launch.models)
     launch = replace(launch, student=student, teacher=teacher)
 

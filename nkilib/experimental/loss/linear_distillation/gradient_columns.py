@@ -187,9 +187,7 @@ def _weight(launch: PairLaunch) -> float:
     return -launch.student.scale if launch.is_reverse else -1.0
 
 
-def _center(
-    launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor
-) -> nl.NkiTensor:
+def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     """As in the module."""
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))

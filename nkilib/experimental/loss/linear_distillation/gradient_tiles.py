@@ -271,9 +271,7 @@ def _ring(is_needed: bool, turns: int, classes: int) -> list[nl.NkiTensor]:
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns if is_needed else 0)]
 
 
-def _copied(
-    product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace
-) -> nl.NkiTensor:
+def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
     """The copy of a product by Scalar; the tile itself where there are no copies."""
     if not copies_sbuf:
         return product_psum
