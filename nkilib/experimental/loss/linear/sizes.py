@@ -42,6 +42,37 @@ class LinearTiling(NamedTuple):
     class_block: int
 
 
+class PositionPlan(NamedTuple):
+    """How the positions are cut up: ``whole`` blocks of ``size`` positions, and a rest.
+
+    Attributes:
+        size: positions of a block, whole tiles.
+        whole: blocks of that size.
+        rest: positions of a further block; may be 0.
+        is_loop: the whole blocks are trips of a loop of the device.
+    """
+
+    size: int
+    whole: int
+    rest: int
+    is_loop: bool
+
+    @property
+    def tiles(self) -> int:
+        """Of a block."""
+        return self.size // TILE
+
+    @property
+    def blocks(self) -> int:
+        """How many."""
+        return self.whole + (self.rest > 0)
+
+    @property
+    def copies(self) -> int:
+        """How often what a block of positions takes stands in the program."""
+        return 1 + (self.rest > 0) if self.is_loop else self.blocks
+
+
 class PositionParts(NamedTuple):
     """How the positions of gradients are cut up: ``whole`` parts of ``size`` positions, and a rest.
 

@@ -20,19 +20,16 @@ from nkilib.experimental.loss.linear.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear.positions import StoredPositions, load_input
-from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling
+from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear.staging import Staging, with_rounded_bias
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import (
-    ForwardSizes,
-    PositionPlan,
-)
+from nkilib.experimental.loss.linear.target_logits import TargetLogits, restore_masked
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults, found_scores
 from nkilib.experimental.loss.linear_cross_entropy.id_positions import store_ids
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
 from nkilib.experimental.loss.linear_cross_entropy.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.positions import load_targets, target_values
 from nkilib.experimental.loss.linear_cross_entropy.score_tiles import ScoreTiles
-from nkilib.experimental.loss.linear_cross_entropy.target_logits import TargetLogits, restore_masked
 from nkilib.nki import nisa, nl
 
 

@@ -9,7 +9,8 @@ from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Found, Results, found_of_all_classes, new_vector
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
-from nkilib.experimental.loss.linear_cross_entropy.id_positions import one_or_several, over_ids
+from nkilib.experimental.loss.linear.target_logits import over_ids
+from nkilib.experimental.loss.linear_cross_entropy.id_positions import one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.nki import nisa, nl
 

@@ -57,19 +57,6 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
     return matrix_hbm.select(1, 0) if matrix_hbm.shape[1] == 1 else matrix_hbm
 
 
-def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """A tile [rows, 1] as a view of the shape [rows, tiles] or [rows, tiles, ids] of another one."""
-    view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
-    if len(like_sbuf.shape) == 2:
-        return view_sbuf
-    return over_ids(view_sbuf, like_sbuf.shape[2])
-
-
-def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """A tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
-    return values_sbuf.expand_dim(2).broadcast(2, ids)
-
-
 def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
     """Whole tiles of positions, and the rest: views."""
     positions = matrix_hbm.shape[0]

@@ -6,7 +6,6 @@ The more positions are on chip, the less often W is read; the more classes a blo
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
@@ -16,6 +15,7 @@ from nkilib.experimental.loss.linear.sizes import (
     TILE,
     WINDOW,
     LinearTiling,
+    PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
 
@@ -56,37 +56,6 @@ _BYTES_PER_US = 331_000.0
 _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
 # A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
 _LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
-
-
-class PositionPlan(NamedTuple):
-    """How the positions are cut up: ``whole`` blocks of ``size`` positions, and a rest.
-
-    Attributes:
-        size: positions of a block, whole tiles.
-        whole: blocks of that size.
-        rest: positions of a further block; may be 0.
-        is_loop: the whole blocks are trips of a loop of the device.
-    """
-
-    size: int
-    whole: int
-    rest: int
-    is_loop: bool
-
-    @property
-    def tiles(self) -> int:
-        """Of a block."""
-        return self.size // TILE
-
-    @property
-    def blocks(self) -> int:
-        """How many."""
-        return self.whole + (self.rest > 0)
-
-    @property
-    def copies(self) -> int:
-        """How often what a block of positions takes stands in the program."""
-        return 1 + (self.rest > 0) if self.is_loop else self.blocks
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.id_positions import broadcast_like
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -124,3 +123,16 @@ def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
     is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
     nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)
+
+
+def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """A tile [rows, 1] as a view of the shape [rows, tiles] or [rows, tiles, ids] of another one."""
+    view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
+    if len(like_sbuf.shape) == 2:
+        return view_sbuf
+    return over_ids(view_sbuf, like_sbuf.shape[2])
+
+
+def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
+    """A tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
+    return values_sbuf.expand_dim(2).broadcast(2, ids)
