@@ -15,9 +15,9 @@ from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide
 from nkilib.experimental.loss.linear.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.positions import load_input
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear.staging import Staging
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, PositionPlan
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles
 from nkilib.experimental.loss.linear_distillation.mixture_rows import MixtureRows, PairVectors
 from nkilib.experimental.loss.linear_distillation.mixture_scores import PairScores
 from nkilib.experimental.loss.linear_distillation.mixture_sums import MixtureSums, ends_a_window
@@ -123,7 +123,7 @@ class _Products:
                 ClassStream.make(teacher, largest, False, staging),
             ),
             PairScores.make(launch, largest),
-            MixtureTerms.make(launch, min(sizes.group, plan.tiles), largest),
+            MixtureTerms.make(launch, group_tiles(plan.tiles, tiling.class_block), largest),
             MixtureRows.make(plan.tiles),
             MixtureSums.make(plan.tiles),
         )

@@ -63,31 +63,49 @@ class MixtureTerms:
     Attributes:
         launch: of the kernel.
         group: tiles of positions that are taken at a time.
-        student, teacher, student_logs, teacher_logs: tiles as in :class:`MixturePair`.
+        memories_sbuf: what the tiles are cut from, float32 [128, columns], as in :class:`MixturePair`.
+        rings: the tiles, likewise.
     """
 
     launch: PairLaunch
     group: int
-    student: Ring
-    teacher: Ring
-    student_logs: Ring
-    teacher_logs: Ring
+    memories_sbuf: list[nl.NkiTensor]
+    rings: list[Ring]
 
     @classmethod
     def make(cls, launch: PairLaunch, group: int, class_block: int) -> MixtureTerms:
-        """For blocks of at most so many classes."""
-        shape = (PARTITIONS, class_block)
-        return cls(launch, group, *(Ring.of_sbuf(GROUPS * group, shape, nl.float32) for _ in range(TILES_OF_PAIR)))
+        """For groups of so many tiles, of at most so many classes."""
+        shape = (PARTITIONS, GROUPS * group * class_block)
+        memories_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(TILES_OF_PAIR)]
+        return cls._of_memory(launch, group, memories_sbuf)
+
+    def with_wide_tiles(self) -> MixtureTerms:
+        """The same memory in tiles that have the classes of a whole group, which is a tile."""
+        return self._of_memory(self.launch, 1, self.memories_sbuf)
+
+    @classmethod
+    def _of_memory(cls, launch: PairLaunch, group: int, memories_sbuf: list[nl.NkiTensor]) -> MixtureTerms:
+        count = GROUPS * group
+        size = int(memories_sbuf[0].shape[1]) // count
+        rings = [
+            Ring([memory_sbuf[:, number * size : (number + 1) * size] for number in range(count)])
+            for memory_sbuf in memories_sbuf
+        ]
+        return cls(launch, group, memories_sbuf, rings)
+
+    @property
+    def classes(self) -> int:
+        """How many a tile has room for."""
+        return int(self.rings[0].tiles[0].shape[1])
 
     def restart(self) -> None:
         """Begin with the first tiles: where a loop of the device begins or ends."""
-        for ring in (self.student, self.teacher, self.student_logs, self.teacher_logs):
+        for ring in self.rings:
             ring.restart()
 
     def next_pair(self, tile: int, classes: int) -> MixturePair:
         """The tiles for a tile of positions."""
-        rings = (self.student, self.teacher, self.student_logs, self.teacher_logs)
-        return MixturePair(tile, *(ring.next_tile()[:, 0:classes] for ring in rings))
+        return MixturePair(tile, *(ring.next_tile()[:, 0:classes] for ring in self.rings))
 
     def take_difference(self, pair: MixturePair) -> None:
         """ratio * teacher - student."""

@@ -6,7 +6,6 @@ The more positions are on chip, the less often W of both models is read.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.core.tiling import div_ceil
@@ -16,10 +15,11 @@ from nkilib.experimental.loss.linear.sizes import (
     TILE,
     WINDOW,
     LinearTiling,
+    PositionPlan,
 )
 
-# Tiles of positions of which Scalar takes softplus before the exponentials, and groups of them on chip.
-GROUP_TILES, GROUPS = 4, 2
+# Columns of tiles of which Scalar takes softplus before the exponentials, a group, and groups that are on chip.
+GROUP_COLUMNS, GROUPS = 2048, 2
 # float32 tiles of a pair: scores of both models, both logs.
 TILES_OF_PAIR = 4
 # Sums of a position, each with a window of blocks of classes, a total and one of the other core.
@@ -47,35 +47,14 @@ _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 120
 _LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
-class PositionPlan(NamedTuple):
-    """How the positions are cut up: ``whole`` blocks of ``size`` positions, and a rest.
+def group_tiles(tiles: int, class_block: int) -> int:
+    """Tiles of positions of a group, of blocks of so many."""
+    return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
-    Attributes:
-        size: positions of a block, whole tiles.
-        whole: blocks of that size.
-        rest: positions of a further block; may be 0.
-        is_loop: the whole blocks are iterations of a loop of the device.
-    """
 
-    size: int
-    whole: int
-    rest: int
-    is_loop: bool
-
-    @property
-    def tiles(self) -> int:
-        """Tiles of a block."""
-        return self.size // TILE
-
-    @property
-    def blocks(self) -> int:
-        """How many blocks."""
-        return self.whole + (self.rest > 0)
-
-    @property
-    def copies(self) -> int:
-        """How often a block of positions stands in the program."""
-        return 1 + (self.rest > 0) if self.is_loop else self.blocks
+def terms_bytes(tiles: int, class_block: int) -> int:
+    """Bytes of a partition for the pairs of all groups."""
+    return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * _FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -122,7 +101,6 @@ class MixtureSizes:
         staging_bytes: of a partition, for operands that are transposed and then cast.
         has_ratio: the models have scores of unlike units.
         program_share: of the instructions that a program may have.
-        group: tiles of positions of a group, at most.
     """
 
     num_positions: int
@@ -132,7 +110,6 @@ class MixtureSizes:
     staging_bytes: int = 0
     has_ratio: bool = False
     program_share: float = 1.0
-    group: int = GROUP_TILES
 
     @property
     def position_tiles(self) -> int:
@@ -147,7 +124,7 @@ class MixtureSizes:
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
         operands = sum(model.depth * model.itemsize for model in self.models) * (tiles * TILE + 2 * class_block)
-        pairs = TILES_OF_PAIR * GROUPS * min(self.group, tiles) * class_block * _FLOAT32_BYTES
+        pairs = terms_bytes(tiles, class_block)
         biases = 2 * sum(model.has_bias for model in self.models) * class_block * _FLOAT32_BYTES
         of_tiles = tiles * (SUMS * _NUMBERS_OF_SUM + _OF_POSITION) * _FLOAT32_BYTES
         return operands + pairs + biases + of_tiles + self.staging_bytes + _SMALL_BYTES
@@ -182,7 +159,7 @@ class MixtureSizes:
         scalar_passes = 4 + sum(model.has_cap for model in self.models)
         vector = vector_passes * (columns + steps * _BETWEEN) / _VECTOR_COLUMNS_PER_US
         scalar = scalar_passes * (columns + steps * _BETWEEN) / _SCALAR_COLUMNS_PER_US
-        scalar += (2 + (scalar_passes > 4)) * _TABLE_US * steps / min(plan.tiles, self.group)
+        scalar += (2 + (scalar_passes > 4)) * _TABLE_US * steps / group_tiles(plan.tiles, class_block)
         loaded = sum(model.loaded_bytes for model in self.models)
         load = columns * loaded / _BYTES_PER_US
         found = max(plan.tiles * max(product, vector, scalar), load) + steps * _STEP_US
