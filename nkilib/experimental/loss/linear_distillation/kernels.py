@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from nkilib.experimental.loss.cross_entropy.options import Classes
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT
+from nkilib.experimental.loss.linear_distillation.mixture_forward import mixed_forward
 from nkilib.experimental.loss.linear_distillation.options import (
     STUDENT,
     TEACHER,
@@ -88,6 +90,9 @@ def linear_distillation_forward(
         row_weight_hbm,
         PairWanted(with_logprob, with_target),
     )
+    if launch.is_mixed and not launch.classes.is_shard:
+        limit = MEMORY_LIMIT if memory_limit is None else memory_limit
+        return mixed_forward(launch, limit, position_block, class_block).returned()
     sizes = forward_sizes(launch)
     tiling = validated_forward_tiling(launch, sizes, position_block, class_block)
     results = PairResults.of_launch(launch)

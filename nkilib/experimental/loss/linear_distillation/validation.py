@@ -5,8 +5,10 @@ from __future__ import annotations
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear.validation import validated_blocks
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
+from nkilib.experimental.loss.linear_distillation.pair_sizes import require_room
 from nkilib.nki import nisa, nl
 
 
@@ -15,7 +17,7 @@ def validate_pair(launch: PairLaunch) -> None:
 
 
 def validated_forward_tiling(
-    launch: PairLaunch, sizes: PairForwardSizes, position_block: int | None, class_block: int | None
+    launch: PairLaunch, sizes: PairForwardSizes | KeptSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what is chosen.
 
@@ -23,11 +25,14 @@ def validated_forward_tiling(
         AssertionError: with function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
-    return validated_blocks(
+    chooser = "choose_linear_distillation_tiling"
+    tiling = validated_blocks(
         launch.function,
         forward_tiling(sizes, target),
         position_block,
         class_block,
-        "choose_linear_distillation_tiling",
+        chooser,
         nl.tile_size.psum_bank_fmax,
     )
+    require_room(launch, tiling, sizes.bytes_of, chooser)
+    return tiling
