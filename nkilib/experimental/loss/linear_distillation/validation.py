@@ -18,6 +18,7 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import Pai
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
 from nkilib.experimental.loss.linear_distillation.options import ModelOperands, PairLaunch, PairOptions
+from nkilib.experimental.loss.linear_distillation.pair_sizes import require_room
 from nkilib.nki import nisa, nl
 
 _INT32 = 2**31
@@ -122,6 +123,8 @@ def validated_forward_tiling(
         chooser,
         nl.tile_size.psum_bank_fmax,
     )
+    require_room(launch, tiling, sizes.bytes_of, chooser)
+    return tiling
 
 
 def _prefix(model: ModelOperands) -> str:
