@@ -17,8 +17,8 @@ from nkilib.nki import nl
 STUDENT, TEACHER = "student", "teacher"
 # A masked class has this logit, times a scale of at least 1. Sums of its differences over a block stay finite.
 _LOWEST = -(2.0**116)
-# A mean of differences of scores that is larger than this share of a masked score counts as infinite.
-_INFINITE_SHARE = 2.0**-68
+# A mean of differences of logits that is as large counts as infinite.
+_INFINITE = 2.0**48
 
 
 @dataclass(frozen=True)
@@ -167,11 +167,11 @@ class PairLaunch:
 
     @property
     def infinite(self) -> float:
-        """A mean of differences of scores, in the student's unit, from which on a divergence is infinite.
+        """A mean of differences of logits, before the temperature, from which on a divergence is infinite.
 
         A masked class of probability 2^-68 reaches it.
         """
-        return -_LOWEST / max(1.0, self.student.unit) * _INFINITE_SHARE
+        return _INFINITE * min(1.0, self.student.unit, self.teacher.unit)
 
     def of_positions(self, block: Block) -> PairLaunch:
         """The launch for some positions alone."""

@@ -92,10 +92,6 @@ class SecondVisit(Protocol):
     def shares(self) -> list[Span]:
         """The classes of each core: no core works on those of another one."""
 
-    @property
-    def program_share(self) -> float:
-        """Which share of the instructions that a program may have the first visit takes."""
-
     def begin(self, block: Block, tiles: int) -> None:
         """The first visit of a block of positions begins, and the second one of the block before it, if any."""
 

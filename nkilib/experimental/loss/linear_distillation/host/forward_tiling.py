@@ -1,0 +1,267 @@
+"""How the forward of two models is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
+
+As in linear cross-entropy, with two streams of W^T: both take the same blocks of classes and of positions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import (
+    POSITIONS_UNSPLIT,
+    STAGED_ELEMENTS,
+    TILE,
+    WINDOW,
+    LinearTiling,
+    PositionPlan,
+)
+from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
+
+_FLOAT32_BYTES = 4
+# Numbers of a position beside its statistics: those of rows, and what results are made of; and more with labels.
+_OF_POSITION, _OF_LABEL = 48, 16
+# Of tiles that do not depend on the tiling, with room for alignment.
+_SMALL_BYTES = 3072
+# Classes of a block, of which the largest fills a bank of PSUM.
+_CLASS_BLOCKS = (512, 384, 256, 128)
+# Beyond so many tiles of positions nothing is gained, and statistics take too much.
+_POSITION_TILES_MAX = 64
+# How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
+# they share, which are not more than so many.
+_SWAP_US, _LOAD_US = 6.0, 2.3
+_SHARED_BLOCKS_MAX = 4
+# Instructions of a core's program for up to so many positions, and beyond.
+_FEW_POSITIONS = 4096
+_INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 27_000, 54_000
+# Instructions of a block of classes beside those of its pairs; of a staged tile: a transfer and a cast.
+_OF_BLOCK, _OF_STAGED = 30, 2
+
+# Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%.
+_COLUMNS_PER_US = 2400.0
+_BYTES_PER_US = 331_000.0
+# A pass of Vector, of Scalar and of GpSimd over a tile: a column a cycle, of GpSimd two, and what lies between two
+# instructions. A table.
+_VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _GPSIMD_COLUMNS_PER_US = 960.0, 1200.0, 600.0
+_BETWEEN, _TABLE_US = 80.0, 1.28
+# A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
+_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.3, 20.0
+
+
+@dataclass(frozen=True)
+class StreamSizes:
+    """What one model's operands are about.
+
+    Attributes:
+        num_features: D.
+        itemsize: bytes of an element of X and W on chip.
+        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
+        staging_bytes: of a partition, for operands that are transposed and then cast.
+    """
+
+    num_features: int
+    itemsize: int
+    weight_itemsize: int = 0
+    staging_bytes: int = 0
+
+    @property
+    def depth(self) -> int:
+        """Tiles of features."""
+        return div_ceil(self.num_features, TILE)
+
+    @property
+    def products(self) -> int:
+        """Passes of Tensor over a column of a tile: one for each tile of features, four in float32."""
+        return self.depth * (4 if self.itemsize == 4 else 1)
+
+    @property
+    def chip_bytes(self) -> int:
+        """Of a column of X^T or W^T in a partition."""
+        return self.depth * self.itemsize
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Of a class of W that DMA moves."""
+        return self.depth * TILE * (self.weight_itemsize or self.itemsize)
+
+
+class SecondNeeds(Protocol):
+    """What the second visit of a mixture takes beside the first one."""
+
+    @property
+    def program_share(self) -> float:
+        """Which share of the instructions that a program may have the first visit takes."""
+
+    @property
+    def loops_over_positions(self) -> bool:
+        """Blocks of positions may be iterations of a loop of the device."""
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
+
+    def vector_us(self, columns: int) -> float:
+        """How long Vector takes for a pair of tiles of so many columns."""
+
+
+@dataclass(frozen=True)
+class PairForwardSizes:
+    """What a launch of the forward is about.
+
+    Attributes:
+        num_positions, vocab_size: N and V.
+        student, teacher: the operands of each model.
+        cores: of the launch.
+        needs: its options.
+        second: of the second visit of a mixture; None without one.
+        most_positions: of a block; None for no limit but the room on chip.
+    """
+
+    num_positions: int
+    vocab_size: int
+    student: StreamSizes
+    teacher: StreamSizes
+    cores: int
+    needs: PairNeeds = field(default_factory=PairNeeds)
+    second: SecondNeeds | None = None
+    most_positions: int | None = None
+
+    @property
+    def products(self) -> int:
+        """Passes of Tensor over a column of a pair of tiles."""
+        return self.student.products + self.teacher.products
+
+    @property
+    def loaded_bytes(self) -> int:
+        """Of a class of both W that DMA moves."""
+        return self.student.loaded_bytes + self.teacher.loaded_bytes
+
+    @property
+    def staging_bytes(self) -> int:
+        """Of a partition: both models take the same tiles."""
+        return max(self.student.staging_bytes, self.teacher.staging_bytes)
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of positions."""
+        return div_ceil(self.num_positions, TILE)
+
+    @property
+    def class_tiles(self) -> int:
+        """Tiles of classes of the core that has most."""
+        return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions.
+
+        X^T of both models and two blocks of W^T of each; the rings of groups of pairs; two rows of each bias;
+        statistics of a window, which the cores swap, and what is made of them; and what a second visit takes.
+        """
+        needs = self.needs
+        operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
+        group = needs.turns * min(tiles, needs.group_tiles)
+        rings = group * needs.rings * class_block * _FLOAT32_BYTES
+        rows = 2 * sum(model.bias for model in needs.models) * class_block * _FLOAT32_BYTES
+        columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
+        numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
+        numbers += _OF_LABEL if needs.target else 0
+        second = 0 if self.second is None else self.second.bytes_of(tiles, class_block)
+        return operands + rings + rows + tiles * numbers * _FLOAT32_BYTES + self.staging_bytes + second + _SMALL_BYTES
+
+    def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
+        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
+
+        Of very many positions they are a loop however few classes there are.
+        """
+        count = div_ceil(self.position_tiles, min(position_block // TILE, self.position_tiles))
+        size = div_ceil(self.position_tiles, count) * TILE
+        whole, rest = divmod(self.num_positions, size)
+        unrolled = PositionPlan(size, whole, rest, False)
+        if self.second is not None and not self.second.loops_over_positions:
+            return unrolled
+        steps = div_ceil(self.class_tiles, class_block // TILE)
+        is_long = self.most_bodies(unrolled) < steps or self.num_positions > limited_positions(POSITIONS_UNSPLIT)
+        return unrolled._replace(is_loop=whole > 1 and is_long)
+
+    def most_bodies(self, plan: PositionPlan) -> int:
+        """How many blocks of classes the program of a core may have for each block of positions."""
+        of_pair = self.student.depth + self.teacher.depth + self.needs.instructions
+        of_block = _OF_BLOCK
+        for stream in (self.student, self.teacher):
+            if stream.staging_bytes > 0:
+                of_block += _OF_STAGED * div_ceil(stream.depth * _CLASS_BLOCKS[0], STAGED_ELEMENTS)
+        total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
+        share = 1.0 if self.second is None else self.second.program_share
+        return max(2 * WINDOW, int(total * share) // plan.copies // (plan.tiles * of_pair + of_block))
+
+    def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
+        """How many of the last classes the cores share: their products take longer than a swap does.
+
+        None where a block of them would be multiplied before the next one is loaded, or where they are too many. Both
+        are about time alone, and a test may say how many they are (:class:`nkilib.core.plan_limits.PlanLimits`). None
+        beside a second visit, which visits what its own core has kept.
+
+        Raises:
+            ValueError: a test asks for more than there are statistics for.
+        """
+        if self.cores == 1 or self.second is not None:
+            return 0
+        override = limits_in_force().shared_classes
+        if override is not None:
+            return self._shared_by_override(override, class_block)
+        of_class = self.products * (plan.tiles // 2) / _COLUMNS_PER_US
+        load = self.loaded_bytes / _BYTES_PER_US
+        if class_block * (of_class - load) < _LOAD_US:
+            return 0
+        classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
+        return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
+
+    def _shared_by_override(self, override: int, class_block: int) -> int:
+        """So many, or all that there are."""
+        most = _SHARED_BLOCKS_MAX * class_block
+        if override > most:
+            raise ValueError(
+                f"linear_distillation_forward: PlanLimits.shared_classes must be at most {_SHARED_BLOCKS_MAX} blocks "
+                f"of {class_block} classes, of which statistics have room, got {override}; give at most {most}"
+            )
+        return min(override, self.vocab_size)
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """About how long the launch takes."""
+        plan = self.position_plan(tiles * TILE, class_block)
+        tiles, needs = plan.tiles, self.needs
+        steps = div_ceil(self.class_tiles, class_block // TILE)
+        columns = self.class_tiles * TILE
+        taken = columns + steps * _BETWEEN
+        product = self.products * columns / _COLUMNS_PER_US
+        vector = needs.vector_passes * taken / _VECTOR_COLUMNS_PER_US
+        if self.second is not None:
+            vector += self.second.vector_us(columns)
+        scalar = needs.scalar_passes * taken / _SCALAR_COLUMNS_PER_US
+        if needs.softcap:
+            scalar += 2 * _TABLE_US * steps / min(tiles, needs.group_tiles)
+        gpsimd = needs.gpsimd_passes * taken / _GPSIMD_COLUMNS_PER_US
+        load = columns * self.loaded_bytes / _BYTES_PER_US
+        tile = (self.student.chip_bytes + self.teacher.chip_bytes) * TILE * TILE / _BYTES_PER_US
+        found = max(tiles * max(product, vector, scalar, gpsimd), load) + steps * _STEP_US + tile + _POSITIONS_US
+        bodies = self.most_bodies(plan)
+        if steps > bodies:
+            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
+        return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
+
+
+def choose_forward_tiling(sizes: PairForwardSizes, sbuf_bytes: int) -> LinearTiling:
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
+    most = min(sizes.position_tiles, _POSITION_TILES_MAX)
+    if sizes.most_positions is not None:
+        most = max(1, min(most, sizes.most_positions // TILE))
+    best, least_us = LinearTiling(TILE, TILE), float("inf")
+    for class_block in _CLASS_BLOCKS:
+        for tiles in range(most, 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
+    return best

@@ -1,0 +1,185 @@
+"""How a launch of the kernels of two models is cut up: arithmetic only.
+
+Of the blocks that fit SBUF those are taken that are estimated to be fastest. ``nkilib.simulator.profile`` models times;
+tests hold the choice against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
+
+from nkilib.core.host.sizes import checked_size, dtype_name
+from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.launch import (
+    CLASSES_FIRST,
+    CLASSES_MAX,
+    FEATURES_MAX,
+    FEATURES_MIN,
+    POSITIONS_MAX,
+    WEIGHT_LAYOUTS,
+)
+from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    PairForwardSizes,
+    StreamSizes,
+    choose_forward_tiling,
+)
+from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
+
+__all__ = ["FORWARD", "choose_linear_distillation_tiling"]
+
+FORWARD = "forward"
+_CALLER = "choose_linear_distillation_tiling"
+_ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+class _Launch(NamedTuple):
+    """A launch, checked.
+
+    Attributes:
+        num_positions, vocab_size: N and V.
+        student, teacher: the operands of each model, as the forward takes them.
+        cores, target, extended, beta: of the launch.
+    """
+
+    num_positions: int
+    vocab_size: int
+    student: StreamSizes
+    teacher: StreamSizes
+    cores: int
+    target: str
+    extended: bool
+    beta: float
+
+
+def choose_linear_distillation_tiling(
+    num_positions: int,
+    student_features: int,
+    teacher_features: int,
+    vocab_size: int,
+    dtype: Any,
+    direction: str,
+    *,
+    teacher_dtype: Any = None,
+    cores: int = 2,
+    target: str = "trn2",
+    student_weight_layout: str = "vd",
+    teacher_weight_layout: str = "vd",
+    extended: bool = False,
+    beta: float = 0.0,
+    student_input_dtype: Any = None,
+    student_weight_dtype: Any = None,
+    teacher_input_dtype: Any = None,
+    teacher_weight_dtype: Any = None,
+) -> LinearTiling:
+    """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
+
+    Modelled, not measured. Repeated calls are looked up.
+
+    Example::
+
+        tiling = choose_linear_distillation_tiling(2048, 1024, 2048, 151936, nl.bfloat16, "forward")
+        found = linear_distillation_forward[2](xs, ws, xt, wt, **tiling._asdict())
+
+    Args:
+        num_positions: N, rows of both inputs, 1 to 2^31 - 1.
+        student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
+        vocab_size: V, classes of both weights, 1 to 2^24.
+        dtype: bfloat16, float16 or float32, of the student's products: as NKI, numpy, torch or a string names it.
+        direction: ``"forward"``.
+        teacher_dtype: of the teacher's products; None: ``dtype``.
+        cores: of the launch, 1 or 2.
+        target: ``"trn2"`` or ``"trn3"``.
+        student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``.
+        extended: for a launch with a bias, a softcap, a logit scale, a temperature or a result at the labels: the
+            choice fits whichever are there. Ignored positions and row weights need nothing.
+        beta: of the launch: a divergence from a mixture has a second visit.
+        student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: of the operands where the
+            kernel is given a ``compute_dtype``, which is ``dtype`` then; None: that of the products.
+
+    Returns:
+        What the kernels accept for such a launch on the target.
+
+    Raises:
+        TypeError: if a size is no integer.
+        ValueError: if a size is out of range, or another argument is unknown.
+    """
+    positions, classes, *features = [
+        _within(name, value, least, most)
+        for name, value, least, most in (
+            ("num_positions", num_positions, 1, POSITIONS_MAX),
+            ("vocab_size", vocab_size, 1, CLASSES_MAX),
+            ("student_features", student_features, FEATURES_MIN, FEATURES_MAX),
+            ("teacher_features", teacher_features, FEATURES_MIN, FEATURES_MAX),
+        )
+    ]
+    products = [dtype_name(dtype), dtype_name(dtype if teacher_dtype is None else teacher_dtype)]
+    operands = [
+        [name if operand is None else dtype_name(operand) for operand in of_model]
+        for name, of_model in zip(
+            products,
+            ((student_input_dtype, student_weight_dtype), (teacher_input_dtype, teacher_weight_dtype)),
+            strict=True,
+        )
+    ]
+    layouts = [student_weight_layout, teacher_weight_layout]
+    for argument, value, known in (
+        ("dtype", products[0], tuple(_ITEMSIZES)),
+        ("teacher_dtype", products[1], tuple(_ITEMSIZES)),
+        ("student_input_dtype", operands[0][0], tuple(_ITEMSIZES)),
+        ("student_weight_dtype", operands[0][1], tuple(_ITEMSIZES)),
+        ("teacher_input_dtype", operands[1][0], tuple(_ITEMSIZES)),
+        ("teacher_weight_dtype", operands[1][1], tuple(_ITEMSIZES)),
+        ("direction", direction, tuple(_CHOICES)),
+        ("cores", cores, (1, 2)),
+        ("target", target, tuple(SBUF_BYTES)),
+        ("student_weight_layout", layouts[0], WEIGHT_LAYOUTS),
+        ("teacher_weight_layout", layouts[1], WEIGHT_LAYOUTS),
+    ):
+        if value not in known:
+            raise ValueError(f"{_CALLER}: {argument} must be one of {', '.join(map(str, known))}, got {value!r}")
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"{_CALLER}: beta must be from 0 to 1, got {beta!r}")
+    student, teacher = (
+        _stream(features[model], products[model], operands[model], layouts[model]) for model in range(2)
+    )
+    launch = _Launch(positions, classes, student, teacher, cores, target, bool(extended), float(beta))
+    return _CHOICES[direction](launch)
+
+
+def forward_tiling(sizes: PairForwardSizes, target: str) -> LinearTiling:
+    """The tiling of a forward whose sizes and needs are known. Repeated calls are looked up."""
+    return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
+
+
+def _stream(features: int, product: str, operands: list[str], layout: str) -> StreamSizes:
+    casts = CastBytes(*(0 if operand == product else _ITEMSIZES[operand] for operand in operands))
+    staging = casts.forward_staging(layout == CLASSES_FIRST)
+    return StreamSizes(features, _ITEMSIZES[product], weight_itemsize=casts.weight, staging_bytes=staging)
+
+
+def _within(name: str, value: int, least: int, most: int) -> int:
+    size = checked_size(_CALLER, name, value, "operands")
+    if not least <= size <= most:
+        raise ValueError(f"{_CALLER}: {name} must be from {least} to {most}, got {size}")
+    return size
+
+
+@lru_cache(maxsize=1024)
+def _chosen_forward(sizes: PairForwardSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
+    """Return the tiling of a forward. The choice reads the limits, so they must be a part of the cache's key."""
+    return choose_forward_tiling(sizes, sbuf_bytes)
+
+
+def _forward(launch: _Launch) -> LinearTiling:
+    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
+    sizes = PairForwardSizes(
+        launch.num_positions, launch.vocab_size, launch.student, launch.teacher, launch.cores, needs
+    )
+    return forward_tiling(sizes, launch.target)
+
+
+_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {FORWARD: _forward}
