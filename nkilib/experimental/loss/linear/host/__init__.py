@@ -1,0 +1,1 @@
+"""How launches of both linear losses are cut up: arithmetic, while kernels are traced."""
