@@ -18,7 +18,7 @@ from nkilib.experimental.loss import (
 CORES = 2
 _BFLOAT16_BYTES, _FLOAT32_BYTES = 2, 4
 _MICROSECONDS_PER_MILLISECOND = 1e3
-# The backward of either form takes so many vectors [N] in float32: statistics of both models, and the upstream gradient.
+# Vectors [N] in float32 that the backward of either form takes: statistics of both models, and the upstream gradient.
 _VECTORS = 6
 Shape = tuple[int, ...]
 
