@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from nkilib.experimental.loss.cross_entropy.options import Classes
-from nkilib.experimental.loss.linear_distillation.mixture_launch import mixture_sizes, validated_mixture_tiling
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
+from nkilib.experimental.loss.linear_distillation.mixture_launch import validated_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.mixture_products import mixture_of_core
 from nkilib.experimental.loss.linear_distillation.mixture_results import MixtureResults
 from nkilib.experimental.loss.linear_distillation.mixture_rows import PairVectors
@@ -14,6 +15,7 @@ from nkilib.experimental.loss.linear_distillation.options import (
     PairLaunch,
     PairOptions,
 )
+from nkilib.experimental.loss.linear_distillation.pair_sizes import forward_sizes
 from nkilib.nki import nl
 
 
@@ -72,7 +74,7 @@ def linear_distillation_mixture(
         function, student, teacher, PairOptions(beta, temperature), Classes(0, student.vocab_size, student.vocab_size)
     )
     vectors = PairVectors(student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
-    sizes = mixture_sizes(launch)
+    sizes = MixtureSizes(forward_sizes(launch))
     tiling = validated_mixture_tiling(launch, sizes, position_block, class_block)
     results = MixtureResults.make(launch.num_positions)
 

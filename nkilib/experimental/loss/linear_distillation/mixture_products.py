@@ -25,8 +25,8 @@ from nkilib.experimental.loss.linear_distillation.mixture_terms import MixturePa
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.nki import nl
 
-# Stores the results of a block of positions: its sums, and the log sums of student and teacher.
-StoreSums = Callable[[Block, nl.NkiTensor, tuple[nl.NkiTensor, nl.NkiTensor]], None]
+# Stores the results of a block of positions: its sums, its rows, and the log sums of student and teacher.
+StoreSums = Callable[[Block, nl.NkiTensor, MixtureRows, tuple[nl.NkiTensor, nl.NkiTensor]], None]
 
 
 def mixture_of_core(
@@ -105,7 +105,7 @@ class _Products:
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), tiling.class_block)
         schedule = ClassSchedule.make(division, nl.program_id(0), tiling.class_block, sizes.most_bodies(plan))
         largest = max(schedule.largest, 1)
-        staging = Staging.make(sizes.staging_bytes)
+        staging = Staging.make(sizes.forward.staging_bytes)
 
         def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
             shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
@@ -152,7 +152,7 @@ class _Products:
         self.sums.clear()
         self.terms.restart()
         self.schedule.run(lambda step: self._take(step, tiles, rows, reopens))
-        self.store(block, self.sums.exchanged()[:, :, 0:tiles], log_sums)
+        self.store(block, self.sums.exchanged()[:, :, 0:tiles], rows, log_sums)
 
     def _load_inputs(self, start: int, block: Block) -> None:
         """X^T of both models, from tile ``start`` on."""

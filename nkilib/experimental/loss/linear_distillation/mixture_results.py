@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.tiles import float32_like, product, scaled
 from nkilib.experimental.loss.linear.blocks import Block
 from nkilib.experimental.loss.linear.operands import store_positions
+from nkilib.experimental.loss.linear_distillation.mixture_rows import MixtureRows
 from nkilib.experimental.loss.linear_distillation.mixture_sums import (
     STUDENT_LOGS,
     STUDENT_MASS,
@@ -18,6 +19,8 @@ from nkilib.experimental.loss.linear_distillation.mixture_sums import (
     TEACHER_MASS,
 )
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
+from nkilib.experimental.loss.linear_distillation.pair_positions import PairPositions
+from nkilib.experimental.loss.linear_distillation.pair_results import add_nan_of_empty
 from nkilib.nki import nisa, nl
 
 # A row behind the last position may have no mass.
@@ -54,12 +57,14 @@ class MixtureResults:
         self,
         block: Block,
         sums_sbuf: nl.NkiTensor,
+        rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
         """Store the results of a block of positions, each core two of them.
 
         Args:
             sums_sbuf: float32 [128, sums, tiles].
+            rows: scalars of the rows.
             log_sums: of student and teacher over all shards.
         """
         terms: list[nl.NkiTensor] = []
@@ -76,6 +81,54 @@ class MixtureResults:
         for number, (vector_hbm, values_sbuf) in enumerate(zip(self.returned(), values, strict=True)):
             if number % nl.num_programs() == nl.program_id(0):
                 store_positions(block.of(vector_hbm), values_sbuf)
+
+
+@dataclass(frozen=True)
+class MixtureStore:
+    """Where the divergences from a mixture over all classes belong.
+
+    Attributes:
+        launch: of the kernel.
+        divergence_hbm, moment_hbm: float32 [N] in HBM.
+    """
+
+    launch: PairLaunch
+    divergence_hbm: nl.NkiTensor
+    moment_hbm: nl.NkiTensor
+
+    def store(
+        self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
+    ) -> None:
+        """Store the results of a block of positions, whose labels and row weights are loaded for it.
+
+        Args:
+            sums_sbuf: float32 [128, sums, tiles].
+            neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
+        """
+        found = MixtureDivergences.of_sums(self.launch, sums_sbuf)
+        add_nan_of_empty(self.launch, found.moment_sbuf, neg_maxima)
+        add_nan_of_empty(self.launch, found.divergence_sbuf, neg_maxima)
+        weighted_sbuf = PairPositions.load(self.launch, block).weighted(found.divergence_sbuf)
+        values = ((self.divergence_hbm, weighted_sbuf), (self.moment_hbm, found.moment_sbuf))
+        for number, (vector_hbm, values_sbuf) in enumerate(values):
+            if number % nl.num_programs() == nl.program_id(0):
+                store_positions(block.of(vector_hbm), values_sbuf)
+
+    def store_of_vectors(
+        self,
+        block: Block,
+        sums_sbuf: nl.NkiTensor,
+        rows: MixtureRows,
+        log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
+    ) -> None:
+        """Likewise, where the largest z stands in the scalars of the rows."""
+        student_sbuf, teacher_sbuf = (
+            scaled(bias_sbuf, 1.0 / model.scale)
+            for bias_sbuf, model in zip(
+                (rows.student_bias_sbuf, rows.teacher_bias_sbuf), self.launch.models, strict=True
+            )
+        )
+        self.store(block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ from nkilib.experimental.loss.linear_distillation.mixture_sums import (
     TEACHER_MASS,
     MixtureSums,
 )
+from nkilib.experimental.loss.linear_distillation.model_tiles import multiply_by
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.nki import nisa, nl
 
@@ -65,33 +66,41 @@ class MixtureTerms:
         group: tiles of positions that are taken at a time.
         memories_sbuf: what the tiles are cut from, float32 [128, columns], as in :class:`MixturePair`.
         rings: the tiles, likewise.
+        ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
     """
 
     launch: PairLaunch
     group: int
     memories_sbuf: list[nl.NkiTensor]
     rings: list[Ring]
+    ratio_sbuf: nl.NkiTensor | None
 
     @classmethod
     def make(cls, launch: PairLaunch, group: int, class_block: int) -> MixtureTerms:
         """For groups of so many tiles, of at most so many classes."""
         shape = (PARTITIONS, GROUPS * group * class_block)
         memories_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(TILES_OF_PAIR)]
-        return cls._of_memory(launch, group, memories_sbuf)
+        ratio_sbuf = None
+        if launch.ratio != 1.0:
+            ratio_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=ratio_sbuf, value=launch.ratio)
+        return cls._of_memory(launch, group, memories_sbuf, ratio_sbuf)
 
     def with_wide_tiles(self) -> MixtureTerms:
         """The same memory in tiles that have the classes of a whole group, which is a tile."""
-        return self._of_memory(self.launch, 1, self.memories_sbuf)
+        return self._of_memory(self.launch, 1, self.memories_sbuf, self.ratio_sbuf)
 
     @classmethod
-    def _of_memory(cls, launch: PairLaunch, group: int, memories_sbuf: list[nl.NkiTensor]) -> MixtureTerms:
+    def _of_memory(
+        cls, launch: PairLaunch, group: int, memories_sbuf: list[nl.NkiTensor], ratio_sbuf: nl.NkiTensor | None
+    ) -> MixtureTerms:
         count = GROUPS * group
         size = int(memories_sbuf[0].shape[1]) // count
         rings = [
             Ring([memory_sbuf[:, number * size : (number + 1) * size] for number in range(count)])
             for memory_sbuf in memories_sbuf
         ]
-        return cls(launch, group, memories_sbuf, rings)
+        return cls(launch, group, memories_sbuf, rings, ratio_sbuf)
 
     @property
     def classes(self) -> int:
@@ -109,23 +118,16 @@ class MixtureTerms:
 
     def take_difference(self, pair: MixturePair) -> None:
         """ratio * teacher - student."""
-        ratio = self.launch.ratio
-        if ratio == 1.0:
-            nisa.tensor_tensor(
-                dst=pair.teacher_logs_sbuf,
-                data1=pair.teacher_sbuf,
-                data2=pair.student_sbuf,
-                op=nl.subtract,
-                engine=nisa.engine.gpsimd,
-            )
-            return
-        nisa.scalar_tensor_tensor(
+        teacher_sbuf = pair.teacher_sbuf
+        if self.ratio_sbuf is not None:
+            teacher_sbuf = pair.teacher_logs_sbuf
+            multiply_by(teacher_sbuf, pair.teacher_sbuf, self.ratio_sbuf)
+        nisa.tensor_tensor(
             dst=pair.teacher_logs_sbuf,
-            data=pair.teacher_sbuf,
-            op0=nl.multiply,
-            operand0=ratio,
-            op1=nl.subtract,
-            operand1=pair.student_sbuf,
+            data1=teacher_sbuf,
+            data2=pair.student_sbuf,
+            op=nl.subtract,
+            engine=nisa.engine.gpsimd,
         )
 
     def take_logs(self, pair: MixturePair, rows: MixtureRows) -> None:

@@ -10,7 +10,7 @@ The scores of two blocks are kept at a time, in two scratches that the blocks ta
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -31,6 +31,9 @@ _COLUMNS_PER_US = 2400.0
 _SCALAR_COLUMNS_PER_US, _VECTOR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 1200.0, 960.0, 164.0, 1.28
 _LOADED_BYTES_PER_US, _KEPT_BYTES_PER_US = 331_000.0, 300_000.0
 _BLOCK_US = 40.0
+_NEVER = float("inf")
+# A loop of fewer iterations costs more than it saves.
+_FEWEST_PAIRS = 2
 
 
 class MixtureBlocks(NamedTuple):
@@ -157,15 +160,8 @@ def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixt
         kept: tiles whose scores fit the memory, at least 2, or 1 for one tile.
         times: of a tile.
     """
-    ahead = max(0, tiles - _TILES_CHOSEN)
-    most, other = _slots(tiles, most, kept)
-    leading = []
-    while ahead > 0:
-        leading.append(min(most if len(leading) % 2 == 0 else other, ahead))
-        ahead -= leading[-1]
-    before = leading[-1] if leading else 0
-    chosen = _fastest(min(tiles, _TILES_CHOSEN), before, len(leading) % 2, most, other, times)
-    return MixtureBlocks((*leading, *chosen))
+    found = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
+    return MixtureBlocks(min(found, key=lambda blocks: blocks_us(blocks, times)))
 
 
 def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
@@ -174,61 +170,73 @@ def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixtur
     Args:
         tiles, most, kept, times: as in :func:`unrolled_blocks`.
     """
-    size = min(_slots(tiles, most, kept))
-    # One block before the loop, and two to four behind it.
-    pairs = (tiles - 3 * size) // (2 * size)
-    if pairs < 2:
+    size = min(most, kept // 2)
+    # One block before the loop, and some tiles behind it, which are the fastest blocks again.
+    pairs = (tiles - 3 * size) // (2 * size) if size > 0 else 0
+    if pairs < _FEWEST_PAIRS:
         return None
     left = tiles - size - 2 * pairs * size
-    trailing = _fastest(left, size, 1, size, size, times)
-    return MixtureBlocks((size,), size, pairs, trailing)
+    return MixtureBlocks((size,), size, pairs, _fastest(left, size, (size, size), times))
 
 
-def _slots(tiles: int, most: int, kept: int) -> tuple[int, int]:
-    """Tiles of the blocks that take the first scratch, and the second one, at most."""
+def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
+    """About how long blocks take, one after the other."""
+    befores = (0, *blocks[:-1])
+    beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
+    return beside + blocks[-1] * times.bare
+
+
+def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
+    """Tiles of the blocks that take the first scratch, and the second one, at most: the ways to split the memory."""
     most = min(most, tiles)
-    if kept >= tiles and most == tiles:
-        return most, min(most, kept)
-    first = min(most, div_ceil(kept, 2))
-    return first, max(1, min(most, kept - first))
+    if tiles <= min(most, kept):
+        yield tiles, max(0, min(most, kept - tiles))
+    for first in range(div_ceil(kept, 2), kept):
+        yield min(most, first), min(most, kept - first)
+        if first >= most:
+            return
 
 
-@lru_cache(maxsize=512)
-def _fastest(
-    tiles: int, before: int, slot: int, most: int, other: int, times: BlockTimes
-) -> tuple[int, ...]:
+def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
+    """All blocks: those that are too many to choose have the largest size."""
+    ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
+    while ahead > 0:
+        leading.append(min(slots[len(leading) % 2], ahead))
+        ahead -= leading[-1]
+    turn = len(leading) % 2
+    before = leading[-1] if leading else 0
+    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[turn], slots[1 - turn]), times))
+
+
+@lru_cache(maxsize=4096)
+def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
     """The blocks of the last tiles.
 
     Args:
-        tiles: how many.
+        tiles: how many, at least 1.
         before: tiles of the block before them; 0 for none.
-        slot: which scratch the first block takes.
-        most, other: tiles of a block in the first scratch and in the second one, at most.
+        slots: tiles of the first block, the third one and so on, and of the others, at most.
         times: of a tile.
     """
+    # By tiles that are left, tiles of the block before them and the scratch of the next block: time and next block.
     found: dict[tuple[int, int, int], tuple[float, int]] = {}
-    for left in range(tiles + 1):
+    largest = max(*slots, before)
+    beside = [[times.beside(size, last) for size in range(max(slots) + 1)] for last in range(largest + 1)]
+    for last in range(largest + 1):
         for turn in range(2):
-            for last in range(max(most, other, before) + 1):
-                found[left, last, turn] = min(
-                    _choices(left, last, (most, other)[turn], turn, times, found), default=(last * times.bare, 0)
-                )
+            found[0, last, turn] = (last * times.bare, 0)
+    for left in range(1, tiles + 1):
+        for turn in range(2):
+            most = min(left, slots[turn])
+            after = [(size, found[left - size, size, 1 - turn][0]) for size in range(1, most + 1)]
+            for last in range(largest + 1):
+                of_last = beside[last]
+                choices = ((of_last[size] + rest_us, size) for size, rest_us in after)
+                found[left, last, turn] = min(choices, default=(_NEVER, 0))
     blocks: list[int] = []
-    left, last, turn = tiles, before, slot
+    left, last, turn = tiles, before, 0
     while left > 0:
-        blocks.append(found[left, last, turn][1])
-        left, last, turn = left - blocks[-1], blocks[-1], 1 - turn
+        last = found[left, last, turn][1]
+        left, turn = left - last, 1 - turn
+        blocks.append(last)
     return tuple(blocks)
-
-
-def _choices(
-    left: int,
-    last: int,
-    most: int,
-    turn: int,
-    times: BlockTimes,
-    found: dict[tuple[int, int, int], tuple[float, int]],
-) -> Iterator[tuple[float, int]]:
-    """The time of what is left, and the next block, for each size of it."""
-    for size in range(1, min(left, most) + 1):
-        yield times.beside(size, last) + found[left - size, size, 1 - turn][0], size

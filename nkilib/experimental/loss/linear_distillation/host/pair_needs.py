@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Tiles of positions whose scores stand side by side where Scalar takes tangents: it loads the tables of a tangent and of
-# an exponential once for a group of pairs.
+# Tiles of positions whose scores stand side by side where Scalar takes tangents: it loads the tables of a tangent and
+# of an exponential once for a group of pairs.
 _GROUP_OF_CAP = 2
 # Groups whose tiles are on chip at a time: one is multiplied while the sums of those before it are taken.
 _TURNS, _TURNS_OF_CAP = 3, 2
