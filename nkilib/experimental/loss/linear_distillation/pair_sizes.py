@@ -47,6 +47,6 @@ def forward_sizes(launch: PairLaunch, second: SecondNeeds | None = None) -> Pair
         student,
         teacher,
         nl.num_programs(),
-        pair_needs(launch),
+        pair_needs(launch).of_products(student.products + teacher.products),
         second,
     )

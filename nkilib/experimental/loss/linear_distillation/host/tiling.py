@@ -177,7 +177,12 @@ def _forward(launch: _Launch) -> LinearTiling:
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
     sizes = PairForwardSizes(
-        launch.num_positions, launch.vocab_size, launch.student, launch.teacher, launch.cores, needs
+        launch.num_positions,
+        launch.vocab_size,
+        launch.student,
+        launch.teacher,
+        launch.cores,
+        needs.of_products(launch.student.products + launch.teacher.products),
     )
     return forward_tiling(sizes, launch.target)
 
