@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearGradients,
     LinearProblem,
     linear_backward_reference,
     linear_forward_reference,

@@ -1,1 +1,1 @@
-"""How launches of both linear losses are cut up: arithmetic, while kernels are traced."""
+"""Of both linear losses, for host code: how launches are cut up, output layers in float64, errors of their products."""
