@@ -57,7 +57,7 @@ class PairNeeds:
 
     def of_products(self, products: int) -> PairNeeds:
         """The same for products of so many passes of Tensor over a column of a pair of tiles."""
-        return replace(self, short=self.softcap and products <= _SHORT)
+        return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
 
     @property
     def models(self) -> tuple[ModelNeeds, ModelNeeds]:
