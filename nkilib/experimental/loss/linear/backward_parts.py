@@ -207,7 +207,11 @@ def _banks() -> list[nl.NkiTensor]:
 
 
 def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
-    """The tiles of logits of an operand pair, in banks that others take at other times."""
+    """The tiles of logits of an operand pair, in banks that others take at other times.
+
+    The scores that tiles of the gradient are made of stay in as many tiles as are opened at a time.
+    """
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else TURNS
 
     def tiles_sbuf(is_needed: bool, turns: int) -> list[nl.NkiTensor]:
         turns = turns if is_needed and not plan.keeps_logits else 0
@@ -217,6 +221,7 @@ def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiT
         pair.operands.num_features,
         pair.softcap,
         banks_psum,
-        tiles_sbuf(pair.operands.bias_hbm is not None, TURNS),
-        tiles_sbuf(pair.softcap is not None, plan.buffers.opened),
+        tiles_sbuf(pair.operands.bias_hbm is not None, TURNS if has_softcap else opened),
+        tiles_sbuf(has_softcap, opened),
+        pair.masked_score,
     )

@@ -18,11 +18,16 @@ class OperandPair:
         operands: X, W and the bias.
         softcap: of the logits; None for none.
         lowest_bias: what the bias is raised to where it is less; None where it stays.
+        masked_score: under a softcap, what takes the place of the tangent of a masked class, whose bias is raised to
+            twice that; None where it stays -1.
+        scores_stay: tiles of the gradient are made of the scores themselves; else they are opened with them alone.
     """
 
     operands: LinearOperands
     softcap: float | None = None
     lowest_bias: float | None = None
+    masked_score: float | None = None
+    scores_stay: bool = True
 
 
 @dataclass(frozen=True)
