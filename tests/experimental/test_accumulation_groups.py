@@ -33,7 +33,7 @@ from nkilib.experimental.loss import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.nki import nisa, nki, nl
 
 PACKAGE = Path(nkilib.__file__).parent
@@ -205,10 +205,10 @@ def test_every_place_that_sums_products_is_launched() -> None:
         "core/rows/recomputation.py",  # the shifted forward, distillation
         "experimental/loss/ctc/occupancies.py",
         "experimental/loss/linear_cross_entropy/gradient_columns.py",  # single products from here on
-        "experimental/loss/linear_cross_entropy/power_of_two.py",
-        "experimental/loss/linear_cross_entropy/logits.py",  # and sums of the linear kernels
-        "experimental/loss/linear_cross_entropy/products.py",
-        "experimental/loss/linear_cross_entropy/weight_gradient.py",
+        "experimental/loss/linear/power_of_two.py",
+        "experimental/loss/linear/logits.py",  # and sums of the linear kernels
+        "experimental/loss/linear/products.py",
+        "experimental/loss/linear/weight_gradient.py",
     }
 
 

@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+
+from nkilib.torch import linear_distillation_loss, linear_token_scores
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
 BATCH, LENGTH = 6, 5
@@ -19,11 +22,11 @@ Values = dict[str, np.ndarray]
 
 
 def recipes() -> dict[str, Any]:
-    """What the block of the page defines that has the losses."""
+    """What the blocks of the page define that have losses."""
     blocks = re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    (source,) = [block for block in blocks if "def ppo(" in block]
     namespace: dict[str, Any] = {}
-    exec(source, namespace)
+    for source in [block for block in blocks if re.search(r"^def ", block, re.MULTILINE)]:
+        exec(source, namespace)
     return namespace
 
 
@@ -54,6 +57,19 @@ def answers() -> Values:
         "ref": found["ref_chosen"],
         "is_desirable": np.arange(BATCH) % 2 == 0,
         "kl": np.array(0.3),
+    }
+
+
+def likeliest() -> Values:
+    """Log-probabilities of the four likeliest of nine tokens to a teacher, under it and under a student."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(0.0, 1.5, (2, BATCH, LENGTH, 9))
+    student, teacher = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    ids = np.argsort(-teacher)[..., :4]
+    return {
+        "student": np.take_along_axis(student, ids, -1),
+        "teacher": np.take_along_axis(teacher, ids, -1),
+        "mask": tokens()["mask"],
     }
 
 
@@ -169,8 +185,37 @@ def orpo(given: Values) -> float:
     return of_each_answer(given, loss, "chosen", "rejected")
 
 
+def of_each_position(given: Values, distributions: Callable[[Any], list[float]], is_reverse: bool = False) -> float:
+    """The mean of KL(teacher, student), or of the other, over the positions that count, outcome by outcome.
+
+    Args:
+        given: the log-probabilities.
+        distributions: probabilities of all outcomes, of K log-probabilities.
+        is_reverse: KL(student, teacher).
+    """
+    losses = []
+    for b, s in zip(*np.nonzero(given["mask"]), strict=True):
+        teacher, student = (distributions(given[name][b, s]) for name in ("teacher", "student"))
+        first, second = (student, teacher) if is_reverse else (teacher, student)
+        losses.append(sum(p * math.log(p / q) for p, q in zip(first, second, strict=True)))
+    return sum(losses) / len(losses)
+
+
+def bare(logprobs: Any) -> list[float]:
+    return [math.exp(each) for each in logprobs]
+
+
+def with_tail(logprobs: Any) -> list[float]:
+    return [*bare(logprobs), 1.0 - sum(bare(logprobs))]
+
+
+def renormalized(logprobs: Any) -> list[float]:
+    return [each / sum(bare(logprobs)) for each in bare(logprobs)]
+
+
 # By recipe: its inputs, those that have a derivative, what else it is given, and its formula.
 TOKENS = ("logprob", "old", "advantage", "mask")
+PAIR = ("student", "teacher", "mask")
 CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], float]]] = {
     "ppo": (TOKENS, {}, ppo),
     "grpo": (("logprob", "old", "ref", "advantage", "mask"), {}, grpo),
@@ -184,8 +229,17 @@ CASES: Mapping[str, tuple[tuple[str, ...], dict[str, Any], Callable[[Values], fl
     "kto": (("logprob", "ref", "is_desirable", "kl"), {}, kto),
     "simpo": (("chosen", "rejected"), {}, simpo),
     "orpo": (("chosen", "rejected"), {}, orpo),
+    "topk_forward_kl": (PAIR, {}, lambda given: of_each_position(given, with_tail)),
+    "topk_reverse_kl": (PAIR, {}, lambda given: of_each_position(given, with_tail, is_reverse=True)),
+    "topk_forward_kl_renormalized": (PAIR, {}, lambda given: of_each_position(given, renormalized)),
+    "topk_reverse_kl_renormalized": (
+        PAIR,
+        {},
+        lambda given: of_each_position(given, renormalized, is_reverse=True),
+    ),
+    "topk_forward_terms": (PAIR, {}, lambda given: of_each_position(given, bare)),
 }
-DIFFERENTIATED = {"logprob", "chosen", "rejected"}
+DIFFERENTIATED = {"logprob", "chosen", "rejected", "student"}
 
 
 def as_tensor(values: np.ndarray) -> torch.Tensor:
@@ -205,12 +259,20 @@ def derivative(formula: Callable[[Values], float], given: Values, name: str) -> 
     return found
 
 
+def inputs_of(name: str) -> Values:
+    """What a recipe is called with, and more."""
+    inputs, _, _ = CASES[name]
+    if "student" in inputs:
+        return likeliest()
+    return tokens() if "mask" in inputs or name == "k3_kl" else answers()
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
     inputs, options, formula = CASES[name]
     rounded = {
         each: values.astype(np.float32).astype(np.float64) if values.dtype == np.float64 else values
-        for each, values in (tokens() if "mask" in inputs or name == "k3_kl" else answers()).items()
+        for each, values in inputs_of(name).items()
     }
     tensors = {each: as_tensor(rounded[each]).requires_grad_(each in DIFFERENTIATED) for each in inputs}
     result = RECIPES[name](**tensors, **options)
@@ -227,7 +289,7 @@ def test_a_recipe_and_its_gradient_are_those_of_the_formula(name: str) -> None:
 
 
 def test_every_loss_of_the_page_is_compared() -> None:
-    helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "log1mexp"}
+    helpers = {"mean_of_tokens", "mean_of_answers", "clipped", "log1mexp", "kl", "with_tail", "mean_of_positions"}
     functions = set(re.findall(r"^def (\w+)\(", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
     assert functions - helpers == set(CASES)
 
@@ -239,3 +301,64 @@ def test_small_distances_keep_their_digits() -> None:
     np.testing.assert_allclose(RECIPES["k3_kl"](zeros, distance).numpy(), exact, rtol=5e-3)
     naive = (torch.exp(distance) - 1.0 - distance).numpy()
     assert abs(naive[0] / exact[0] - 1.0) > 0.3
+
+
+def test_a_tail_of_nothing_is_no_nan() -> None:
+    certain = torch.tensor([[[0.0, -30.0]], [[-1e-7, -16.2]]])
+    student = torch.tensor([[[-0.1, -3.0]], [[-1e-7, -16.2]]], requires_grad=True)
+    for name in ("topk_forward_kl", "topk_reverse_kl"):
+        loss = RECIPES[name](student, certain, torch.ones(2, 1))
+        (gradient,) = torch.autograd.grad(loss, student)
+        assert bool(loss.isfinite()) and bool(gradient.isfinite().all()) and gradient[0].norm() > 0
+
+
+def models(*widths: int) -> list[tuple[Tensor, Tensor]]:
+    """Hidden states [3, 5, width] and output layer [40, width] of each model, float32."""
+    generator = torch.Generator().manual_seed(6)
+    shapes = [((3, 5, width), (40, width)) for width in widths]
+    return [
+        (torch.randn(hidden, generator=generator), torch.randn(layer, generator=generator) / layer[1] ** 0.5)
+        for hidden, layer in shapes
+    ]
+
+
+def assert_alike(loss: Tensor, given: tuple[Tensor, ...], exact: Tensor, exact_given: tuple[Tensor, ...]) -> None:
+    """Loss and gradients are those of float64, but for roundings to float32."""
+    assert loss.item() == pytest.approx(exact.item(), rel=2e-6)
+    gradients, expected = torch.autograd.grad(loss, given), torch.autograd.grad(exact, exact_given)
+    for gradient, truth in zip(gradients, expected, strict=True):
+        assert truth.norm() > 1e-3 and (gradient.double() - truth).norm() <= 3e-6 * truth.norm()
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name.startswith("topk")])
+def test_the_likeliest_tokens_from_hidden_states(name: str) -> None:
+    (hidden, layer), (teacher_hidden, teacher_layer) = models(16, 24)
+    teacher, ids = (teacher_hidden @ teacher_layer.T).log_softmax(-1).topk(4)
+    mask = torch.arange(5) > 1
+    ids[:, ~mask] = -100
+    given = (hidden.requires_grad_(), layer.requires_grad_())
+    student = linear_token_scores(*given, ids, outputs=()).logprob
+    exact_given = tuple(each.detach().double().requires_grad_() for each in given)
+    every = (exact_given[0] @ exact_given[1].T).log_softmax(-1)
+    exact = RECIPES[name](every.gather(-1, ids.clamp(min=0)), teacher.double(), mask.expand(3, 5))
+    assert_alike(RECIPES[name](student, teacher, mask.expand(3, 5)), given, exact, exact_given)
+
+
+@pytest.mark.parametrize("direction", ["forward", "reverse"])
+def test_a_mix_with_cross_entropy(direction: str) -> None:
+    (hidden, layer), teacher = models(16, 24)
+    labels = torch.arange(15).reshape(3, 5)
+    labels[:, :2] = -100
+    given = (hidden.requires_grad_(), layer.requires_grad_())
+    found = linear_distillation_loss(*given, *teacher, labels, direction=direction, outputs=("logprob",))
+    mixed = 0.7 * found.loss - 0.3 * found.logprob.sum() / (labels != -100).sum()
+    exact_given = tuple(each.detach().double().requires_grad_() for each in given)
+    log_q, log_p = (
+        (each[0] @ each[1].T).log_softmax(-1) for each in (exact_given, [each.double() for each in teacher])
+    )
+    first, second = (log_p, log_q) if direction == "forward" else (log_q, log_p)
+    divergences = (first.exp() * (first - second)).sum(-1)
+    logprob = log_q.gather(-1, labels.clamp(min=0)[..., None])[..., 0]
+    counts = labels != -100
+    exact = (0.7 * divergences - 0.3 * logprob)[counts].sum() / counts.sum()
+    assert_alike(mixed, given, exact, exact_given)

@@ -16,9 +16,9 @@ from benchmarks.fuzz.families.positions import drawn_targets
 from benchmarks.fuzz.values import DTYPES, INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import SMALLEST_NORMAL
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearGradients,
     LinearProblem,
     linear_backward_reference,
     linear_forward_reference,

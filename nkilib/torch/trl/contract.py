@@ -1,69 +1,125 @@
-"""The function of TRL that is replaced: where it stands, how it is called, and the check that it is still that."""
+"""The functions of TRL that are replaced: where they stand, how they are called, and the check that this is so."""
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+
+from torch import Tensor
 
 # Who is named in errors.
 INSTALL: Final = "nkilib.torch.trl.install"
-# The release whose function was compared with ours, as major and minor number.
+# The release whose functions were compared with ours, as major and minor number.
 RELEASE: Final = "1.16"
-# TRL's trainers look the function up here at every call.
-_MODULE, ATTRIBUTE = "trl.trainer.utils", "_ChunkedLogProbFunction"
-_OWN_MODULE, _OWN_NAME = "trl.kernels.chunked_logprob", "ChunkedLogProbFunction"
-_GATHER: Final = "maybe_gather_lm_head_ctx"
+_UTILS, _GATHER = "trl.trainer.utils", "maybe_gather_lm_head_ctx"
 
-# Results beside the log-probability, in the order in which they are returned.
+# Results of the token scores beside the log-probability, in the order in which they are returned.
 OUTPUTS: Final = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
 # The log-probability may be named too; it is returned in any case.
 KNOWN_OUTPUTS: Final = frozenset({"log_probs", *OUTPUTS})
 
 _EMPTY: Final = inspect.Parameter.empty
-# The arguments in their order, with their defaults.
-_PARAMETERS: Final[dict[str, Any]] = {
-    "hidden": _EMPTY,
-    "weight": _EMPTY,
-    "bias": _EMPTY,
-    "targets": _EMPTY,
-    "temperature": _EMPTY,
-    "chunk_size": _EMPTY,
-    "final_logit_softcapping": None,
-    "logit_scale": 1.0,
-    "outputs": OUTPUTS,
-}
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function of TRL, a subclass of ``torch.autograd.Function``.
+
+    Attributes:
+        module, attribute: the name that TRL's trainers look up at every call.
+        own_module, own_name: where TRL defines the function.
+        parameters: the arguments in their order, with their defaults.
+    """
+
+    module: str
+    attribute: str
+    own_module: str
+    own_name: str
+    parameters: Mapping[str, Any]
+
+
+_SCORES: Final = Function(
+    _UTILS,
+    "_ChunkedLogProbFunction",
+    "trl.kernels.chunked_logprob",
+    "ChunkedLogProbFunction",
+    {
+        **dict.fromkeys(("hidden", "weight", "bias", "targets", "temperature", "chunk_size"), _EMPTY),
+        "final_logit_softcapping": None,
+        "logit_scale": 1.0,
+        "outputs": OUTPUTS,
+    },
+)
+_MODELS: Final = ("student", "teacher")
+_DIVERGENCES: Final = Function(
+    "trl.trainer.distillation_trainer",
+    "ChunkedDivergenceFunction",
+    "trl.kernels.chunked_divergence",
+    "ChunkedDivergenceFunction",
+    {
+        **{f"{model}_{name}": _EMPTY for model in _MODELS for name in ("hidden", "weight", "bias")},
+        "beta": _EMPTY,
+        "temperature": 1.0,
+        "student_logit_scale": 1.0,
+        "student_final_logit_softcapping": None,
+        "teacher_logit_scale": 1.0,
+        "teacher_final_logit_softcapping": None,
+    },
+)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the function of TRL stands.
+    """Where a function of TRL stands.
 
     Attributes:
-        module: ``trl.trainer.utils``.
-        own: TRL's own function, a subclass of ``torch.autograd.Function``.
+        module: the module in which trainers look it up.
+        attribute: its name there.
+        own: TRL's own function.
+        utils: ``trl.trainer.utils``.
     """
 
     module: Any
+    attribute: str
     own: Any
+    utils: Any
 
     @property
     def current(self) -> Any:
         """What stands there now."""
-        return getattr(self.module, ATTRIBUTE)
+        return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
         """Let every trainer call ``function``."""
-        setattr(self.module, ATTRIBUTE, function)
+        setattr(self.module, self.attribute, function)
 
-    def gathered(self, *parameters: Any) -> Any:
-        """TRL's context in which ZeRO-3 has gathered parameters."""
-        return getattr(self.module, _GATHER)(*parameters)
+    @contextmanager
+    def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
+        """TRL's context in which ZeRO-3 has gathered the parameters of each of some output layers."""
+        with ExitStack() as contexts:
+            for parameters in layers:
+                contexts.enter_context(getattr(self.utils, _GATHER)(*parameters))
+            yield
 
 
-def find_place() -> Place:
-    """The place in the TRL that is installed, which is imported.
+class Places(NamedTuple):
+    """Where both functions stand.
+
+    Attributes:
+        scores: of tokens.
+        divergences: of a student from a teacher.
+    """
+
+    scores: Place
+    divergences: Place
+
+
+def find_places() -> Places:
+    """The places in the TRL that is installed, which is imported.
 
     Raises:
         ImportError: there is no TRL, or one that differs from the release that this was written for; the message says
@@ -80,33 +136,38 @@ def find_place() -> Place:
         ) from None
     version = str(trl.__version__)
     faults = [] if version.split(".")[:2] == RELEASE.split(".") else [f"its version is {version}"]
+    scores, divergences = (_found(each, faults) for each in (_SCORES, _DIVERGENCES))
+    if faults or scores is None or divergences is None:
+        raise ImportError(
+            f"{INSTALL}: needs the token scores and divergences of trl {RELEASE}, and the trl here differs: "
+            f"{'; '.join(faults)}; install trl=={RELEASE}.*, or an nkilib that knows this one",
+            name="trl",
+        )
+    return Places(scores, divergences)
+
+
+def _found(function: Function, faults: list[str]) -> Place | None:
+    """Where a function stands, and None where it does not; what differs is added to ``faults``."""
     try:
-        module, own = import_module(_MODULE), getattr(import_module(_OWN_MODULE), _OWN_NAME)
+        utils, module = import_module(_UTILS), import_module(function.module)
+        own = getattr(import_module(function.own_module), function.own_name)
     except (ImportError, AttributeError) as error:
-        raise _refused([*faults, f"it has no {_OWN_MODULE}.{_OWN_NAME} ({error})"]) from error
-    faults += [f"{_MODULE} has no {name}" for name in (ATTRIBUTE, _GATHER) if not hasattr(module, name)]
-    faults += _differences(own)
-    if faults:
-        raise _refused(faults)
-    return Place(module, own)
+        faults.append(f"it has no {function.own_module}.{function.own_name} ({error})")
+        return None
+    needed = ((module, function.module, function.attribute), (utils, _UTILS, _GATHER))
+    missing = [f"{path} has no {name}" for owner, path, name in needed if not hasattr(owner, name)]
+    faults += [each for each in (*missing, *_differences(function, own)) if each not in faults]
+    return Place(module, function.attribute, own, utils)
 
 
-def _refused(faults: list[str]) -> ImportError:
-    return ImportError(
-        f"{INSTALL}: needs the token scores of trl {RELEASE}, and the trl here differs: {'; '.join(faults)}; install "
-        f"trl=={RELEASE}.*, or an nkilib that knows this one",
-        name="trl",
-    )
-
-
-def _differences(function: Any) -> list[str]:
+def _differences(function: Function, own: Any) -> list[str]:
     """How the arguments of a function differ from those that are known, a clause each."""
-    _, *found = inspect.signature(function.forward).parameters.values()  # the first is the context
-    names, expected = [each.name for each in found], list(_PARAMETERS)
+    _, *found = inspect.signature(own.forward).parameters.values()  # the first is the context
+    names, expected = [each.name for each in found], list(function.parameters)
     if names != expected:
-        return [f"{_OWN_NAME} takes ({', '.join(names)}) instead of ({', '.join(expected)})"]
+        return [f"{function.own_name} takes ({', '.join(names)}) instead of ({', '.join(expected)})"]
     return [
-        f"{_OWN_NAME} has {each.name}={each.default!r} by default instead of {_PARAMETERS[each.name]!r}"
+        f"{function.own_name} has {each.name}={each.default!r} by default instead of {function.parameters[each.name]!r}"
         for each in found
-        if each.default != _PARAMETERS[each.name]
+        if each.default != function.parameters[each.name]
     ]

@@ -1,70 +1,19 @@
-"""``install``: TRL's trainers score tokens on the kernels."""
+"""``install``: TRL's trainers score tokens and compare models on the kernels."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-from torch import Tensor
+from collections.abc import Iterable, Sequence
 
 from nkilib.torch.dispatch.native import NATIVE_DEVICE
 from nkilib.torch.replacement import checked_devices
-from nkilib.torch.trl.contract import ATTRIBUTE, INSTALL, OUTPUTS, Place, find_place
-from nkilib.torch.trl.scores import Recipe, TokenResults, token_results
-from nkilib.torch.trl.zero3 import gathered_results, is_sharded
-
-
-@dataclass
-class _Router:
-    """Stands in the place of TRL's function, which is a class that has ``apply`` called.
-
-    Attributes:
-        place: where it stands.
-        installed: the devices of each installation that has not been undone.
-    """
-
-    place: Place
-    installed: list[Undo] = field(default_factory=list)
-
-    def apply(
-        self,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        chunk_size: int,
-        final_logit_softcapping: float | None = None,
-        logit_scale: float = 1.0,
-        outputs: tuple[str, ...] = OUTPUTS,
-    ) -> TokenResults:
-        """TRL's results, from the kernels where these are installed for the device and take the operands."""
-        recipe = Recipe(temperature, final_logit_softcapping, logit_scale, outputs)
-        is_for_device = any(hidden.device.type in each.devices for each in self.installed)
-        if not is_for_device or not recipe.is_taken(hidden, weight, bias):
-            options = (temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
-            return self.place.own.apply(hidden, weight, bias, targets, *options)
-        if is_sharded(weight, bias):
-            return gathered_results(hidden, weight, bias, targets, recipe, self.place)
-        return token_results(hidden, weight, bias, targets, recipe)
-
-    def add(self, undo: Undo) -> None:
-        """Let trainers call this."""
-        self.installed.append(undo)
-        self.place.put(self)
-
-    def remove(self, undo: Undo) -> None:
-        """Take an installation back, and let trainers call TRL's function if it was the last."""
-        if undo in self.installed:
-            self.installed.remove(undo)
-        if not self.installed and self.place.current is self:
-            self.place.put(self.place.own)
+from nkilib.torch.trl.contract import INSTALL, find_places
+from nkilib.torch.trl.routers import DivergenceRouter, Installation, Router, ScoreRouter, router_of
 
 
 class Undo:
     """Takes an installation back when it is called, or when a ``with`` block of it ends.
 
-    A second call does nothing. Other installations stay: TRL's function is back in its place when the last one is
+    A second call does nothing. Other installations stay: TRL's functions are back in their places when the last one is
     undone. If something else has been put there by then, that stays, and what it calls is TRL's own code again. A
     backward of what was computed before still works.
 
@@ -72,12 +21,14 @@ class Undo:
         devices: whose tensors the kernels take.
     """
 
-    def __init__(self, router: _Router, devices: frozenset[str]) -> None:
-        self._router = router
-        self.devices = devices
+    def __init__(self, routers: Sequence[Router], installation: Installation) -> None:
+        self._routers = routers
+        self._installation = installation
+        self.devices = installation.devices
 
     def __call__(self) -> None:
-        self._router.remove(self)
+        for each in self._routers:
+            each.remove(self._installation)
 
     def __enter__(self) -> Undo:
         return self
@@ -87,16 +38,20 @@ class Undo:
 
 
 def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
-    """Let the trainers of TRL 1.16 score tokens on the kernels, by :func:`nkilib.torch.linear_token_scores`.
+    """Let the trainers of TRL 1.16 compute what needs logits on the kernels, from hidden states.
 
     SFT, DPO, KTO, GRPO and RLOO take log-probability, entropy and metrics of every token from one function of hidden
-    states, ``trl.kernels.ChunkedLogProbFunction``, which they look up at each call. Off CUDA it makes logits in tiles,
-    rounded to the type of the products. After this the same calls have no logits in memory: one launch forward and one
-    backward, float32 results of unrounded logits, and gradients from float32 sums in the types of their tensors. It
-    may be called before or after a trainer is built, and again: an installation adds its devices to those of others.
+    states, ``trl.kernels.ChunkedLogProbFunction``. Distillation takes the divergence of the student from the teacher
+    from another, ``trl.kernels.chunked_divergence.ChunkedDivergenceFunction``. They look both up at each call. Off CUDA
+    these make logits in tiles; the first rounds them to the type of the products, and the second multiplies in float32.
+    After this the same calls go to :func:`nkilib.torch.linear_token_scores` and
+    :func:`nkilib.torch.linear_distillation_loss`: no logits in memory, one launch forward and one backward, float32
+    results of unrounded logits, and gradients from float32 sums in the types of their tensors. It may be called before
+    or after a trainer is built, and again: an installation adds its devices to those of others.
 
     TRL's own code computes what is on another device, in float64, of fewer than 16 features or more than 16,384, with a
-    ``logit_scale`` that is not positive, or has an output that is not known here.
+    logit scale that is not positive, or has an output that is not known here; and divergences with a ``beta`` beyond 0
+    to 1, a temperature beyond 1e-3 to 1e6, or models of unlike vocabularies.
 
     Args:
         devices: types of devices whose tensors the kernels take: ``"neuron"``, the native device of torch-neuronx,
@@ -106,25 +61,15 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
         What undoes it: call it, or use it in a ``with`` statement.
 
     Raises:
-        ImportError: TRL is not there, or is another release, or its function takes other arguments; the message says
+        ImportError: TRL is not there, or is another release, or its functions take other arguments; the message says
             what differs.
         TypeError: ``devices`` is no iterable of strings, or a string itself.
         ValueError: no device, or one on which no kernel runs.
-        RuntimeError: something else stands in the place of TRL's function.
+        RuntimeError: something else stands in the place of one of TRL's functions.
     """
-    wanted = checked_devices(INSTALL, devices)
-    place = find_place()
-    current = place.current
-    if isinstance(current, _Router):
-        router = current
-    elif current is place.own:
-        router = _Router(place)
-    else:
-        kind = current if isinstance(current, type) else type(current)
-        raise RuntimeError(
-            f"{INSTALL}: {place.module.__name__}.{ATTRIBUTE} must be TRL's own {place.own.__qualname__}, got "
-            f"{kind.__module__}.{kind.__qualname__}; undo what has replaced it, and install again"
-        )
-    undo = Undo(router, wanted)
-    router.add(undo)
-    return undo
+    installation = Installation(checked_devices(INSTALL, devices))
+    places = find_places()
+    routers = (router_of(places.scores, ScoreRouter), router_of(places.divergences, DivergenceRouter))
+    for each in routers:
+        each.add(installation)
+    return Undo(routers, installation)

@@ -1,4 +1,4 @@
-"""The arguments and results of TRL's function, computed by :func:`nkilib.torch.linear_token_scores`."""
+"""The arguments and results of TRL's token scores, computed by :func:`nkilib.torch.linear_token_scores`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.trl.contract import KNOWN_OUTPUTS
+from nkilib.torch.trl.operands import Head, Operands, read_cap
 
 # What TRL's function returns: log-probability, entropy, log sum p^2, mean logit, and whether the target is the argmax.
 TokenResults: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -26,7 +27,7 @@ _NAMES: Final = {
 
 
 @dataclass(frozen=True)
-class Recipe:
+class ScoreRecipe:
     """The arguments of TRL's function that are no operands.
 
     Attributes:
@@ -41,43 +42,37 @@ class Recipe:
     logit_scale: float
     outputs: tuple[str, ...]
 
-    def is_taken(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    def is_taken(self, head: Head) -> bool:
         """Whether the kernels compute these scores; TRL's own code computes the others."""
-        if any(each is not None and each.dtype == torch.float64 for each in (hidden, weight, bias)):
+        if any(each is not None and each.dtype == torch.float64 for each in head):
             return False
-        features = FEATURES_MIN <= hidden.shape[-1] <= FEATURES_MAX
+        features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
         return features and self.logit_scale > 0 and KNOWN_OUTPUTS.issuperset(self.outputs)
 
-    def cap(self) -> float | None:
-        """The cap as TRL reads it: 0 means 1, and of a negative one the function is the same."""
-        return None if self.softcap is None else abs(float(self.softcap)) or 1.0
+    def results(self, operands: Operands) -> TokenResults:
+        """TRL's five results [N], differentiable in the first two.
 
+        Args:
+            operands: hidden states [N, D], weight [V, D], bias [V], and targets [N], int64.
 
-def token_results(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, recipe: Recipe) -> TokenResults:
-    """TRL's five results [N], differentiable in the first two.
-
-    Args:
-        hidden: [N, D].
-        weight: [V, D].
-        bias: [V].
-        targets: [N], int64.
-        recipe: the other arguments.
-
-    Raises:
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
-            :func:`nkilib.torch.linear_token_scores`.
-    """
-    scores = linear_token_scores(
-        hidden,
-        weight,
-        targets,
-        linear_bias=bias,
-        temperature=float(recipe.temperature),  # configurations have integers too
-        logit_scale=float(recipe.logit_scale),
-        logit_softcap=recipe.cap(),
-        outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in recipe.outputs),
-        # The operands may be of unlike types: TRL casts all to that of autocast, or of the hidden states.
-        compute_dtype=autocast_dtype(hidden.device) or hidden.dtype,
-    )
-    is_top1 = None if scores.argmax is None else scores.argmax == targets
-    return scores.logprob, scores.entropy, scores.log_sum_squares, scores.mean_logit, is_top1
+        Raises:
+            TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+                :func:`nkilib.torch.linear_token_scores`.
+        """
+        head, targets = Head.of(operands[:3]), operands[3]
+        if targets is None:
+            raise TypeError("nkilib.torch.trl: targets must be a tensor, got None; pass them")
+        scores = linear_token_scores(
+            head.hidden,
+            head.weight,
+            targets,
+            linear_bias=head.bias,
+            temperature=float(self.temperature),  # configurations have integers too
+            logit_scale=float(self.logit_scale),
+            logit_softcap=read_cap(self.softcap),
+            outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in self.outputs),
+            # The operands may be of unlike types: TRL casts all to that of autocast, or of the hidden states.
+            compute_dtype=autocast_dtype(head.hidden.device) or head.hidden.dtype,
+        )
+        is_top1 = None if scores.argmax is None else scores.argmax == targets
+        return scores.logprob, scores.entropy, scores.log_sum_squares, scores.mean_logit, is_top1

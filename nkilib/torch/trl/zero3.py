@@ -1,14 +1,14 @@
-"""Token scores under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
+"""Functions of output layers under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
 
-TRL gathers weight and bias of the output layer around its call; after it they have no elements. The backward needs them
-once more, so it gathers them again, with TRL's own context, and nothing keeps them in between.
+Around the forward weight and bias have been gathered; after it they have no elements. The backward needs them once
+more, so it gathers them again, with TRL's own context, and nothing keeps them in between.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,20 @@ from torch.autograd.function import once_differentiable
 from torch.autograd.graph import saved_tensors_hooks
 
 from nkilib.torch.trl.contract import Place
-from nkilib.torch.trl.scores import Recipe, TokenResults, token_results
+from nkilib.torch.trl.operands import Operands
 
 # The attribute by which DeepSpeed knows whether a parameter is whole.
 _STATUS: Final = "ds_status"
+# For each output layer, which of the operands are its parameters.
+Layers: TypeAlias = tuple[tuple[int, ...], ...]
+_Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=True)
+
+
+class Recipe(Protocol[_Results_co]):
+    """A function of operands, with its options."""
+
+    def results(self, operands: Operands) -> _Results_co:
+        """What it computes."""
 
 
 def is_sharded(*parameters: Tensor | None) -> bool:
@@ -27,11 +37,10 @@ def is_sharded(*parameters: Tensor | None) -> bool:
     return any(hasattr(each, _STATUS) for each in parameters)
 
 
-def gathered_results(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, recipe: Recipe, place: Place
-) -> TokenResults:
-    """:func:`~.scores.token_results`, whose backward gathers weight and bias."""
-    return _Gathered.apply(hidden, weight, bias, targets, recipe, place)  # type: ignore[no-untyped-call]
+def gathered_results(recipe: Recipe[_Results_co], place: Place, operands: Operands, layers: Layers) -> _Results_co:
+    """The results of a recipe, whose backward gathers the parameters of the layers."""
+    found: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
+    return found
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Weight and bias, which a graph does not keep.
+    """Weights and biases, which a graph does not keep.
 
     Attributes:
         tensors: they, without a bias that there is not.
@@ -81,50 +90,48 @@ def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """The scores of detached operands with a graph of their own, which the backward runs within TRL's context.
+    """The results of detached operands with a graph of their own, which the backward runs within TRL's context.
 
     The parameters themselves are inputs of the outer graph alone, so their hooks run once.
     """
 
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        recipe: Recipe,
-        place: Place,
-    ) -> TokenResults:
+        ctx: Any, recipe: Recipe[tuple[Tensor | None, ...]], place: Place, layers: Layers, *operands: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
         ctx.set_materialize_grads(False)
-        ctx.place = place
-        parameters = _Parameters([each for each in (weight, bias) if each is not None])
-        wanted = ctx.needs_input_grad
-        of_hidden, of_weight = _leaf(hidden, wanted[0]), _leaf(weight, wanted[1])
-        of_bias = None if bias is None else _leaf(bias, wanted[2])
-        with torch.enable_grad(), saved_tensors_hooks(parameters.pack, parameters.unpack):
-            results = token_results(of_hidden, of_weight, of_bias, targets, recipe)
-        for leaf in (of_weight, of_bias):
+        ctx.place, ctx.layers = place, layers
+        numbers = [number for layer in layers for number in layer]
+        kept = _Parameters([each for each in (operands[number] for number in numbers) if each is not None])
+        wanted = ctx.needs_input_grad[-len(operands) :]
+        leaves = [None if each is None else _leaf(each, needed) for each, needed in zip(operands, wanted, strict=True)]
+        with torch.enable_grad(), saved_tensors_hooks(kept.pack, kept.unpack):
+            results = recipe.results(leaves)
+        for number in numbers:
+            leaf = leaves[number]
             if leaf is not None:  # the graph holds the leaf, which would hold the gathered memory
                 leaf.data = leaf.data.new_empty(0)
-        leaves = (of_hidden, of_weight, of_bias)
         ctx.leaves = [each for each in leaves if each is not None and each.requires_grad]
+        differentiable = [None if each is None or not each.requires_grad else each for each in results]
         # Saved rather than kept as an attribute, so that the inner graph is freed when the outer one is.
-        ctx.save_for_backward(weight, bias, *results[:2])
-        logprob, entropy, *others = (None if each is None else each.detach() for each in results)
-        ctx.mark_non_differentiable(*(each for each in others if each is not None))
-        return (logprob, entropy, *others)  # type: ignore[return-value]
+        ctx.save_for_backward(*(operands[number] for number in numbers), *differentiable)
+        detached = tuple(None if each is None else each.detach() for each in results)
+        others = zip(detached, differentiable, strict=True)
+        ctx.mark_non_differentiable(*(each for each, kept in others if each is not None and kept is None))
+        return detached
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *upstream: Tensor | None) -> tuple[Tensor | None, ...]:
-        weight, bias, *results = ctx.saved_tensors
-        given = [(each, grad) for each, grad in zip(results, upstream, strict=False) if grad is not None]
+        saved = iter(ctx.saved_tensors)
+        layers = [tuple(next(saved) for _ in layer) for layer in ctx.layers]
+        pairs = zip(saved, upstream, strict=True)
+        given = [(each, grad) for each, grad in pairs if each is not None and grad is not None]
         gradients: Sequence[Tensor | None] = (None,) * len(ctx.leaves)
         if given:
-            scores, grads = zip(*given, strict=True)
-            with ctx.place.gathered(weight, bias):
+            results, grads = zip(*given, strict=True)
+            with ctx.place.gathered(*layers):
                 # Kept for another backward through an outer graph that was retained.
-                gradients = torch.autograd.grad(scores, ctx.leaves, grads, retain_graph=True, allow_unused=True)
+                gradients = torch.autograd.grad(results, ctx.leaves, grads, retain_graph=True, allow_unused=True)
         of_leaves = iter(gradients)
         return (*(next(of_leaves) if needed else None for needed in ctx.needs_input_grad),)

@@ -16,13 +16,10 @@ from nkilib.experimental.loss import (
     linear_cross_entropy_forward_backward,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, ExtendedLoss
-from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
-    ROUNDOFF,
-    linear_forward_bounds,
-    linear_gradient_bounds,
-)
+from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
+from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    EVERY_CLASS,
     LinearProblem,
     linear_backward_reference,
     linear_forward_reference,

@@ -17,13 +17,13 @@ import numpy as np
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes, weight_tiles
 from nkilib.experimental.loss.linear.blocks import Span, balanced_spans, cut, shares_of_cores
+from nkilib.experimental.loss.linear.class_blocks import ClassBlocks, plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.class_cover import ClassCover, planned_cover
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes, weight_tiles
-from nkilib.experimental.loss.linear_cross_entropy.class_blocks import ClassBlocks, plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -31,6 +31,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
 from tests.experimental.plans.linear_sizes import (
@@ -122,10 +123,12 @@ def sizes_of(size: Size, variant: Variant) -> BackwardSizes:
         size["classes"],
         DTYPES[size["dtype"]].itemsize,
         size["layout"] == "vd",
-        has_bias="bias" in options,
-        has_class_weights="class_weight" in options and has_spread,
-        has_softcap="logit_softcap" in options,
-        has_rest=has_spread or "lse_square_scale" in options or variant.further or variant.entropy,
+        tile_needs(
+            "bias" in options,
+            "class_weight" in options and has_spread,
+            "logit_softcap" in options,
+            has_spread or "lse_square_scale" in options or variant.further or variant.entropy,
+        ),
         adds_to_weight=variant.adds,
     )
 
@@ -251,7 +254,14 @@ def check_with_entropy(row: Row) -> None:
     with shrunk(PlanLimits(**limits)), chosen:
         plans = _checked(size, variant, tiling._asdict())
     if "sbuf_bytes" in limits:
-        assert plans == {replace(expected, option_bytes=option_bytes, available_bytes=limits["sbuf_bytes"])}
+        assert plans == {
+            replace(
+                expected,
+                needs=sizes_of(size, variant).needs,
+                option_bytes=option_bytes,
+                available_bytes=limits["sbuf_bytes"],
+            )
+        }
 
 
 def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[BackwardPlan]:
@@ -290,7 +300,7 @@ def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[Backwa
             found = found - start
         off = np.abs(found - getattr(truths, name))
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
-    return {call.args[3] for call in made.call_args_list}
+    return {call.args[1] for call in made.call_args_list}
 
 
 def _family(name: str, branches: Callable[[Size], Branches]) -> PlanFamily:

@@ -12,9 +12,9 @@ import numpy as np
 from nkilib.core.plan_limits import PlanLimits, limits_in_force
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
@@ -27,6 +27,7 @@ from nkilib.experimental.loss.linear_cross_entropy.one_launch import (
     FEWEST_IN_LOOP,
     FORWARD_SHARE,
 )
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Size
 from tests.experimental.plans.linear_backward import (
@@ -90,8 +91,11 @@ def _of_gradients(items: tuple[tuple[str, Any], ...], _limits: PlanLimits) -> Pl
         size["classes"],
         DTYPES[size["dtype"]].itemsize,
         size["layout"] == "vd",
-        has_class_weights="class_weight" in options and has_spread,
-        has_rest=has_spread or "lse_square_scale" in options,
+        tile_needs(
+            has_class_weights="class_weight" in options and has_spread,
+            has_rest=has_spread or "lse_square_scale" in options,
+            keeps_logits=True,
+        ),
         adds_to_weight=count > 1,
         keeps_logits=True,
         program_share=(1.0 - FORWARD_SHARE) / copies,
@@ -160,7 +164,7 @@ def check_one_launch(size: Size, **tiling: int) -> None:
             **tiling,
         )
     if not tiling:
-        assert of_gradients(size).plan in [call.args[3] for call in made.call_args_list]
+        assert of_gradients(size).plan in [call.args[1] for call in made.call_args_list]
     forward = linear_forward_reference(problem)
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
     truths = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}

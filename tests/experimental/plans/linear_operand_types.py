@@ -16,6 +16,7 @@ import numpy as np
 
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.sizes import (
     STAGED_ELEMENTS,
     CastBytes,
@@ -28,7 +29,6 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_forward,
     linear_cross_entropy_forward_backward,
 )
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tests.torch.trl.runs import OUTPUTS, Run
+from tests.torch.trl.runs import Run
 
 # What may be off where TRL's own code is exact or nearly so. A value is a float32 of a few nats. A gradient in float32
 # has float32 sums on both sides; in bfloat16 that of one logit, rounded the other way, moves what follows.
@@ -33,12 +33,13 @@ class Error:
     floor: float
 
 
-def errors(run: Run, exact: Run, products: torch.dtype, later: float = 0.0) -> list[Error]:
+def errors(run: Run, exact: Run, names: tuple[str, ...], products: torch.dtype, later: float = 0.0) -> list[Error]:
     """All errors of a run.
 
     Args:
         run: what is compared.
         exact: the run in float64.
+        names: of the function's results that are numbers.
         products: the type that products are computed in.
         later: what gradients may be off by beside, from the second step on.
     """
@@ -49,7 +50,7 @@ def errors(run: Run, exact: Run, products: torch.dtype, later: float = 0.0) -> l
         for step, (ours, truth) in enumerate(zip(run.losses, exact.losses, strict=True))
     ]
     for call, (ours, truth) in enumerate(zip(run.results, exact.results, strict=True)):
-        for name, value, expected in zip(("logprob", *OUTPUTS[:-1]), ours, truth, strict=False):
+        for name, value, expected in zip(names, ours, truth, strict=False):
             assert (value is None) == (expected is None)
             if value is not None and expected is not None:
                 assert value.dtype == torch.float32 and value.shape == expected.shape

@@ -9,65 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import trl.kernels.chunked_logprob as tiles
-import trl.trainer.utils as place
 from torch import Tensor
-from torch.nn import functional
 from transformers import TrainerCallback
 
 from nkilib.torch.trl import install
-from tests.torch.trl.trainers import Case
-
-NAME = "_ChunkedLogProbFunction"
-OUTPUTS = ("entropy", "log_sum_sq_probs", "mean_logits", "is_top1")
-
-
-class _Rounded(torch.autograd.Function):
-    """Float64 of a tensor in the type of the products; the gradient is rounded to the type of the tensor alone."""
-
-    @staticmethod
-    def forward(ctx: Any, given: Tensor, dtype: torch.dtype) -> Tensor:
-        ctx.dtype = given.dtype
-        return given.to(dtype).double()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return grad.to(ctx.dtype), None
-
-
-class Exact:
-    """TRL's function in float64, of operands rounded to the type that TRL computes in."""
-
-    @staticmethod
-    def apply(
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        targets: Tensor,
-        temperature: float,
-        chunk_size: int,
-        softcap: float | None = None,
-        logit_scale: float = 1.0,
-        outputs: tuple[str, ...] = OUTPUTS,
-    ) -> tuple[Tensor | None, ...]:
-        kind = hidden.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
-        with torch.autocast(kind, enabled=False):
-            operands = [None if each is None else _Rounded.apply(each, dtype) for each in (hidden, weight, bias)]
-            z = functional.linear(*operands) * logit_scale
-            z = (z if softcap is None else softcap * torch.tanh(z / softcap)) / temperature
-            every = z.log_softmax(-1)
-            p = every.exp()
-            entropy = torch.special.entr(p).sum(-1)
-            given = {
-                "entropy": entropy.float(),
-                "log_sum_sq_probs": p.square().sum(-1).log().float().detach(),
-                "mean_logits": z.mean(-1).float().detach(),
-                "is_top1": z.argmax(-1) == targets,
-            }
-            logprob = every.gather(-1, targets[:, None])[:, 0].float()
-        return logprob, *(given[name] if name in outputs else None for name in OUTPUTS)
+from tests.torch.trl.exact import Replaced
+from tests.torch.trl.trainers import KINDS, Case
 
 
 @dataclass
@@ -100,11 +47,11 @@ class _Watch(TrainerCallback):
 
 
 @contextmanager
-def _counted_tiles(run: Run) -> Iterator[None]:
+def _counted_tiles(replaced: Replaced, run: Run) -> Iterator[None]:
     """TRL's tiles are counted."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("_forward_tile", "_backward_tile"):
-            patch.setattr(tiles, name, _counted(getattr(tiles, name), run))
+        for name in replaced.tiles:
+            patch.setattr(replaced.own, name, _counted(getattr(replaced.own, name), run))
         yield
 
 
@@ -117,9 +64,9 @@ def _counted(tile: Any, run: Run) -> Any:
 
 
 @contextmanager
-def _watched_results(run: Run) -> Iterator[None]:
+def _watched_results(replaced: Replaced, run: Run) -> Iterator[None]:
     """Results of the function that is in its place are kept, as long as the first step lasts."""
-    function = getattr(place, NAME)
+    function = replaced.current
 
     class Watched:
         @staticmethod
@@ -130,21 +77,25 @@ def _watched_results(run: Run) -> Iterator[None]:
             return results
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, NAME, Watched)
+        patch.setattr(replaced.place, replaced.name, Watched)
         yield
 
 
 @contextmanager
-def _exact() -> Iterator[None]:
+def _exact(replaced: Replaced) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, NAME, Exact)
+        patch.setattr(replaced.place, replaced.name, replaced.exact)
         yield
 
 
 def run(case: Case, directory: Path, function: str) -> Run:
     """Train once with ``function``, ``"exact"``, ``"trl"`` or ``"ours"``."""
-    found = Run()
-    within = {"exact": _exact, "trl": nullcontext, "ours": lambda: install(devices=("cpu",))}[function]
+    found, replaced = Run(), KINDS[case.kind].replaced
+    contexts = {
+        "exact": lambda: _exact(replaced),
+        "trl": nullcontext,
+        "ours": lambda: install(devices=("cpu",)),
+    }
     trainer = case.trainer(directory)
     compute_loss = trainer.compute_loss
 
@@ -155,6 +106,6 @@ def run(case: Case, directory: Path, function: str) -> Run:
 
     trainer.compute_loss = watched
     trainer.add_callback(_Watch(found))
-    with within(), _watched_results(found), _counted_tiles(found):
+    with contexts[function](), _watched_results(replaced, found), _counted_tiles(replaced, found):
         trainer.train()
     return found

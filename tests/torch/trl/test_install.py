@@ -10,23 +10,25 @@ from typing import Any
 import pytest
 import torch
 import trl
-import trl.kernels.chunked_logprob as own
-import trl.trainer.utils as place
+import trl.kernels.chunked_divergence
+import trl.kernels.chunked_logprob
+import trl.trainer.utils
 from torch import Tensor
 
 from nkilib.torch.trl import install
-from tests.torch.trl.runs import NAME, OUTPUTS
+from tests.torch.trl.exact import DIVERGENCES, OUTPUTS, SCORES, Replaced
 
 POSITIONS, FEATURES, CLASSES = 5, 16, 40
-STOCK = own.ChunkedLogProbFunction
+FUNCTIONS = pytest.mark.parametrize("replaced", [SCORES, DIVERGENCES], ids=["scores", "divergences"])
+STOCK = {SCORES.name: SCORES.current, DIVERGENCES.name: DIVERGENCES.current}
 
 
 @pytest.fixture(autouse=True)
 def _stock() -> Iterator[None]:
-    """Every test finds TRL's own function, and leaves it."""
-    assert getattr(place, NAME) is STOCK
+    """Every test finds TRL's own functions, and leaves them."""
+    assert all(each.current is STOCK[each.name] for each in (SCORES, DIVERGENCES))
     yield
-    assert getattr(place, NAME) is STOCK
+    assert all(each.current is STOCK[each.name] for each in (SCORES, DIVERGENCES))
 
 
 @pytest.fixture
@@ -34,8 +36,8 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the tiles that TRL's own code has computed, in order."""
     seen: list[str] = []
 
-    def counted(name: str) -> Callable[..., None]:
-        tile = getattr(own, name)
+    def counted(replaced: Replaced, name: str) -> Callable[..., None]:
+        tile = getattr(replaced.own, name)
 
         def count(*args: Any, **kwargs: Any) -> None:
             seen.append(name)
@@ -43,116 +45,168 @@ def tiles(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return count
 
-    for name in ("_forward_tile", "_backward_tile"):
-        monkeypatch.setattr(own, name, counted(name))
+    for replaced in (SCORES, DIVERGENCES):
+        for name in replaced.tiles:
+            monkeypatch.setattr(replaced.own, name, counted(replaced, name))
     return seen
 
 
-def operands(dtype: torch.dtype = torch.float32, features: int = FEATURES) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Hidden states, weight, bias and targets; the first three require grad."""
+def operands(
+    replaced: Replaced,
+    dtype: torch.dtype = torch.float32,
+    features: int = FEATURES,
+    teacher_dtype: torch.dtype | None = None,
+    teacher_features: int = FEATURES,
+) -> list[Tensor]:
+    """Hidden states, weight and bias of a model, which require grad, and targets, or the same of a teacher."""
     torch.manual_seed(0)
-    shapes = ((POSITIONS, features), (CLASSES, features), (CLASSES,))
-    floating = [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
-    return (*floating, torch.randint(CLASSES, (POSITIONS,)))  # type: ignore[return-value]
+
+    def head(dtype: torch.dtype, features: int) -> list[Tensor]:
+        shapes = ((POSITIONS, features), (CLASSES, features), (CLASSES,))
+        return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
+
+    if replaced is SCORES:
+        return [*head(dtype, features), torch.randint(CLASSES, (POSITIONS,))]
+    return [*head(dtype, features), *head(teacher_dtype or dtype, teacher_features)]
 
 
-def call(given: tuple[Tensor, ...], outputs: tuple[str, ...] = OUTPUTS, **options: Any) -> tuple[Tensor | None, ...]:
+def call(replaced: Replaced, given: list[Tensor], **options: Any) -> tuple[Tensor | None, ...]:
     """As a trainer calls it."""
-    return getattr(place, NAME).apply(
-        *given, options.get("temperature", 1.0), 64, options.get("cap"), options.get("scale", 1.0), outputs
-    )
+    temperature, scale = options.get("temperature", 1.0), options.get("scale", 1.0)
+    if replaced is SCORES:
+        outputs = options.get("outputs", OUTPUTS)
+        return SCORES.current.apply(*given, temperature, 64, None, scale, outputs)
+    scales = (scale, None, options.get("teacher_scale", 1.0), None)
+    return DIVERGENCES.current.apply(*given, options.get("beta", 1.0), temperature, *scales)
 
 
-def test_an_installation_lasts_until_it_is_undone(tiles: list[str]) -> None:
-    given = operands()
+def forward_tile(replaced: Replaced) -> str:
+    """The name of the tile that a call without a mixture computes."""
+    return replaced.tiles[0]
+
+
+@FUNCTIONS
+def test_an_installation_lasts_until_it_is_undone(replaced: Replaced, tiles: list[str]) -> None:
+    given = operands(replaced)
     undo = install(devices=("cpu",))
-    call(given)
+    call(replaced, given)
     assert tiles == []
     undo()
-    assert getattr(place, NAME) is STOCK
-    call(given)
-    assert tiles == ["_forward_tile"]
+    assert replaced.current is STOCK[replaced.name]
+    call(replaced, given)
+    assert tiles == [forward_tile(replaced)]
     undo()
-    assert getattr(place, NAME) is STOCK
+    assert replaced.current is STOCK[replaced.name]
 
 
 def test_it_is_undone_where_its_block_ends_and_where_that_fails() -> None:
     with pytest.raises(KeyError), install(devices=("cpu",)) as undo:
         assert undo.devices == {"cpu"}
-        assert getattr(place, NAME) is not STOCK
+        assert all(each.current is not STOCK[each.name] for each in (SCORES, DIVERGENCES))
         raise KeyError
 
 
+@FUNCTIONS
 @pytest.mark.parametrize("first_out", ["inner", "outer"])
-def test_installations_may_be_nested_and_undone_in_any_order(first_out: str, tiles: list[str]) -> None:
-    given, outer = operands(), install(devices=("cpu",))
+def test_installations_may_be_nested_and_undone_in_any_order(
+    first_out: str, replaced: Replaced, tiles: list[str]
+) -> None:
+    given, outer = operands(replaced), install(devices=("cpu",))
     inner = install()
-    call(given)
+    call(replaced, given)
     assert tiles == []
     (inner if first_out == "inner" else outer)()
-    call(given)
+    call(replaced, given)
     assert len(tiles) == (0 if first_out == "inner" else 1), "the CPU is the outer one's"
     (outer if first_out == "inner" else inner)()
-    assert getattr(place, NAME) is STOCK
+    assert replaced.current is STOCK[replaced.name]
 
 
 def test_the_same_device_twice_stays_until_both_are_undone(tiles: list[str]) -> None:
-    given = operands()
     with install(devices=("cpu",)):
         with install(devices=["cpu"]):
             pass
-        call(given)
+        call(SCORES, operands(SCORES))
+        call(DIVERGENCES, operands(DIVERGENCES))
     assert tiles == []
 
 
-def test_what_was_put_there_later_stays_and_computes_as_trl(tiles: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@FUNCTIONS
+def test_what_was_put_there_later_stays_and_computes_as_trl(
+    replaced: Replaced, tiles: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     undo = install(devices=("cpu",))
-    installed = getattr(place, NAME)
+    installed = replaced.current
     with monkeypatch.context() as patch:
         wrapper = SimpleNamespace(apply=lambda *args: installed.apply(*args))
-        patch.setattr(place, NAME, wrapper)
+        patch.setattr(replaced.place, replaced.name, wrapper)
         undo()
-        assert getattr(place, NAME) is wrapper
-        call(operands())
-        assert tiles == ["_forward_tile"]
-    place.__dict__[NAME] = STOCK
+        assert replaced.current is wrapper
+        call(replaced, operands(replaced))
+        assert tiles == [forward_tile(replaced)]
+    setattr(replaced.place, replaced.name, STOCK[replaced.name])
 
 
-def test_a_backward_works_after_the_undo(tiles: list[str]) -> None:
-    given = operands()
+@FUNCTIONS
+def test_a_backward_works_after_the_undo(replaced: Replaced, tiles: list[str]) -> None:
+    given = operands(replaced)
     with install(devices=("cpu",)):
-        logprob, entropy, *_ = call(given)
-    (logprob.sum() + entropy.sum()).backward()  # type: ignore[union-attr]
+        first, *_ = call(replaced, given)
+    first.sum().backward()  # type: ignore[union-attr]
     assert tiles == [] and all(each.grad is not None for each in given[:3])
 
 
-def test_a_device_that_is_not_named_is_left_to_trl(tiles: list[str]) -> None:
+@FUNCTIONS
+def test_a_device_that_is_not_named_is_left_to_trl(replaced: Replaced, tiles: list[str]) -> None:
     with install():
-        logprob, *_ = call(operands())
-        logprob.sum().backward()  # type: ignore[union-attr]
-    assert tiles == ["_forward_tile", "_backward_tile"]
+        first, *_ = call(replaced, operands(replaced))
+        first.sum().backward()  # type: ignore[union-attr]
+    assert tiles == [forward_tile(replaced), "_backward_tile"]
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("replaced", "given", "options"),
     [
-        pytest.param({"dtype": torch.float64}, {}, id="float64"),
-        pytest.param({"features": 15}, {}, id="few features"),
-        pytest.param({}, {"scale": 0.0}, id="no scale"),
-        pytest.param({}, {"scale": -1.0}, id="negative scale"),
-        pytest.param({}, {"outputs": ("entropy", "margin")}, id="unknown output"),
+        pytest.param(SCORES, {"dtype": torch.float64}, {}, id="float64"),
+        pytest.param(SCORES, {"features": 15}, {}, id="few features"),
+        pytest.param(SCORES, {}, {"scale": 0.0}, id="no scale"),
+        pytest.param(SCORES, {}, {"scale": -1.0}, id="negative scale"),
+        pytest.param(SCORES, {}, {"outputs": ("entropy", "margin")}, id="unknown output"),
+        pytest.param(DIVERGENCES, {"dtype": torch.float64}, {}, id="models in float64"),
+        pytest.param(DIVERGENCES, {"teacher_dtype": torch.float64}, {}, id="teacher in float64"),
+        pytest.param(DIVERGENCES, {"features": 15}, {}, id="few features of a student"),
+        pytest.param(DIVERGENCES, {"teacher_features": 15}, {}, id="few features of a teacher"),
+        pytest.param(DIVERGENCES, {}, {"scale": 0.0}, id="no scale of a student"),
+        pytest.param(DIVERGENCES, {}, {"teacher_scale": -1.0}, id="negative scale of a teacher"),
+        pytest.param(DIVERGENCES, {}, {"temperature": 5e-4}, id="low temperature"),
     ],
 )
 def test_what_no_kernel_computes_is_left_to_trl(
-    given: dict[str, Any], options: dict[str, Any], tiles: list[str]
+    replaced: Replaced, given: dict[str, Any], options: dict[str, Any], tiles: list[str]
 ) -> None:
     with install(devices=("cpu",)):
-        found = call(operands(**given), **options)
-        (found[0] if found[1] is None else found[0] + found[1]).sum().backward()  # type: ignore[operator, union-attr]
-    assert tiles == ["_forward_tile", "_backward_tile"]
-    expected = call(operands(**given), **options)
+        found = call(replaced, operands(replaced, **given), **options)
+        sum(each.sum() for each in found if each is not None and each.requires_grad).backward()  # type: ignore[union-attr]
+    assert tiles == [forward_tile(replaced), "_backward_tile"]
+    expected = call(replaced, operands(replaced, **given), **options)
     for value, other in zip(found, expected, strict=True):
         assert (value is None and other is None) or torch.equal(value, other)  # type: ignore[arg-type]
+
+
+def test_a_teacher_of_another_vocabulary_is_left_to_trl(tiles: list[str]) -> None:
+    """TRL passes over the classes that the teacher has beside."""
+    given = operands(DIVERGENCES)
+    given[1], given[2] = given[1][:-8], given[2][:-8]
+    with install(devices=("cpu",)):
+        call(DIVERGENCES, given)
+    assert tiles == ["_stats_tile"]
+
+
+def test_a_beta_above_1_is_left_to_trl(tiles: list[str]) -> None:
+    """TRL gives zeros, and an error in the backward."""
+    with install(devices=("cpu",)):
+        call(DIVERGENCES, operands(DIVERGENCES), beta=1.5)
+    assert tiles == ["_stats_tile"]
 
 
 @pytest.mark.parametrize(
@@ -170,11 +224,13 @@ def test_other_devices_are_refused(devices: Any, error: type[Exception], message
         install(devices=devices)
 
 
-def test_a_function_of_somebody_else_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+@FUNCTIONS
+def test_a_function_of_somebody_else_is_not_replaced(replaced: Replaced, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(place, NAME, SimpleNamespace(apply=None))
-        expected = "must be TRL's own ChunkedLogProbFunction, got types.SimpleNamespace; undo what has replaced it"
-        with pytest.raises(RuntimeError, match=f"{NAME} {expected}"):
+        patch.setattr(replaced.place, replaced.name, SimpleNamespace(apply=None))
+        own = STOCK[replaced.name].__qualname__
+        expected = f"must be TRL's own {own}, got types.SimpleNamespace; undo what has replaced it"
+        with pytest.raises(RuntimeError, match=f"{replaced.name} {expected}"):
             install(devices=("cpu",))
 
 
@@ -205,13 +261,21 @@ class _OtherDefault:
         raise AssertionError
 
 
+class _OtherDivergence:
+    """With an argument that the known one has not."""
+
+    @staticmethod
+    def forward(ctx, student_hidden, student_weight, student_bias, teacher_hidden, mask):
+        raise AssertionError
+
+
 @pytest.mark.parametrize(
     ("target", "name", "value", "message"),
     [
         pytest.param(trl, "__version__", "1.15.2", "its version is 1.15.2", id="older"),
         pytest.param(trl, "__version__", "1.17.0.dev0", "its version is 1.17.0.dev0", id="newer"),
         pytest.param(
-            own,
+            trl.kernels.chunked_logprob,
             "ChunkedLogProbFunction",
             _Renamed,
             r"ChunkedLogProbFunction takes \(hidden, weight, bias, labels, temperature, chunk_size, cap, logit_scale, "
@@ -219,16 +283,51 @@ class _OtherDefault:
             id="argument",
         ),
         pytest.param(
-            own,
+            trl.kernels.chunked_logprob,
             "ChunkedLogProbFunction",
             _OtherDefault,
             r"ChunkedLogProbFunction has logit_scale=2.0 by default instead of 1.0",
             id="default",
         ),
-        pytest.param(own, "ChunkedLogProbFunction", None, "it has no trl.kernels.chunked_logprob", id="no function"),
-        pytest.param(place, NAME, None, "trl.trainer.utils has no _ChunkedLogProbFunction", id="no place"),
         pytest.param(
-            place, "maybe_gather_lm_head_ctx", None, "trl.trainer.utils has no maybe_gather_lm_head_ctx", id="no gather"
+            trl.kernels.chunked_divergence,
+            "ChunkedDivergenceFunction",
+            _OtherDivergence,
+            r"ChunkedDivergenceFunction takes \(student_hidden, student_weight, student_bias, teacher_hidden, mask\) "
+            r"instead of \(student_hidden, student_weight, student_bias, teacher_hidden, teacher_weight, teacher_bias, "
+            r"beta, ",
+            id="argument of a divergence",
+        ),
+        pytest.param(
+            trl.kernels.chunked_logprob,
+            "ChunkedLogProbFunction",
+            None,
+            "it has no trl.kernels.chunked_logprob",
+            id="no function",
+        ),
+        pytest.param(
+            trl.kernels.chunked_divergence,
+            "ChunkedDivergenceFunction",
+            None,
+            "it has no trl.kernels.chunked_divergence.ChunkedDivergenceFunction",
+            id="no divergence",
+        ),
+        pytest.param(
+            SCORES.place, SCORES.name, None, "trl.trainer.utils has no _ChunkedLogProbFunction", id="no place"
+        ),
+        pytest.param(
+            DIVERGENCES.place,
+            DIVERGENCES.name,
+            None,
+            "trl.trainer.distillation_trainer has no ChunkedDivergenceFunction",
+            id="no place of a divergence",
+        ),
+        pytest.param(
+            trl.trainer.utils,
+            "maybe_gather_lm_head_ctx",
+            None,
+            "trl.trainer.utils has no maybe_gather_lm_head_ctx;",
+            id="no gather",
         ),
     ],
 )
@@ -241,7 +340,8 @@ def test_another_release_is_refused_with_what_differs(
         else:
             patch.setattr(target, name, value)
         expected = (
-            rf"^nkilib.torch.trl.install: needs the token scores of trl 1.16, and the trl here differs: {message}"
+            r"^nkilib.torch.trl.install: needs the token scores and divergences of trl 1.16, and the trl here differs: "
+            + message
         )
         with pytest.raises(ImportError, match=expected):
             install(devices=("cpu",))
@@ -250,7 +350,7 @@ def test_another_release_is_refused_with_what_differs(
 def test_all_differences_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(trl, "__version__", "1.17.0")
-        patch.setattr(own, "ChunkedLogProbFunction", _OtherDefault)
+        patch.setattr(SCORES.own, "ChunkedLogProbFunction", _OtherDefault)
         expected = r"its version is 1\.17\.0; .* has logit_scale=2\.0 .*; install trl==1\.16\.\*"
         with pytest.raises(ImportError, match=expected):
             install()

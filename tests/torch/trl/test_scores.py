@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from nkilib.torch.trl import install
 from tests.torch.trl.errors import NORM, ROW, VALUE, shares
-from tests.torch.trl.runs import NAME, OUTPUTS, Exact
+from tests.torch.trl.exact import OUTPUTS, SCORES, ExactScores
 from tests.torch.trl.trainers import model
 
 POSITIONS, FEATURES, CLASSES = 20, 32, 150
@@ -78,9 +78,9 @@ def test_results_are_float32_and_gradients_of_their_operand(
     ours, products = operands(*dtypes), autocast or dtypes[0]
     exact = [each.detach().to(products).double().requires_grad_() for each in ours[:3]] + ours[3:]
     options = (0.8, 64, 4.0, 1.3)
-    expected = Exact.apply(*exact, *options)
+    expected = ExactScores.apply(*exact, *options)
     with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
-        found = getattr(place, NAME).apply(*ours, *options)
+        found = SCORES.current.apply(*ours, *options)
     for value, truth in zip(found[:4], expected[:4], strict=True):
         assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
         assert float((value - truth).abs().max()) <= VALUE and float(truth.std()) > 0.01
@@ -99,7 +99,7 @@ def test_results_are_float32_and_gradients_of_their_operand(
 @pytest.mark.parametrize("outputs", [names for number in range(5) for names in combinations(OUTPUTS, number)], ids=str)
 def test_what_is_not_asked_for_is_none(outputs: tuple[str, ...]) -> None:
     given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = getattr(place, NAME).apply(*given, 1.0, 64, None, 1.0, ("log_probs", *outputs))
+    found = SCORES.current.apply(*given, 1.0, 64, None, 1.0, ("log_probs", *outputs))
     assert len(found) == 5
     assert [each is not None for each in found] == [True, *(name in outputs for name in OUTPUTS)]
     assert [each is not None and each.requires_grad for each in found] == [True, "entropy" in outputs, *[False] * 3]
@@ -112,7 +112,7 @@ def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> N
     for number in set(range(3)).difference(wanted):
         ours[number].requires_grad_(False)
     for given in (ours, every):
-        total(getattr(place, NAME).apply(*given, 0.8, 64)).backward()
+        total(SCORES.current.apply(*given, 0.8, 64)).backward()
     for number in range(3):
         if number in wanted:
             norm, row = shares(ours[number].grad, every[number].grad)
@@ -126,8 +126,8 @@ def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> N
 def test_an_upstream_gradient_that_is_missing_is_left_out(only: int) -> None:
     ours, exact = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
     factors = torch.linspace(-1.0, 2.0, POSITIONS)
-    (factors * getattr(place, NAME).apply(*ours, 0.8, 64)[only]).sum().backward()
-    (factors * Exact.apply(*exact, 0.8, 64)[only]).sum().backward()
+    (factors * SCORES.current.apply(*ours, 0.8, 64)[only]).sum().backward()
+    (factors * ExactScores.apply(*exact, 0.8, 64)[only]).sum().backward()
     for each, other in zip(ours[:3], exact[:3], strict=True):
         norm, row = shares(each.grad, other.grad)
         assert norm <= NORM[FLOAT32] and row <= ROW[FLOAT32]
@@ -136,7 +136,7 @@ def test_an_upstream_gradient_that_is_missing_is_left_out(only: int) -> None:
 @pytest.mark.parametrize("cap", [0.0, -3.0])
 def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
     given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = getattr(place, NAME).apply(*given, 0.8, 64, cap)
+    found = SCORES.current.apply(*given, 0.8, 64, cap)
     expected = own.ChunkedLogProbFunction.apply(*given, 0.8, 64, cap)
     for value, other in zip(found, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
@@ -146,8 +146,8 @@ def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
     hidden, weight, bias, _ = operands(FLOAT32, FLOAT32, FLOAT32)
     masked, targets = bias.detach().clone(), torch.zeros(POSITIONS, dtype=torch.int64)
     masked[-50:] = -torch.inf
-    found = getattr(place, NAME).apply(hidden, weight, masked, targets, 0.8, 64)
-    expected = Exact.apply(hidden, weight[:-50], masked[:-50], targets, 0.8, 64)
+    found = SCORES.current.apply(hidden, weight, masked, targets, 0.8, 64)
+    expected = ExactScores.apply(hidden, weight[:-50], masked[:-50], targets, 0.8, 64)
     for value, other in zip(found, expected, strict=True):
         assert torch.allclose(value.float(), other.float(), rtol=0.0, atol=VALUE)
     _, entropy, _, mean, _ = own.ChunkedLogProbFunction.apply(hidden, weight, masked, targets, 0.8, 64)
@@ -157,15 +157,15 @@ def test_a_masked_class_is_left_out_where_trl_has_no_number() -> None:
 @pytest.mark.usefixtures("_no_tiles")
 def test_numbers_of_a_configuration_may_be_integers() -> None:
     given = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = getattr(place, NAME).apply(*given, 2, 64, 5, 3)
-    expected = getattr(place, NAME).apply(*given, 2.0, 64, 5.0, 3.0)
+    found = SCORES.current.apply(*given, 2, 64, 5, 3)
+    expected = SCORES.current.apply(*given, 2.0, 64, 5.0, 3.0)
     assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
 
 
 @pytest.mark.usefixtures("_no_tiles")
 def test_no_position_is_nothing() -> None:
     hidden, weight, bias, targets = operands(FLOAT32, FLOAT32, FLOAT32)
-    found = getattr(place, NAME).apply(hidden[:0], weight, bias, targets[:0], 1.0, 64)
+    found = SCORES.current.apply(hidden[:0], weight, bias, targets[:0], 1.0, 64)
     assert [each.shape for each in found] == [(0,)] * 5
     found[0].sum().backward()
     assert torch.equal(weight.grad, torch.zeros_like(weight))
@@ -174,7 +174,7 @@ def test_no_position_is_nothing() -> None:
 @pytest.mark.usefixtures("_no_tiles", "compile_afresh")
 def test_a_call_fits_into_a_whole_graph() -> None:
     def score(*given: Tensor) -> Results:
-        return getattr(place, NAME).apply(*given, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
+        return SCORES.current.apply(*given, 0.8, 64, None, 1.0, ("log_probs", "entropy", "is_top1"))
 
     compiled, eager = operands(FLOAT32, FLOAT32, FLOAT32), operands(FLOAT32, FLOAT32, FLOAT32)
     found = torch.compile(score, fullgraph=True, backend="aot_eager")(*compiled)

@@ -1,4 +1,4 @@
-"""Scores where DeepSpeed's ZeRO-3 has gathered the parameters for a call only; what stands for it is below."""
+"""Scores and divergences where DeepSpeed's ZeRO-3 has gathered parameters for a call only; its stand-in is below."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 import pytest
 import torch
 import transformers.integrations.deepspeed as integration
-import trl.kernels.chunked_logprob as own
 import trl.trainer.utils as place
 from torch import Tensor, nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nkilib.torch.trl import install
-from tests.torch.trl.runs import NAME, OUTPUTS
+from tests.torch.trl.exact import DIVERGENCES, OUTPUTS, SCORES
 
 AVAILABLE, NOT_AVAILABLE = "available", "not available"
 POSITIONS, FEATURES, CLASSES = 5, 16, 40
+TEACHER_FEATURES = 24
+BETAS = pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
 
 
 class FakeZero3:
@@ -39,6 +40,7 @@ class FakeZero3:
     def shard(self, parameter: nn.Parameter) -> nn.Parameter:
         """Take the elements away."""
         self._whole[id(parameter)] = parameter.data.clone()
+        parameter.ds_shape = parameter.shape  # type: ignore[attr-defined]
         self._release(parameter)
         return parameter
 
@@ -87,29 +89,30 @@ def call(given: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Te
     """As TRL calls it: within its context."""
     hidden, weight, bias, targets = given
     with place.maybe_gather_lm_head_ctx(weight, bias):
-        return getattr(place, NAME).apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
+        return SCORES.current.apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
 
 
 def total(found: tuple[Tensor | None, ...]) -> Tensor:
     """Another factor for each position, of each result that has a gradient."""
     weights = torch.arange(1.0, POSITIONS + 1)
     return sum(
-        (weights * factor * each).sum() for factor, each in zip((1.0, 0.1), found[:2], strict=True) if each is not None
+        (weights * factor * each).sum() for factor, each in zip((1.0, 0.1), found[:2], strict=False) if each is not None
     )
 
 
 @pytest.fixture(autouse=True)
 def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing here is computed by TRL."""
-    monkeypatch.setattr(own, "_forward_tile", None)
-    monkeypatch.setattr(own, "_backward_tile", None)
+    for replaced in (SCORES, DIVERGENCES):
+        for name in replaced.tiles:
+            monkeypatch.setattr(replaced.own, name, None)
 
 
 @pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
 def test_the_backward_gathers_again_and_nothing_is_kept_until_then(has_bias: bool, zero3: FakeZero3) -> None:
     sharded, plain = (given if has_bias else (*given[:2], None, given[3]) for given in (operands(), operands()))
     with install(devices=("cpu",)):
-        expected = getattr(place, NAME).apply(*plain, 0.8, 64)
+        expected = SCORES.current.apply(*plain, 0.8, 64)
         for each in sharded[1:3]:
             if each is not None:
                 zero3.shard(each)
@@ -166,3 +169,68 @@ def test_a_parameter_that_is_whole_anyway_is_not_gathered(zero3: FakeZero3) -> N
     with install(devices=("cpu",)):
         total(call((hidden, weight, bias, targets))).backward()
     assert weight.grad is not None and weight.grad.norm() > 0 and zero3.gathered == []
+
+
+Models = tuple[Tensor, nn.Parameter, nn.Parameter | None, Tensor, nn.Parameter, nn.Parameter | None]
+
+
+def models(has_bias: bool = True) -> Models:
+    """Hidden states, weight and bias of a student, and of a teacher; all require grad, as TRL leaves them."""
+    torch.manual_seed(0)
+    found: list[Any] = []
+    for features in (FEATURES, TEACHER_FEATURES):
+        bias = nn.Parameter(torch.randn(CLASSES)) if has_bias else None
+        hidden = torch.randn(POSITIONS, features).requires_grad_()
+        found += [hidden, nn.Parameter(torch.randn(CLASSES, features)), bias]
+    return tuple(found)
+
+
+def parameters(given: Models, first: int = 0) -> list[nn.Parameter]:
+    return [each for each in given[first:] if isinstance(each, nn.Parameter)]
+
+
+def compare(given: Models, beta: float) -> tuple[Tensor, Tensor]:
+    """As TRL calls it, whose function gathers by itself."""
+    return DIVERGENCES.current.apply(*given, beta, 0.8, 1.3, 4.0)
+
+
+@BETAS
+@pytest.mark.parametrize("has_bias", [True, False], ids=["bias", "no bias"])
+def test_a_divergence_gathers_both_models_and_again_in_the_backward(
+    has_bias: bool, beta: float, zero3: FakeZero3
+) -> None:
+    sharded, plain = models(has_bias), models(has_bias)
+    with install(devices=("cpu",)):
+        expected = compare(plain, beta)
+        for each in parameters(sharded):
+            zero3.shard(each)
+        found = compare(sharded, beta)
+    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+    assert [each.requires_grad for each in found] == [True, False]
+    number = 1 + has_bias
+    assert zero3.gathered == [number] * 2 and all(each.expired() for each in zero3.memory)
+    ours, theirs = (
+        torch.autograd.grad(total(results[:1]), [each for each in given if each is not None], allow_unused=True)
+        for results, given in ((found, sharded), (expected, plain))
+    )
+    assert zero3.gathered == [number] * 4 and all(each.expired() for each in zero3.memory)
+    students = 2 + has_bias
+    for gradient, other in zip(ours[:students], theirs[:students], strict=True):
+        assert gradient.norm() > 0 and torch.equal(gradient, other)
+    assert all(each is None for each in (*ours[students:], *theirs[students:])), "a teacher has no gradient"
+
+
+@pytest.mark.parametrize("first", [0, 3], ids=["student", "teacher"])
+def test_either_model_may_be_whole(first: int, zero3: FakeZero3) -> None:
+    sharded, plain = models(), models()
+    with install(devices=("cpu",)):
+        expected, _ = compare(plain, 1.0)
+        for each in sharded[first + 1 : first + 3]:
+            zero3.shard(each)  # type: ignore[arg-type]
+        for each in sharded[4 - first : 6 - first]:
+            each.ds_status = AVAILABLE  # type: ignore[union-attr]
+        found, _ = compare(sharded, 1.0)
+    assert torch.equal(found, expected) and zero3.gathered == [2]
+    (gradient,) = torch.autograd.grad(total((found,)), sharded[0])
+    (other,) = torch.autograd.grad(total((expected,)), plain[0])
+    assert gradient.norm() > 0 and torch.equal(gradient, other) and zero3.gathered == [2, 2]

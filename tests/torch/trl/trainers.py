@@ -17,6 +17,8 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast, Trainer
 from trl import (
+    DistillationConfig,
+    DistillationTrainer,
     DPOConfig,
     DPOTrainer,
     GRPOConfig,
@@ -29,9 +31,16 @@ from trl import (
     SFTTrainer,
 )
 
+from tests.torch.trl.exact import DIVERGENCES, SCORES, Replaced
+
 VOCABULARY, WIDTH, ROWS, PROMPT, COMPLETION = 263, 32, 4, 5, 8
 _SPECIAL: Final = ("<pad>", "<eos>", "<unk>")
 TEMPERATURE: Final = 0.8
+# The teacher is wider than the student.
+TEACHER_WIDTH: Final = 48
+# What the models of a case with ``capped`` do with their logits, by names of their configurations.
+STUDENT_LOGITS: Final = {"logit_scale": 1.3, "final_logit_softcapping": 4.0}
+TEACHER_LOGITS: Final = {"logits_scaling": 0.8, "final_logit_softcapping": 6.0}
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
@@ -43,10 +52,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=of_words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
 
 
-def model(seed: int, tied: bool) -> PreTrainedModel:
+def model(seed: int, tied: bool, width: int = WIDTH) -> PreTrainedModel:
     """A Llama of one layer with random parameters, large enough that its probabilities are unlike."""
     torch.manual_seed(seed)
-    sizes = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 1}
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": width, "intermediate_size": 48, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256}
     special = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
     config = LlamaConfig(**sizes, **heads, **special, tie_word_embeddings=tied, initializer_range=0.2)
@@ -78,6 +87,7 @@ class Kind:
         arguments: of its configuration.
         has_reference: it takes a reference model.
         further: what the trainer is given beside.
+        replaced: the function of TRL by which it computes its loss.
     """
 
     trainer: Callable[..., Trainer]
@@ -86,15 +96,12 @@ class Kind:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     has_reference: bool = False
     further: Mapping[str, Any] = field(default_factory=dict)
+    replaced: Replaced = SCORES
 
 
 _PROMPTS: Final = {"prompt": _column(1, PROMPT)}
-_SAMPLED: Final = {
-    "num_generations": ROWS,
-    "max_completion_length": COMPLETION,
-    "temperature": TEMPERATURE,
-    "beta": 0.1,
-}
+_DRAWN: Final = {"max_completion_length": COMPLETION, "temperature": TEMPERATURE}
+_SAMPLED: Final = {**_DRAWN, "num_generations": ROWS, "beta": 0.1}
 KINDS: Final = {
     "sft": Kind(SFTTrainer, SFTConfig, {"text": _column(1, 16)}, {"max_length": 16}),
     "dpo": Kind(
@@ -116,6 +123,7 @@ KINDS: Final = {
     "rloo": Kind(
         RLOOTrainer, RLOOConfig, _PROMPTS, {**_SAMPLED, "learning_rate": 5e-5}, further={"reward_funcs": reward}
     ),
+    "distillation": Kind(DistillationTrainer, DistillationConfig, _PROMPTS, _DRAWN, replaced=DIVERGENCES),
 }
 
 
@@ -130,6 +138,8 @@ class Case:
         tied: the output layer's weight is the embedding's.
         lora: adapters are trained, and the output layer is frozen.
         options: of the trainer's configuration.
+        teacher: the type of a teacher's parameters, that of the student's by default.
+        capped: student and teacher scale and cap their logits, each in its own way.
     """
 
     kind: str
@@ -137,6 +147,8 @@ class Case:
     tied: bool = False
     lora: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
+    teacher: torch.dtype | None = None
+    capped: bool = False
 
     @property
     def steps(self) -> int:
@@ -144,8 +156,10 @@ class Case:
         return 3 if self.precision == "float32" else 1
 
     def __str__(self) -> str:
-        words = [self.kind, self.precision, "tied" * self.tied, "lora" * self.lora, *self.options]
-        return "-".join(filter(None, words))
+        flags = ["tied" * self.tied, "lora" * self.lora, "capped" * self.capped]
+        options = [f"{name} {value}" for name, value in self.options.items()]
+        teacher = "" if self.teacher is None else f"teacher in {self.teacher}"
+        return "-".join(filter(None, [self.kind, self.precision, *flags, *options, teacher]))
 
     def trainer(self, directory: Path) -> Trainer:
         """A new trainer; the same one at every call. ``directory`` is for what TRL writes."""
@@ -157,6 +171,8 @@ class Case:
         if self.precision == "bfloat16":
             policy, reference = policy.bfloat16(), reference.bfloat16()
         further = dict(kind.further)
+        if self.kind == "distillation":
+            further["teacher_model"] = self._teacher(policy)
         if self.lora:
             further["peft_config"] = LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"])
         elif kind.has_reference:
@@ -181,9 +197,17 @@ class Case:
                 torch.nn.init.normal_(each, std=0.1)
         return trainer
 
+    def _teacher(self, student: PreTrainedModel) -> PreTrainedModel:
+        """A wider model of the same vocabulary; both scale and cap their logits if the case has that."""
+        teacher = model(1, self.tied, TEACHER_WIDTH).to(self.teacher or student.dtype)
+        if self.capped:
+            student.config.update(STUDENT_LOGITS)
+            teacher.config.update(TEACHER_LOGITS)
+        return teacher
+
     def _configuration(self, kind: Kind, directory: Path) -> Any:
         # All steps see one generation: what is sampled from weights that rounding moved would be other words.
-        again = {"num_iterations": self.steps} if "beta" in kind.arguments else {}
+        again = {"num_iterations": self.steps} if "num_generations" in kind.arguments else {}
         arguments: dict[str, Any] = {
             "output_dir": str(directory),
             "max_steps": self.steps,

@@ -53,6 +53,8 @@ class LogitTiles:
         softcap: of the logits; None for none.
         products_psum: banks, float32 [128, 512], that the tiles take in turn.
         biased_sbuf, tangents_sbuf: tiles of that shape which they take in turn; empty without a bias, without a cap.
+        masked_score: what takes the place of the tangent of a masked class, whose bias is twice that; None where it
+            stays -1.
     """
 
     num_features: int
@@ -60,6 +62,7 @@ class LogitTiles:
     products_psum: list[nl.NkiTensor]
     biased_sbuf: list[nl.NkiTensor]
     tangents_sbuf: list[nl.NkiTensor]
+    masked_score: float | None = None
 
     @classmethod
     def make(
@@ -122,6 +125,16 @@ class LogitTiles:
             return logits
         tangents_sbuf = _turn(self.tangents_sbuf, number, positions, classes)
         hyperbolic_tangents(tangents_sbuf, logits, self.softcap)
+        if bias_sbuf is not None and self.masked_score is not None:
+            # Any other logit less the masked score is more than 1.
+            nisa.scalar_tensor_tensor(
+                dst=tangents_sbuf,
+                data=logits,
+                op0=nl.subtract,
+                operand0=self.masked_score,
+                op1=nl.minimum,
+                operand1=tangents_sbuf,
+            )
         return tangents_sbuf
 
 

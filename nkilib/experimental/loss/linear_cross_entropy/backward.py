@@ -1,45 +1,34 @@
-"""The backward: a block of the gradient of the logits stands in SBUF, and what it is multiplied with streams by.
+"""The backward: the gradient of the logits of linear cross-entropy, and what it is multiplied with.
 
-For a block of classes and one of positions:
-
-1. the logits, tile by tile, the gradient of each, and its transpose by Tensor;
-2. a stripe of features after the other, dX = G W over the classes and dW = G^T X over the positions, in turns, while
-   W^T of the next block is loaded. Of few positions and many features it streams by X^T in step 1 instead
-   (:mod:`.weight_slices`).
-
-The cores share the classes, and at the end the float32 sums of dX. Of each stripe of the last block they do so while
-the next stripe is computed. The first block stores its dX, all others add theirs to it; so the first one stands before
-the loop of the device (:mod:`.class_blocks`). A program without room for that clears dX first, and one with room for a
-single block has the loop alone (:mod:`.class_cover`).
+How blocks of it stand in SBUF while W and X stream by is what both linear losses share
+(:mod:`nkilib.experimental.loss.linear.backward`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from nkilib.core.plan_limits import usable_sbuf_bytes
-from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear.blocks import Block, Span, Step, shares_of_cores
-from nkilib.experimental.loss.linear.gradients import Gradients
-from nkilib.experimental.loss.linear.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts, position_parts
-from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import (
-    POSITIONS_OF_PROGRAM,
-    BackwardPlan,
-    BackwardSizes,
+from nkilib.experimental.loss.linear.backward import (
+    program_share,
+    require_fitting_plan,
+    write_gradients_of_positions,
 )
-from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
-from nkilib.experimental.loss.linear_cross_entropy.class_blocks import plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, planned_cover
-from nkilib.experimental.loss.linear_cross_entropy.gradient_products import GradientProducts
-from nkilib.experimental.loss.linear_cross_entropy.logit_gradient import LogitGradient
+from nkilib.experimental.loss.linear.backward_parts import BackwardProblem
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear.blocks import Block
+from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.operand_pair import OperandPair
+from nkilib.experimental.loss.linear.sizes import LinearTiling, position_parts
+from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
+from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import GradientTiles
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.position_parts import write_gradients_of_parts
-from nkilib.nki import nisa, nl
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import backward_sizes
+from nkilib.nki import nl
+
+# A masked class has a bias of -inf, and 0 * inf is NaN. Here its p is 0 likewise, and so is p times its logit.
+_LOWEST_BIAS = -(2.0**100)
 
 
 def backward_of_core(
@@ -51,197 +40,49 @@ def backward_of_core(
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
     """
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
-
-    def plan_of(part: LinearLaunch) -> BackwardPlan:
-        sizes = BackwardSizes.of_launch(part, options, upstream, gradients.adds_to_weight or parts.is_split)
-        sizes = replace(sizes, program_share=_program_share(parts))
-        return BackwardPlan.of(sizes, tiling.position_block, tiling.class_block)
-
-    require_fitting_plan(launch.function, tiling, plan_of(launch.of_positions(Block(0, parts.size))))
+    first_part = launch.of_positions(Block(0, parts.size))
+    sizes = backward_sizes(first_part, options, upstream, gradients.adds_to_weight or parts.is_split)
+    sizes = replace(sizes, program_share=program_share(parts))
+    require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
     launch = with_rounded_bias(with_rounded_input(launch))
-    if not parts.is_split:
-        write_gradients(launch, options, plan_of(launch), upstream, gradients)
-        return
 
-    def write(part: LinearLaunch, of_part: PositionUpstream, part_gradients: Gradients) -> None:
-        write_gradients(part, options, plan_of(part), of_part, part_gradients)
+    def problem_of(block: Block) -> BackwardProblem:
+        if not parts.is_split:
+            return problem_of_launch(launch, options, upstream)
+        return problem_of_launch(launch.of_positions(block), options, upstream_of_positions(upstream, block))
 
-    write_gradients_of_parts(launch, upstream, gradients, parts, write)
-
-
-def _program_share(parts: PositionParts) -> float:
-    """Of the instructions that a program of the positions of a part may have.
-
-    All copies together may have what a program of many positions has, which is twice what one of a few has.
-    """
-    has_few = parts.size <= POSITIONS_OF_PROGRAM
-    return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
+    write_gradients_of_positions(launch, gradients, parts, sizes, tiling, problem_of)
 
 
-def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Raise an error for blocks that do not fit in SBUF or PSUM.
+def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
+    """What the shared backward makes gradients of."""
+    lowest_bias = None
+    # The gradient of the entropy multiplies p with its logit, of which none may be -inf.
+    if upstream.grad_entropy_hbm is not None and options.softcap is None:
+        lowest_bias = _LOWEST_BIAS / max(1.0, options.scale)
+    pair = OperandPair(launch, options.softcap, lowest_bias)
 
-    Raises:
-        AssertionError: with function, requirement, value and remedy.
-    """
-    require(
-        plan.weight_group[0] > 0,
-        f"{function}: class_block must be at most {plan.most_classes} with weight_layout='dv', whose tiles of dW have "
-        f"all classes of a block in banks of PSUM, got {tiling.class_block}; pass None, or less",
+    def make_tiles(plan: BackwardPlan) -> GradientTiles:
+        return GradientTiles.of_launch(launch, options, upstream, plan)
+
+    return BackwardProblem([pair], make_tiles)
+
+
+def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionUpstream:
+    """What comes to some positions."""
+
+    def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
+        return None if vector_hbm is None else block.of(vector_hbm)
+
+    return PositionUpstream(
+        block.of(upstream.lse_hbm),
+        of(upstream.grad_loss_hbm),
+        of(upstream.grad_lse_hbm),
+        of(upstream.grad_logprob_hbm),
+        of(upstream.target_weight_hbm),
+        upstream.weight_sum,
+        of(upstream.maximum_hbm),
+        of(upstream.log_sum_hbm),
+        of(upstream.entropy_hbm),
+        of(upstream.grad_entropy_hbm),
     )
-    require(
-        plan.fits,
-        f"{function}: position_block {tiling.position_block} and class_block {tiling.class_block} must fit a "
-        f"partition of SBUF, {usable_sbuf_bytes()} bytes, and take {plan.sbuf_bytes}; pass None for both, or "
-        f"smaller ones",
-    )
-
-
-def write_gradients(
-    launch: LinearLaunch,
-    options: Options,
-    plan: BackwardPlan,
-    upstream: PositionUpstream,
-    gradients: Gradients,
-    kept: KeptLogits | None = None,
-) -> None:
-    """Write the gradients by a plan that fits.
-
-    ``kept`` are the logits of the core's classes, where the launch has them; they are computed otherwise.
-    """
-    cores, core = nl.num_programs(), nl.program_id(0)
-    shares = shares_of_cores(launch.vocab_size, cores)
-    shares = [share for share in shares if share.size > 0]
-    partials_hbm = _partials(launch, gradients, len(shares))
-    if core >= len(shares):
-        return
-    cover = planned_cover(plan, shares, core, launch.num_positions)
-    if cover is None:
-        plan = plan_of_program(plan, shares, launch.num_positions)
-    parts = BackwardParts.make(launch, options, upstream, plan, gradients, partials_hbm, core, kept, cover)
-    backward = _Backward(parts, LogitGradient(parts), GradientProducts(parts))
-    if cover is None:
-        backward.run(shares)
-    else:
-        backward.run_cover(cover)
-
-
-def _partials(launch: LinearLaunch, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Sums of dX, float32, of each core that has classes."""
-    shape = tuple(launch.input_hbm.shape)
-    count = 0 if gradients.input_hbm is None else cores
-    return [
-        nl.ndarray(shape, dtype=nl.float32, buffer=nl.shared_hbm, name=f"partial_grad_input_{core}_hbm")
-        for core in range(count)
-    ]
-
-
-@dataclass(frozen=True)
-class _Backward:
-    """All rounds of a core.
-
-    Attributes:
-        parts: that they have in common.
-        logit_gradient, products: the two halves of a round.
-    """
-
-    parts: BackwardParts
-    logit_gradient: LogitGradient
-    products: GradientProducts
-
-    def run(self, shares: list[Span]) -> None:
-        """Go through all blocks of the core; ``shares`` are the classes of each."""
-        parts, streams = self.parts, self.parts.streams
-        share, positions = shares[parts.core], parts.positions[0]
-        found = planned_blocks(parts.plan, shares, parts.core, parts.launch.num_positions)
-        self._count_targets_from(share.first)
-        leading = Block(share.first, found.lead)
-        first = leading if found.lead > 0 else found.blocks.opening
-        if first is not None:
-            streams.load_opening(first, positions)
-        else:
-            streams.load_first_inputs(positions)
-        if not found.has_first:
-            self._clear()
-
-        def body(step: Step) -> None:
-            self._step(step, share)
-
-        if found.lead > 0:
-            body(Step(leading, 0, found.lead, found.blocks.opening))
-        found.blocks.run(body)
-
-    def _clear(self) -> None:
-        """What the first block would do, where a loop cannot tell which one it is."""
-        if self.parts.input_gradient is not None:
-            self.parts.input_gradient.clear()
-        self.parts.streams.load_kept(self.parts.positions[0])
-
-    def run_cover(self, cover: ClassCover) -> None:
-        """Go through all blocks of the core in a loop."""
-        self._count_targets_from(cover.first)
-        self.parts.streams.load_first_inputs(self.parts.positions[0])
-        self._clear()
-        written_hbm = [
-            gradient.gradient_hbm
-            for gradient in (self.parts.weight_gradient, self.parts.bias_gradient)
-            if gradient is not None
-        ]
-
-        def body(step: Step) -> None:
-            if self.parts.own_classes is not None:
-                self.parts.own_classes.find()
-            self._step(step, cover.own)
-            if self.parts.own_classes is not None:
-                self.parts.own_classes.step(cover.size)
-            cover.meet(written_hbm)
-
-        cover.run(body)
-        if self.parts.input_sum is not None:
-            for positions in self.parts.positions:
-                for stripe in self.parts.streams.stripes_of_features:
-                    self.parts.input_sum.meet(positions, stripe)
-                    self.parts.input_sum.add(positions, stripe, 0, 1)
-
-    def _count_targets_from(self, first: int) -> None:
-        nisa.tensor_scalar(
-            dst=self.parts.targets_sbuf,
-            data=self.parts.tiles.columns.target_sbuf,
-            op0=nl.subtract,
-            operand0=float(first),
-        )
-        self.parts.search_first()
-
-    def _step(self, step: Step, share: Span) -> None:
-        """A block of classes and all positions; ``share`` are all classes of the core."""
-        classes = step.block
-        is_known = isinstance(classes.first, int)
-        is_first_of_core = is_known and classes.first == share.first
-        is_last_of_core = is_known and classes.first + classes.size == share.end
-        late = classes.part(step.loaded, classes.size - step.loaded)
-        self.parts.streams.load_late(late, step.loaded, self.parts.positions[0])
-        slices = self.parts.streams.slices
-        if slices is not None and not slices.is_loaded_ahead(step.loaded):
-            slices.load_ahead(classes)
-        for number, positions in enumerate(self.parts.positions):
-            is_last = number + 1 == len(self.parts.positions)
-            next_positions = self.parts.positions[0 if is_last else number + 1]
-            self._round(
-                Round(
-                    classes,
-                    positions,
-                    step.following if is_last else None,
-                    None if is_last and is_last_of_core else next_positions,
-                    is_first_of_core,
-                    is_last_of_core,
-                    number == 0,
-                    is_last,
-                )
-            )
-        nisa.tensor_scalar(
-            dst=self.parts.targets_sbuf, data=self.parts.targets_sbuf, op0=nl.subtract, operand0=float(classes.size)
-        )
-
-    def _round(self, round_: Round) -> None:
-        self.parts.restart()
-        self.products.multiply(round_, self.logit_gradient.make(round_))

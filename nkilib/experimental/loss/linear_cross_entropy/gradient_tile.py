@@ -9,65 +9,24 @@ times the logit, and an offset. The instructions whose term is 0 are left out.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 
+from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
+from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Span
+from nkilib.experimental.loss.linear.class_rows import ClassRow
+from nkilib.experimental.loss.linear.gradient_tile import LastProduct, TilePlace, multiply_on_gpsimd, multiply_tiles
 from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.tile_needs import TURNS
 from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
+from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient
 from nkilib.experimental.loss.linear_cross_entropy.id_tiles import IdTiles
+from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.nki import nisa, nl
-
-# Tiles that are made at a time: one is Scalar's, one Vector's, one is rounded.
-TURNS = 3
-
-
-@dataclass(frozen=True)
-class TilePlace:
-    """Which positions and classes a tile of logits is of.
-
-    Attributes:
-        column: of the positions in :class:`GradientColumns`.
-        rows: positions, at most 128.
-        classes: its classes, counted in the block of classes.
-    """
-
-    column: int
-    rows: int
-    classes: Span
-
-    def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The numbers of its positions, [rows, 1]."""
-        return column_sbuf[0 : self.rows, self.column : self.column + 1]
-
-
-@dataclass(frozen=True)
-class LastProduct:
-    """The last step of a tile, to be issued after the next tile's exponentials: then Scalar waits for none.
-
-    Attributes:
-        dst_sbuf: the tile, rounded.
-        values_sbuf: float32.
-        factor_sbuf: what they are multiplied with, float32 [rows, 1].
-    """
-
-    dst_sbuf: nl.NkiTensor
-    values_sbuf: nl.NkiTensor
-    factor_sbuf: nl.NkiTensor
-
-    def issue(self, on_gpsimd: bool) -> None:
-        """Multiply and round, on Scalar, or on GpSimd, which is free and half as fast."""
-        if not on_gpsimd:
-            nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
-            return
-        factors_sbuf = self.factor_sbuf.broadcast(1, self.dst_sbuf.shape[1])
-        nisa.tensor_tensor(
-            dst=self.dst_sbuf,
-            data1=self.values_sbuf,
-            data2=factors_sbuf,
-            op=nl.multiply,
-            engine=nisa.engine.gpsimd,
-        )
 
 
 @dataclass(frozen=True)
@@ -80,6 +39,9 @@ class GradientTiles:
         is_kept: the scores come from HBM: GpSimd takes last products then, and under a cap squares otherwise.
         masks: whether scores may be -inf under a cap, where the tangent is -1.
         scale: z is this times the scores.
+        targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; K for each tile of
+            several target ids.
+        class_weights: of a block; None for 1.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
         ids: of several target ids of each position; None for one.
         errors_sbuf, others_sbuf: float32 [128, classes of a tile], which tiles take in turn: for the error, and for
@@ -91,62 +53,96 @@ class GradientTiles:
     is_kept: bool
     masks: bool
     scale: float
+    targets_sbuf: nl.NkiTensor
+    class_weights: ClassRow | None
     count_sbuf: nl.NkiTensor
     errors_sbuf: list[nl.NkiTensor]
     others_sbuf: list[nl.NkiTensor]
     ids: IdTiles | None = None
 
     @classmethod
-    def make(
-        cls,
-        columns: GradientColumns,
-        options: Options,
-        is_kept: bool,
-        masks: bool,
-        block: int,
-        classes: int,
-        ids: IdTiles | None = None,
+    def of_launch(
+        cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream, plan: BackwardPlan
     ) -> GradientTiles:
-        """For blocks of so many classes, and tiles of so many of them."""
+        """For the blocks and tiles of a plan."""
+        of_ids = IdGradient.make(launch, options, upstream) if launch.ids > 1 else None
+        columns = GradientColumns.make(launch, options, upstream) if of_ids is None else of_ids.columns
+        block, classes = plan.class_tiles * PARTITIONS, plan.classes_of_tile
 
         def ring(is_needed: bool) -> list[nl.NkiTensor]:
             turns = TURNS if is_needed else 0
             return [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns)]
 
+        class_weights = None
+        if options.needs_class_weights and launch.class_weight_hbm is not None:
+            class_weights = ClassRow.make(launch.class_weight_hbm, block)
         count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
         return cls(
             columns,
             options.softcap,
-            is_kept,
-            masks,
+            plan.keeps_logits,
+            plan.keeps_logits and launch.bias_hbm is not None,
             options.scale,
+            nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
+            class_weights,
             count_sbuf,
             errors_sbuf=ring(True),
             others_sbuf=ring(columns.rest_sbuf is not None),
-            ids=ids,
+            ids=None if of_ids is None else of_ids.tiles(plan.position_tiles, plan.class_block, classes),
         )
 
+    @property
+    def power(self) -> PowerOfTwo | None:
+        """By which the gradient is larger than it should be; None for 1."""
+        return self.columns.power
+
+    @property
+    def rows(self) -> list[ClassRow]:
+        """The class weights, where there are any."""
+        return [] if self.class_weights is None else [self.class_weights]
+
+    @property
+    def opens_groups(self) -> bool:
+        """Scalar loads a table for the tangents of a cap, which kept scores are already."""
+        return self.softcap is not None and not self.is_kept
+
+    def begin(self, first_class: int) -> None:
+        """Count the targets from that class on."""
+        nisa.tensor_scalar(
+            dst=self.targets_sbuf, data=self.columns.target_sbuf, op0=nl.subtract, operand0=float(first_class)
+        )
+
+    def advance(self, classes: int) -> None:
+        """Count the targets from so many classes later on."""
+        nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
+
+    def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
+        """Find places of several target ids."""
+        if self.ids is None:
+            return
+        first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
+        count = tiles * self.ids.tiles_of_classes
+        for number in range(_whole(done * count), _whole(end * count)):
+            column, tile = first + number // self.ids.tiles_of_classes, number % self.ids.tiles_of_classes
+            self.ids.search(column, tile, self.targets_sbuf[:, column], skipped)
+
+    def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """The scores as they are."""
+        return scores
+
     def make_tile(
-        self,
-        number: int,
-        dst_sbuf: nl.NkiTensor,
-        scores: nl.NkiTensor,
-        place: TilePlace,
-        target_sbuf: nl.NkiTensor,
-        weights_sbuf: nl.NkiTensor | None,
+        self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
         """Write tile ``number``, but for what is returned.
 
         Args:
             dst_sbuf: [rows, classes], of the type of the products.
-            scores: float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
+            opened: the scores, float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
             place: of the tile.
-            target_sbuf: the targets of its positions, float32 [rows, 1], counted from the block's first class; not
-                looked at where there are several.
-            weights_sbuf: class weights, float32 [rows, classes]; None for 1.
         """
-        error_sbuf, own_sbuf = _turn(self.errors_sbuf, number, place), place.of(self.columns.own_sbuf)
+        (scores,) = opened
+        error_sbuf, own_sbuf = place.turn(self.errors_sbuf, number), place.of(self.columns.own_sbuf)
         slopes_sbuf = self._slopes(number, error_sbuf, scores, place)
         self._softmax(error_sbuf, scores, place)
         ids_sbuf = None
@@ -157,13 +153,13 @@ class GradientTiles:
             return None
         other_sbuf = ids_sbuf
         if other_sbuf is None:
-            other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place, weights_sbuf)
+            other_sbuf = self._others(number, error_sbuf, slopes_sbuf, place)
         if self.columns.has_target:
             nisa.scalar_tensor_tensor(
                 dst=error_sbuf,
-                data=self.count_sbuf[0 : place.rows, place.classes.first : place.classes.end],
+                data=place.of_classes(self.count_sbuf),
                 op0=nl.equal,
-                operand0=target_sbuf,
+                operand0=place.of(self.targets_sbuf),
                 op1=nl.subtract,
                 operand1=error_sbuf,
                 reverse1=True,
@@ -191,7 +187,7 @@ class GradientTiles:
         nisa.tensor_scalar(
             dst=scores, data=scores, op0=nl.subtract, operand0=1.0, reverse0=True, op1=nl.multiply, operand1=own_sbuf
         )
-        _multiply(dst_sbuf, error_sbuf, scores)
+        multiply_tiles(dst_sbuf, error_sbuf, scores)
         return None
 
     def _slopes(
@@ -214,7 +210,7 @@ class GradientTiles:
         slope_sbuf, rest_sbuf = self.columns.slope_sbuf, self.columns.rest_sbuf
         if slope_sbuf is None or rest_sbuf is None:
             return None
-        slopes_sbuf = _turn(self.others_sbuf, number, place)
+        slopes_sbuf = place.turn(self.others_sbuf, number)
         nisa.activation(dst=slopes_sbuf, op=nl.copy, data=scores, scale=place.of(slope_sbuf), bias=place.of(rest_sbuf))
         return slopes_sbuf
 
@@ -229,9 +225,9 @@ class GradientTiles:
         """D * p, and what several target ids take."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
-            _multiply(gradient_sbuf, slopes_sbuf, softmax_sbuf)
+            multiply_tiles(gradient_sbuf, slopes_sbuf, softmax_sbuf)
         else:
-            _multiply(slopes_sbuf, slopes_sbuf, softmax_sbuf)
+            multiply_tiles(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             nisa.scalar_tensor_tensor(
                 dst=gradient_sbuf, data=slopes_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.add, operand1=ids_sbuf
             )
@@ -246,7 +242,7 @@ class GradientTiles:
         if self.is_kept:
             squared(tangents)
         else:
-            _multiply_on_gpsimd(tangents, tangents, tangents)
+            multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
         """p; the scores stay as they are. With a maximum the exponents are in ``dst_sbuf``, but for their bias."""
@@ -262,7 +258,6 @@ class GradientTiles:
         softmax_sbuf: nl.NkiTensor,
         slopes_sbuf: nl.NkiTensor | None,
         place: TilePlace,
-        weights_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor | None:
         """D * p - spread * w, in a tile of its own; None for 0."""
         rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
@@ -270,12 +265,12 @@ class GradientTiles:
             return None
         if slopes_sbuf is not None:
             # Under a cap Vector has the least time of all, and GpSimd nothing to do.
-            multiplied = _multiply if self.softcap is None else _multiply_on_gpsimd
+            multiplied = multiply_tiles if self.softcap is None else multiply_on_gpsimd
             multiplied(slopes_sbuf, slopes_sbuf, softmax_sbuf)
-            self._subtract_spread(slopes_sbuf, place, weights_sbuf)
+            self._subtract_spread(slopes_sbuf, place)
             return slopes_sbuf
-        other_sbuf = _turn(self.others_sbuf, number, place)
-        if spread_sbuf is not None and weights_sbuf is None:
+        other_sbuf = place.turn(self.others_sbuf, number)
+        if spread_sbuf is not None and self.class_weights is None:
             nisa.tensor_scalar(
                 dst=other_sbuf,
                 data=softmax_sbuf,
@@ -286,20 +281,20 @@ class GradientTiles:
             )
             return other_sbuf
         nisa.activation(dst=other_sbuf, op=nl.copy, data=softmax_sbuf, scale=place.of(rest_sbuf))
-        self._subtract_spread(other_sbuf, place, weights_sbuf)
+        self._subtract_spread(other_sbuf, place)
         return other_sbuf
 
-    def _subtract_spread(self, other_sbuf: nl.NkiTensor, place: TilePlace, weights_sbuf: nl.NkiTensor | None) -> None:
+    def _subtract_spread(self, other_sbuf: nl.NkiTensor, place: TilePlace) -> None:
         """Subtract spread * w in place."""
         if self.columns.spread_sbuf is None:
             return
         spread_sbuf = place.of(self.columns.spread_sbuf)
-        if weights_sbuf is None:
+        if self.class_weights is None:
             nisa.tensor_scalar(dst=other_sbuf, data=other_sbuf, op0=nl.subtract, operand0=spread_sbuf)
             return
         nisa.scalar_tensor_tensor(
             dst=other_sbuf,
-            data=weights_sbuf,
+            data=place.of_classes(self.class_weights.row_sbuf),
             op0=nl.multiply,
             operand0=spread_sbuf,
             op1=nl.subtract,
@@ -308,17 +303,6 @@ class GradientTiles:
         )
 
 
-def _multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """The product of two tiles of float32 in SBUF: Vector is modelled to take twice as long for ``tensor_tensor``."""
-    nisa.scalar_tensor_tensor(
-        dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
-    )
-
-
-def _multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """Likewise on GpSimd, which is half as fast."""
-    nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=others_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
-
-
-def _turn(tiles_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    return tiles_sbuf[number % len(tiles_sbuf)][0 : place.rows, 0 : place.classes.size]
+def _whole(count: float) -> int:
+    """The nearest number above, but for the rounding of a share."""
+    return ceil(count - 1e-6)

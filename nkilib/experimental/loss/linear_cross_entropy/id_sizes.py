@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH, TILE, searched_ids
+from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH, searched_ids
 
 # Tiles that are gathered at a time.
 ID_TURNS: Final = 2
-_FLOAT32_BYTES = 4
 # Of a tile beside the searches: the ids of its positions, how many are below it, a running sum, places, the same as
 # indices, the gather and the sum.
 _INSTRUCTIONS = 7
@@ -21,19 +19,19 @@ _INSTRUCTIONS = 7
 _TILES = 1 + 2 * ID_TURNS
 
 
-def bytes_of_ids(ids: int, num_positions: int, classes_of_tile: int) -> int:
-    """Bytes of a partition: sorted ids, the same counted from a block, gradients, and what tiles take."""
-    if ids == 1:
-        return 0
-    searched = searched_ids(ids)
-    kept = div_ceil(num_positions, TILE) * (3 * searched + 1)
-    searches = 2 * (classes_of_tile + searched) + searched
-    return (kept + searches + _TILES * classes_of_tile) * _FLOAT32_BYTES
+def columns_of_ids(ids: int) -> int:
+    """Numbers of a partition for a tile of positions: sorted ids, the same counted from a block, gradients."""
+    return 0 if ids == 1 else 3 * searched_ids(ids) + 1
 
 
-def bytes_of_places(ids: int, position_tiles: int, class_block: int, classes_of_tile: int) -> int:
-    """Bytes of a partition: a place for each logit of a block."""
-    return 0 if ids == 1 else position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
+def tiles_of_ids(ids: int) -> int:
+    """Float32 tiles of logits: numbers of classes with and without marks, and what gathers take."""
+    return 0 if ids == 1 else 2 + _TILES
+
+
+def numbers_of_ids(ids: int) -> int:
+    """Numbers of a partition beside the tiles: ids behind the numbers of classes, and those below a tile."""
+    return 0 if ids == 1 else 3 * searched_ids(ids)
 
 
 def instructions_of_ids(ids: int) -> int:

@@ -16,6 +16,8 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.backward import require_fitting_plan, write_gradients
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.blocks import Block, Span, shares_of_cores
 from nkilib.experimental.loss.linear.cores import meet
 from nkilib.experimental.loss.linear.gradients import Gradients
@@ -23,12 +25,12 @@ from nkilib.experimental.loss.linear.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear.staging import with_rounded_bias, with_rounded_input
-from nkilib.experimental.loss.linear_cross_entropy.backward import require_fitting_plan, write_gradients
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_cross_entropy.backward import problem_of_launch
 from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, forward_needs
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from nkilib.nki import nisa, nl
 
 # What the forward has of the instructions that the program of a core may have.
@@ -138,7 +140,7 @@ class _Parts:
         )
         plan = _plan(part, self.options, self.tiling, self.count, self.copies)
         gradients = self.gradients.of_part(block, is_first, is_last)
-        write_gradients(part, self.options, plan, upstream, gradients, self.kept)
+        write_gradients(problem_of_launch(part, self.options, upstream), plan, gradients, self.kept)
         self.gradients.finish_part(block, is_first)
 
 
@@ -150,8 +152,11 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
         part.vocab_size,
         dtype_bytes(part.dtype),
         part.has_classes_first,
-        has_class_weights=options.needs_class_weights,
-        has_rest=options.spread != 0.0 or options.square != 0.0,
+        tile_needs(
+            has_class_weights=options.needs_class_weights,
+            has_rest=options.spread != 0.0 or options.square != 0.0,
+            keeps_logits=True,
+        ),
         adds_to_weight=parts > 1,
         keeps_logits=True,
         program_share=(1.0 - FORWARD_SHARE) / copies,

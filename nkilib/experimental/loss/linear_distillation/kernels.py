@@ -6,7 +6,6 @@ positions. The cores of a launch split the vocabulary.
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.cross_entropy.options import Classes
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
 from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT
 from nkilib.experimental.loss.linear_distillation.mixture_forward import mixed_forward
@@ -20,7 +19,12 @@ from nkilib.experimental.loss.linear_distillation.options import (
 )
 from nkilib.experimental.loss.linear_distillation.pair_results import PairResults
 from nkilib.experimental.loss.linear_distillation.pair_sizes import forward_sizes
-from nkilib.experimental.loss.linear_distillation.validation import validate_pair, validated_forward_tiling
+from nkilib.experimental.loss.linear_distillation.validation import (
+    validate_memory_limit,
+    validate_pair,
+    validated_forward_tiling,
+    validated_pair_classes,
+)
 from nkilib.nki import nl
 
 
@@ -52,7 +56,76 @@ def linear_distillation_forward(
     compute_dtype: nl.DType | None = None,
     memory_limit: int | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """TODO."""
+    """Divergence of a student from a teacher at every position, from hidden states and output weights of both.
+
+    With ``z = softcap(s (X W^T + b), c) / T`` of each model, P = softmax(z) of the teacher, Q = softmax(z) of the
+    student and M = beta * P + (1 - beta) * Q it is
+
+    - beta = 0: KL(P || Q), in PyTorch and in float32 throughout, ``F.kl_div(log_softmax(z_s), log_softmax(z_t),
+      log_target=True, reduction="none").sum(1)``;
+    - beta = 1: KL(Q || P);
+    - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
+
+    No factor T^2. Logits of neither model reach HBM for a Kullback-Leibler divergence: beyond inputs and outputs the
+    kernel takes none of it, but for biases that are rounded. Launch with ``linear_distillation_forward[2](...)`` on a
+    logical NeuronCore of two cores; without ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on
+    one.
+
+    A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked in the teacher alone it adds
+    nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more; masked in the student alone, KL(P ||
+    Q) is infinite if P there is 2^-68 or more, and nothing is added to KL(Q || P). So is a mean difference of logits of
+    2^48 or more; where a softcap or a logit scale is less than 1, 2^48 times it. Logits of a model must stay within
+    2^115, and 2^115 times such a softcap or scale.
+
+    Dimensions:
+        N: positions, that is tokens (1 to 2^31 - 1).
+        Ds, Dt: features of student and teacher (16 to 16,384).
+        V: classes of the weights (1 to 2^24).
+
+    Args:
+        student_input_hbm, teacher_input_hbm: X, [N, Ds] and [N, Dt], bfloat16, float32 or float16, in HBM.
+        student_weight_hbm, teacher_weight_hbm: W, [V, Ds] and [V, Dt], or transposed by their layouts, in the dtype of
+            their X unless there is a ``compute_dtype``, in HBM. The types of both models may differ.
+        labels_hbm: [N], int32, in HBM: positions whose label is ``ignore_index`` do not count. None: all count.
+        student_bias_hbm, teacher_bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a
+            ``compute_dtype``, in HBM.
+        row_weight_hbm: [N], float32, in HBM: multiplies the divergence of each position.
+        student_weight_layout, teacher_weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its
+            transpose.
+        position_block: positions whose X is on chip at a time, a multiple of 128; None: what
+            ``choose_linear_distillation_tiling`` says.
+        class_block: classes of a core that are worked on at a time, a multiple of 128, at most 512; None likewise.
+        beta: from 0 to 1.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the cap. A constant of the compiled
+            kernel, as scales and caps are: each new value compiles anew.
+        ignore_index: an int32.
+        student_logit_scale, teacher_logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap.
+        student_logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. They, or the
+            scales where there is none, are at most 1e12 times as large in one model as in the other.
+        with_logprob: also return the student's log-probability of each label.
+        with_target: also return the student's z at each label.
+        first_class: class of the first row of the weights, where they are a shard of the vocabulary. Labels count over
+            all classes.
+        num_classes: of all shards, up to 2^24; None: V. Of a shard, entropy, divergence, maximum and log_sum are those
+            of the shard's own softmaxes; for beta between 0 and 1, divergence and moment of a shard are 0, and
+            ``linear_distillation_mixture`` gives them.
+        compute_dtype: bfloat16, float16 or float32, which X, W and the biases are rounded to for the products, each
+            from its own dtype. None: that of each X, and float32 biases are not rounded.
+        memory_limit: bytes of HBM that kept logits may take, for beta between 0 and 1 alone.
+
+    Returns:
+        Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
+        of Q, of every position; moment, which the backward takes: KL(Q || M), or KL(Q || P) for beta 1, not weighted,
+        of every position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and
+        ``log(sum(exp(z - m)))`` of the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum.
+        Then what was asked for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 where the position
+        is ignored or the class in another shard. A divergence is NaN where a model masks every class, unless it is that
+        of a shard, or where a logit is infinite or NaN otherwise.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+        NotImplementedError: for a divergence from a mixture of a whole vocabulary.
+    """
     function = "linear_distillation_forward"
     student = ModelOperands(
         function,
@@ -85,11 +158,13 @@ def linear_distillation_forward(
         student,
         teacher,
         PairOptions(beta, temperature, ignore_index),
-        Classes(first_class, student.vocab_size, student.vocab_size if num_classes is None else num_classes),
+        validated_pair_classes(student, teacher, first_class, num_classes),
         labels_hbm,
         row_weight_hbm,
         PairWanted(with_logprob, with_target),
     )
+    validate_pair(launch)
+    validate_memory_limit(launch, memory_limit)
     if launch.is_mixed and not launch.classes.is_shard:
         limit = MEMORY_LIMIT if memory_limit is None else memory_limit
         return mixed_forward(launch, limit, position_block, class_block).returned()

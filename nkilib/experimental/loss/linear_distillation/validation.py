@@ -2,18 +2,107 @@
 
 from __future__ import annotations
 
+from nkilib.core.rows.checks import require, require_flag, require_indirect_dma, require_vector
+from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN, Classes
+from nkilib.experimental.loss.cross_entropy.validation import validated_classes
+from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.experimental.loss.linear.sizes import LinearTiling
-from nkilib.experimental.loss.linear.validation import validated_blocks
+from nkilib.experimental.loss.linear.validation import (
+    validate_bias,
+    validate_num_classes,
+    validate_operands,
+    validated_blocks,
+)
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
-from nkilib.experimental.loss.linear_distillation.options import PairLaunch
+from nkilib.experimental.loss.linear_distillation.options import ModelOperands, PairLaunch, PairOptions
 from nkilib.experimental.loss.linear_distillation.pair_sizes import require_room
 from nkilib.nki import nisa, nl
 
+_INT32 = 2**31
+# Masked classes have a finite score in the unit of the other model too.
+_UNITS_APART_MOST = 1e12
+
+
+def validated_pair_classes(
+    student: ModelOperands, teacher: ModelOperands, first_class: int, num_classes: int | None
+) -> Classes:
+    """The classes that both weights hold, once their operands are checked.
+
+    Raises:
+        AssertionError: an operand is not accepted, or both do not fit each other; with function, requirement, value and
+            remedy.
+    """
+    function = student.function
+    require_indirect_dma(function)
+    for model in (student, teacher):
+        validate_operands(model, _prefix(model))
+        validate_bias(model, _prefix(model))
+    require(
+        teacher.num_positions == student.num_positions,
+        f"{function}: teacher_input_hbm must have the {student.num_positions} rows of student_input_hbm, "
+        f"got shape {teacher.input_hbm.shape}; pass both models' hidden states of the same positions",
+    )
+    require(
+        teacher.vocab_size == student.vocab_size,
+        f"{function}: teacher_weight_hbm must have the {student.vocab_size} classes of student_weight_hbm, "
+        f"got {teacher.vocab_size}; both models must have one vocabulary, and the same shard of it",
+    )
+    validate_num_classes(function, num_classes)
+    held = "the classes of student_weight_hbm"
+    return validated_classes(function, student.vocab_size, held, first_class, num_classes)
+
 
 def validate_pair(launch: PairLaunch) -> None:
-    pass
+    """Refuse options, labels and row weights that no kernel takes.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = launch.function
+    _validate_options(function, launch.options)
+    for model in launch.models:
+        _validate_logits(model)
+    units = sorted(model.unit for model in launch.models)
+    require(
+        units[1] <= _UNITS_APART_MOST * units[0],
+        f"{function}: softcaps, and logit scales where there is none, must be at most {_UNITS_APART_MOST} times as "
+        f"large in one model as in the other, got {launch.student.unit} and {launch.teacher.unit}; pass softcaps of "
+        f"the size of the logits",
+    )
+    if launch.labels_hbm is not None:
+        _validate_labels(launch, launch.labels_hbm)
+    if launch.row_weight_hbm is not None:
+        require_vector(function, "row_weight_hbm", launch.row_weight_hbm, launch.num_positions, "the positions")
+    for name, flag in (("with_logprob", launch.wanted.logprob), ("with_target", launch.wanted.target)):
+        require_flag(function, name, flag)
+        require(
+            not flag or launch.labels_hbm is not None,
+            f"{function}: {name} must be False without labels_hbm, got True; pass the labels",
+        )
+
+
+def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
+    """Refuse a limit of something that a launch does not keep.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    if memory_limit is None:
+        return
+    require(
+        launch.is_mixed,
+        f"{launch.function}: memory_limit must be None unless beta is between 0 and 1, got {memory_limit} with "
+        f"beta={launch.options.beta}; no logits are kept for a Kullback-Leibler divergence",
+    )
+    is_number = isinstance(memory_limit, int) and not isinstance(memory_limit, bool)
+    require(
+        is_number and memory_limit >= 0,
+        f"{launch.function}: memory_limit must be a number of bytes from 0 or None, got {memory_limit}; 0 keeps no "
+        f"logits, and both products run twice",
+    )
 
 
 def validated_forward_tiling(
@@ -36,3 +125,61 @@ def validated_forward_tiling(
     )
     require_room(launch, tiling, sizes.bytes_of, chooser)
     return tiling
+
+
+def _prefix(model: ModelOperands) -> str:
+    return f"{model.name}_"
+
+
+def _validate_options(function: str, options: PairOptions) -> None:
+    """The options of the loss."""
+    beta, temperature = options.beta, options.temperature
+    require(
+        _is_number(beta) and 0.0 <= beta <= 1.0,
+        f"{function}: beta must be a number from 0, for KL(teacher || student), to 1, for KL(student || teacher), "
+        f"got {beta}; 0.5 is the Jensen-Shannon divergence",
+    )
+    require(
+        _is_number(temperature) and LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE,
+        f"{function}: temperature must be a number from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, "
+        f"got {temperature}; it divides the logits, and 1.0 leaves them",
+    )
+    ignore_index = options.ignore_index
+    require(
+        isinstance(ignore_index, int) and -_INT32 <= ignore_index < _INT32,
+        f"{function}: ignore_index must be an int32, got {ignore_index}; use a label that is none, as -100",
+    )
+
+
+def _validate_logits(model: ModelOperands) -> None:
+    """Scale and softcap of one model's logits."""
+    function, prefix = model.function, _prefix(model)
+    scale, cap = model.logit_scale, model.softcap
+    require(
+        _is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,
+        f"{function}: {prefix}logit_scale must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; "
+        f"pass 1.0 for none",
+    )
+    require(
+        cap is None or (_is_number(cap) and SOFTCAP_MIN <= cap <= OPTION_MAX),
+        f"{function}: {prefix}logit_softcap must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; "
+        f"pass None for no cap",
+    )
+
+
+def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
+    """An int32 for each position."""
+    function, positions = launch.function, launch.num_positions
+    require(
+        tuple(labels_hbm.shape) == (positions,),
+        f"{function}: labels_hbm must have shape ({positions},), one label for each row of student_input_hbm, "
+        f"got {labels_hbm.shape}; flatten the labels as the rows",
+    )
+    require(
+        labels_hbm.dtype == nl.int32,
+        f"{function}: labels_hbm must be int32, got {labels_hbm.dtype}; cast the labels to int32",
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and not isinstance(value, bool)

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from nkilib.core.host.reductions import REDUCTIONS
-from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.losses import check_float_dtype
 from nkilib.torch.functions.distillation.operators import DERIVATIVE, DISTILLATION
-
-BATCHMEAN: Final = "batchmean"
-_BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
-_INT32 = 2**31
+from nkilib.torch.functions.distillation.semantics import (
+    check_labels,
+    check_numbers,
+    check_reduction,
+    checked_beta,
+    reduced,
+)
 
 
 def distillation_loss(
@@ -70,9 +71,9 @@ def distillation_loss(
             for a leaf or under torch.compile.
         NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
     """
-    chosen = _checked_beta(direction, beta)
+    chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
-    _check_numbers(temperature, ignore_index, temperature_squared)
+    check_numbers(DISTILLATION, temperature, ignore_index, temperature_squared)
     if inplace:
         checks.check_inplace(DISTILLATION, student_logits)
         if not student_logits.is_contiguous():
@@ -93,50 +94,8 @@ def distillation_loss(
     )
     if temperature_squared:
         loss = loss * float(temperature) ** 2
-    return _reduced(loss, student_logits, rows_labels, reduction, ignore_index)
-
-
-def _reduced(loss: Tensor, student: Tensor, labels: Tensor | None, reduction: str, ignore_index: int) -> Tensor:
-    if reduction == "none":
-        return loss.reshape(student.shape[:-1])
-    total = loss.sum()
-    if reduction == "sum":
-        return total
-    if reduction == BATCHMEAN:
-        return total / (student.shape[0] if student.dim() > 1 else 1)
-    return total / (loss.numel() if labels is None else (labels != ignore_index).sum())
-
-
-def _checked_beta(direction: Any, beta: Any) -> float:
-    if direction not in _BETA_OF_DIRECTION:
-        raise ValueError(
-            f"{DISTILLATION}: {direction!r} is not a valid value for direction; pass 'forward', for "
-            f"KL(teacher || student), or 'reverse'"
-        )
-    if beta is None:
-        return _BETA_OF_DIRECTION[direction]
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise TypeError(f"{DISTILLATION}: argument 'beta' must be float, not {type(beta).__name__}")
-    if not 0.0 <= beta <= 1.0:
-        raise ValueError(f"{DISTILLATION}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence")
-    return float(beta)
-
-
-def _check_numbers(temperature: Any, ignore_index: Any, temperature_squared: Any) -> None:
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
-        raise TypeError(f"{DISTILLATION}: argument 'temperature' must be float, not {type(temperature).__name__}")
-    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
-        raise ValueError(
-            f"{DISTILLATION}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
-            f"it divides the logits"
-        )
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
-        raise TypeError(f"{DISTILLATION}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
-    if not -_INT32 <= ignore_index < _INT32:
-        raise ValueError(f"{DISTILLATION}: ignore_index must be an int32, got {ignore_index}; use -100")
-    if not isinstance(temperature_squared, bool):
-        kind = type(temperature_squared).__name__
-        raise TypeError(f"{DISTILLATION}: argument 'temperature_squared' must be bool, not {kind}")
+    counts = None if rows_labels is None else rows_labels != ignore_index
+    return reduced(loss, tuple(student_logits.shape[:-1]), counts, reduction)
 
 
 def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
@@ -144,9 +103,7 @@ def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: A
     caller = DISTILLATION
     tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
     checks.check_tensors(caller, tensors, optional=("labels",))
-    known = (*REDUCTIONS, BATCHMEAN)
-    if reduction not in known:
-        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass one of {', '.join(known)}")
+    check_reduction(caller, reduction)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
     for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
@@ -155,12 +112,4 @@ def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: A
     if student.dim() == 0:
         raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")
     checks.check_same_shape(caller, student, "teacher_logits", teacher)
-    if labels is None:
-        return
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}; cast them, as with .long()")
-    if labels.shape != student.shape[:-1]:
-        raise ValueError(
-            f"{caller}: labels must have the shape of the positions, {tuple(student.shape[:-1])}, got "
-            f"{tuple(labels.shape)}"
-        )
+    check_labels(caller, labels, tuple(student.shape[:-1]))

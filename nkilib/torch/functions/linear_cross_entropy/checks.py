@@ -127,14 +127,24 @@ def checked_product(
         TypeError: it is no type.
         ValueError: it is none that products have.
     """
+    check_compute_dtype(caller, compute_dtype)
+    rounded = given.rounding_dtype(compute_dtype)
+    return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
+
+
+def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
+    """Refuse what is no type of products.
+
+    Raises:
+        TypeError: it is no type.
+        ValueError: it is none that products have.
+    """
     if compute_dtype is not None and not isinstance(compute_dtype, torch.dtype):
         raise TypeError(f"{caller}: argument 'compute_dtype' must be torch.dtype, not {type(compute_dtype).__name__}")
     if compute_dtype is not None and compute_dtype not in DTYPES:
         raise ValueError(
             f"{caller}: compute_dtype must be torch.bfloat16, torch.float16, torch.float32 or None, got {compute_dtype}"
         )
-    rounded = given.rounding_dtype(compute_dtype)
-    return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
 
 
 def check_kernel_arguments(caller: Caller, given: LinearArguments, product: Product) -> None:
@@ -154,7 +164,7 @@ def check_kernel_arguments(caller: Caller, given: LinearArguments, product: Prod
             f"with normalizer= for a mean"
         )
     check_normalizer(caller, given.normalizer, given.reduction, given.input.device)
-    _check_sum(caller, given.linear_weight, given.grad_weight_sum)
+    check_sum(caller, given.linear_weight, given.grad_weight_sum)
 
 
 def _check_dtypes(caller: Caller, given: LinearArguments, are_rounded: bool) -> None:
@@ -181,8 +191,13 @@ def _check_dtypes(caller: Caller, given: LinearArguments, are_rounded: bool) -> 
         )
 
 
-def _check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -> None:
-    """Refuse a tensor to which the gradient of the weight cannot be added in place."""
+def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -> None:
+    """Refuse a tensor to which the gradient of the weight cannot be added in place.
+
+    Raises:
+        NotImplementedError: XLA tensors.
+        ValueError: another type, shape, device or layout; it requires grad.
+    """
     if grad_weight_sum is None:
         return
     if weight.device.type == "xla":

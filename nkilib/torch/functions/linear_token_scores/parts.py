@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import check_tensors
-from nkilib.torch.dispatch.dtensors import check_member, dtensor, shards_of, without_rule
+from nkilib.torch.dispatch.dtensors import check_member, dtensor
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_token_scores.checks import OF_WEIGHT
 from nkilib.torch.functions.vocab_parallel.shards import check_no_group, check_whole, held_sizes
+from nkilib.torch.functions.vocab_parallel_linear.gathering import averaged
 from nkilib.torch.functions.vocab_parallel_linear.parts import local_layer
 
 if TYPE_CHECKING:
@@ -86,36 +85,9 @@ def _gathered_layer(caller: Caller, weight: DTensor, given: LinearArguments) -> 
             raise NotImplementedError(
                 f"{caller}: {name} must be plain where input is, got a DTensor; pass {name}.to_local()"
             )
-    bias = given.linear_bias
+    bias = dtensor(given.linear_bias)
     return replace(
         given,
-        linear_weight=_gathered(caller, "linear_weight", weight),
-        linear_bias=bias if dtensor(bias) is None else _gathered(caller, "linear_bias", bias),
+        linear_weight=averaged(caller, "linear_weight", weight),
+        linear_bias=given.linear_bias if bias is None else averaged(caller, "linear_bias", bias),
     )
-
-
-def _gathered(caller: Caller, name: str, tensor: Any) -> Tensor:
-    """The whole tensor; gradients of all ranks are averaged, and each keeps its shard of them."""
-    from torch.distributed.tensor import Partial
-
-    mesh = tensor.device_mesh
-    if any(placement.is_partial() for placement in tensor.placements):
-        raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
-    shards_of(caller, name, tensor)  # which refuses what is neither
-    whole = tensor.full_tensor(grad_placements=[Partial()] * mesh.ndim)
-    apply: Any = _Averaged.apply
-    averaged: Tensor = apply(whole, mesh.size())
-    return averaged
-
-
-class _Averaged(torch.autograd.Function):
-    """A tensor as it is, whose gradient is divided by a number before it is summed over as many ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:
-        ctx.ranks = ranks
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return grads[0] / ctx.ranks, None

@@ -51,8 +51,12 @@ class VocabularyShards(NamedTuple):
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
         """The part of this rank of a tensor [V] of all classes."""
+        return None if of_classes is None else self.own_part(of_classes)
+
+    def own_part(self, of_classes: Tensor) -> Tensor:
+        """The part of this rank of a tensor [V, ...] of all classes."""
         first = self.columns.first_class
-        return None if of_classes is None else of_classes[first : first + self.held]
+        return of_classes[first : first + self.held]
 
 
 def shards_of_ranks(

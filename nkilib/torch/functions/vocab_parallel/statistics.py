@@ -79,7 +79,7 @@ def combined_statistics(
         "outputs (none, entropy, all)": _is_given(own.entropy, own.maximum) + _is_given(own.argmax, own.maximum),
         **claims,
     }
-    maximum, agreed = _greatest(caller, own.maximum, all_claims, group)
+    maximum, agreed = greatest_of_ranks(caller, own.maximum, all_claims, group)
     # The shards' maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     below = maximum - own.maximum
     share = torch.exp(own.log_sum - below)
@@ -94,7 +94,7 @@ def combined_statistics(
         summands["entropy"] = product(share, own.entropy + (below - own.log_sum))
     if further is not None:
         summands.update(further(below))
-    sums = _summed(summands, group)
+    sums = sums_of_ranks(summands, group)
     log_sum = torch.where(agreed, sums["share"].log(), torch.nan)
     argmax, entropy = own.argmax, own.entropy
     if _is_given(own.argmax, maximum):
@@ -120,7 +120,7 @@ def product(factor: Tensor, values: Tensor) -> Tensor:
     return torch.where(factor == 0.0, 0.0, factor * values)
 
 
-def _summed(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
+def sums_of_ranks(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
     """The sums over all ranks, in one all-reduce: [N] each, or of several target ids [N, K]."""
     values = torch.cat([each.reshape(-1) for each in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
@@ -143,7 +143,7 @@ def _argmax(
     return torch.where(has_nan, beyond, classes)
 
 
-def _greatest(
+def greatest_of_ranks(
     caller: Caller, maximum: Tensor, claims: dict[str, float], group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
     """The maximum over all shards, and whether all ranks make the same claims.

@@ -56,26 +56,41 @@ def local_layer(caller: Caller, of_weight: Caller, linear_weight: DTensor, given
         ValueError: this rank is not in the mesh.
     """
     check_tensors(caller, given.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    spread = spread_of_classes(caller, of_weight, linear_weight)
+    arguments = LinearArguments(
+        same_everywhere(caller, "input", given.input),
+        linear_weight.to_local(),
+        same_everywhere(caller, "target", given.target),
+        as_weight(caller, "linear_bias", given.linear_bias, linear_weight),
+        replicated(caller, "weight", given.weight),
+        given.reduction,
+        replicated(caller, "normalizer", given.normalizer),
+        as_weight(caller, "grad_weight_sum", given.grad_weight_sum, linear_weight),
+    )
+    return LocalLayer(arguments, spread)
+
+
+def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
+    """The ranks that have the rows of a weight.
+
+    Args:
+        caller: who is named in errors.
+        of_weight: the same, for errors about the weight.
+        linear_weight: sharded by classes over one dimension of its mesh.
+
+    Raises:
+        NotImplementedError: it is placed otherwise.
+        ValueError: this rank is not in the mesh.
+    """
     mesh = linear_weight.device_mesh
     check_member(of_weight, mesh)
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
     if shards_of(caller, "linear_weight", linear_weight) != dict.fromkeys(several, 0) or len(several) > 1:
         raise without_rule(caller, "linear_weight", linear_weight, "Shard(0), on a mesh of one dimension")
-    spread = spread_of(of_weight, linear_weight, 0, several[0] if several else 0)
-    arguments = LinearArguments(
-        _same_everywhere(caller, "input", given.input),
-        linear_weight.to_local(),
-        _same_everywhere(caller, "target", given.target),
-        _as_weight(caller, "linear_bias", given.linear_bias, linear_weight),
-        replicated(caller, "weight", given.weight),
-        given.reduction,
-        replicated(caller, "normalizer", given.normalizer),
-        _as_weight(caller, "grad_weight_sum", given.grad_weight_sum, linear_weight),
-    )
-    return LocalLayer(arguments, spread)
+    return spread_of(of_weight, linear_weight, 0, several[0] if several else 0)
 
 
-def _same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
     """The whole tensor; the gradient that comes back is whole on every rank, too."""
     placed = dtensor(tensor)
     if placed is None:
@@ -85,7 +100,8 @@ def _same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
     return placed.to_local()
 
 
-def _as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
+def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
+    """This rank's part of a tensor that is placed as the weight; a plain one is that already."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor

@@ -9,7 +9,8 @@ import numpy as np
 
 from nkilib.experimental.loss import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearGradients, LinearProblem
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
     ScoreInputs,
     scores_backward_reference,

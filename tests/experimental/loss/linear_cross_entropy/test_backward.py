@@ -11,16 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearGradients,
     LinearProblem,
     linear_backward_reference,
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,
     FP16,
@@ -156,7 +157,7 @@ def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) ->
         problem = replace(problem, bias=np.linspace(-1.0, 1.0, 2100, dtype=np.float32))
         unrolled = launched(problem)
         with monkeypatch.context() as patch:
-            patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 300)
+            patch.setattr("nkilib.experimental.loss.linear.backward_plan.PROGRAM_INSTRUCTIONS", 300)
             looped = launched(problem)
         looped.check()
         for name, array in unrolled.found.items():
@@ -171,7 +172,7 @@ def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monke
     problem = replace(problem, bias=np.linspace(-1.0, 1.0, classes, dtype=np.float32))
     unrolled = launched(problem)
     with monkeypatch.context() as patch:
-        patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 30)
+        patch.setattr("nkilib.experimental.loss.linear.backward_plan.PROGRAM_INSTRUCTIONS", 30)
         looped = launched(problem, position_block=128, class_block=128)
     looped.check()
     for name, array in unrolled.found.items():
@@ -189,7 +190,7 @@ def test_a_loop_without_a_block_before_it_gives_the_same(adds: bool, monkeypatch
 
     unrolled = run()
     with monkeypatch.context() as patch:
-        patch.setattr("nkilib.experimental.loss.linear_cross_entropy.backward_plan.PROGRAM_INSTRUCTIONS", 30)
+        patch.setattr("nkilib.experimental.loss.linear.backward_plan.PROGRAM_INSTRUCTIONS", 30)
         looped = run()
     for name, array in unrolled.items():
         np.testing.assert_allclose(np.float32(looped[name]), np.float32(array), atol=1e-3)
@@ -326,7 +327,9 @@ def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.Mo
 def test_few_buffers(buffers: BackwardBuffers, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where memory is short, what streams waits until its buffer is done with: the next stripe of W among it."""
     sizes = Sizes(300, 600, 300, BF16)
-    of_launch = BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2, layout == "vd", has_bias=True)
+    of_launch = BackwardSizes(
+        sizes.positions, sizes.features, sizes.classes, 2, layout == "vd", tile_needs(has_bias=True)
+    )
     plan = replace(BackwardPlan.of(of_launch, 256, 256), buffers=buffers)
     monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: plan))
     launched(with_options(problem_of("normal", sizes, layout=layout), "bias"), cores=1).check()
@@ -353,7 +356,7 @@ def test_weights_that_stream_by_the_input(
     sizes: Sizes, name: str, layout: str, program: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In more slices than there are buffers for; unrolled, and in a loop, which begins with slices that are there."""
-    linear = "nkilib.experimental.loss.linear_cross_entropy"
+    linear = "nkilib.experimental.loss.linear"
     planned = f"{linear}.backward_plan"
     for module in (planned, f"{linear}.weight_slices"):
         monkeypatch.setattr(f"{module}.TILES_OF_SLICE", 1)

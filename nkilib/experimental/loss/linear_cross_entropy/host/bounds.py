@@ -1,12 +1,7 @@
 """How far the kernels may be from the float64 truth of the very inputs, derived, and how far they are.
 
-Notation: u = 2^-24, the unit roundoff of float32; r that of the dtype of X and W (2^-8 for bfloat16, 2^-11 for float16,
-u for float32); K = ceil(size / 128) of what a product is summed over, which adds 128 products in the array and then one
-such sum after another in float32.
+Notation, a logit's dz, and what the products dX and dW of a gradient G are off by: ``linear.host.bounds``.
 
-- A logit: K + 126 additions, and a product of float32 that is rounded, so (K + 128) u sum |x w|, in whatever order BLAS
-  adds the 128: the simulator leaves it no longer sum (engines/tensor/sums.py). The bias adds u (|z| + |b|). That is dz.
-  No logit is rounded to 16 bits.
 - Loss and statistics: those of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), and what a
   change of every logit by its dz makes of them: of lse at most the largest dz, of the loss twice that.
   A temperature divides dz as it divides the logit.
@@ -15,11 +10,7 @@ such sum after another in float32.
 - A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
   for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. The gradient h of the entropy H adds that of
   h p (log p + H), in which p is off likewise, and log p by dz + max dz. All of it is over a temperature, and so is dz,
-  beside a cap's derivative. Then G is rounded once, r |G|. Of float16, which
-  has subnormals, it carries a power of two that brings the largest coefficient to at least 1: 2^-25 of that is lost.
-- dX: sum over the classes of what G is off by, times |W|; (K + 135) u sum |G| |W| for the additions, those of blocks
-  and cores among them; the result is rounded once, r |dX| with the r of its own type, and of float16 2^-25 more, half
-  of what its subnormals are apart. dW likewise over the positions. db is a sum of G.
+  beside a cap's derivative.
 
 They hold for the simulator; hardware was never measured.
 """
@@ -27,13 +18,11 @@ They hold for the simulator; hardware was never measured.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final, NamedTuple
+from typing import Final
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.core.host.rounding import HALF_ULP, SMALLEST_NORMAL
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     coefficient_sizes,
@@ -41,77 +30,18 @@ from nkilib.experimental.loss.cross_entropy.host.extended_bounds import (
     extended_gradient_bound,
 )
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs, Float64Array
+from nkilib.experimental.loss.linear.host import bounds as layer_bounds
+from nkilib.experimental.loss.linear.host.bounds import OF_PRODUCTS, ROUNDOFF, ResultTypes, product_bounds
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear.sizes import WINDOW
-from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    EVERY_CLASS,
-    LinearGradients,
-    LinearProblem,
-    gradient_of_logits,
-)
+from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, gradient_of_logits
 
-ROUNDOFF: Final = HALF_ULP["float32"].relative
 _LANES: Final = 128
-# Additions of a sum beyond those of its tiles: within the array, and of blocks, cores and what was there before.
-_OF_LOGIT, _OF_SUM = 128.0, 135.0
-# The least that float16 tells apart, over what the largest coefficient is brought to, and half of it is lost.
-_FLOAT16_FLOOR: Final = HALF_ULP["float16"].absolute
-
-
-class Roundoff(NamedTuple):
-    """What rounding to a type costs.
-
-    Attributes:
-        relative: of the value.
-        floor: of the largest coefficient, where small values underflow.
-    """
-
-    relative: float
-    floor: float
-
-
-_ROUNDOFF: Final = {
-    np.dtype(np.float32): Roundoff(ROUNDOFF, 0.0),
-    np.dtype(ml_dtypes.bfloat16): Roundoff(HALF_ULP["bfloat16"].relative, 0.0),
-    np.dtype(np.float16): Roundoff(HALF_ULP["float16"].relative, _FLOAT16_FLOOR),
-}
-
-
-class ResultTypes(NamedTuple):
-    """Types of gradients; None: that of the products.
-
-    Attributes:
-        input, weight: of dX and dW.
-    """
-
-    input: npt.DTypeLike | None = None
-    weight: npt.DTypeLike | None = None
-
-    def roundoffs(self, of_products: Roundoff) -> tuple[Roundoff, Roundoff]:
-        """Of dX and dW."""
-        of_input, of_weight = (of_products if each is None else _ROUNDOFF[np.dtype(each)] for each in self)
-        return of_input, of_weight
-
-
-_OF_PRODUCTS: Final = ResultTypes()
-
-
-class GradientRows(NamedTuple):
-    """Some positions: their G, and how far it may be off before it is rounded."""
-
-    rows: slice
-    gradient: Float64Array
-    off: Float64Array
 
 
 def logit_bounds(problem: LinearProblem, rows: slice, weight: Float64Array) -> Float64Array:
     """dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite."""
-    terms = np.abs(problem.input[rows].astype(np.float64)) @ np.abs(weight).T
-    bounds: Float64Array = (div_ceil(weight.shape[1], _LANES) + _OF_LOGIT) * ROUNDOFF * terms
-    if problem.bias is not None:
-        bias = np.abs(problem.bias.astype(np.float64))
-        bounds += ROUNDOFF * (np.abs(problem.logits_of(rows, weight)) + bias)
-        bounds[:, np.isinf(bias)] = 0.0
-    return bounds
+    return layer_bounds.logit_bounds(problem.layer, rows, weight)
 
 
 def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
@@ -163,7 +93,7 @@ def bounds_of_gradients(
     blocks: Iterable[GradientRows],
     largest: float,
     classes: slice = EVERY_CLASS,
-    types: ResultTypes = _OF_PRODUCTS,
+    types: ResultTypes = OF_PRODUCTS,
 ) -> LinearGradients:
     """Largest accepted errors of dX, dW and db, from gradients of logits.
 
@@ -174,34 +104,7 @@ def bounds_of_gradients(
         classes: as in ``linear_backward_reference``.
         types: of the results.
     """
-    weight, roundoff = problem.classes_first, _ROUNDOFF[problem.input.dtype]
-    of_dx, of_dw = types.roundoffs(roundoff)
-    floor = roundoff.floor * largest / problem.recipe.temperature
-    of_input = np.empty(problem.input.shape, np.float64)
-    held = weight[classes]
-    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
-    exact_weight, exact_bias = np.zeros_like(held), np.zeros(len(held))
-    of_classes = (div_ceil(len(held), _LANES) + _OF_SUM) * ROUNDOFF
-    of_positions = (div_ceil(len(problem.input), _LANES) + _OF_SUM) * ROUNDOFF
-    for rows, whole, off_whole in blocks:
-        gradient, off = whole[:, classes], off_whole[:, classes]
-        values = np.abs(problem.input[rows].astype(np.float64))
-        off = off + roundoff.relative * (np.abs(gradient) + off) + floor
-        size = np.abs(gradient) + off
-        of_input[rows] = (off + of_classes * size) @ np.abs(held)
-        of_input[rows] += of_dx.relative * (np.abs(gradient @ held) + of_input[rows])
-        of_weight += (off + of_positions * size).T @ values
-        of_bias += (off + of_positions * size).sum(axis=0)
-        exact_weight += gradient.T @ problem.input[rows].astype(np.float64)
-        exact_bias += gradient.sum(axis=0)
-    of_weight += of_dw.relative * (np.abs(exact_weight) + of_weight)
-    of_bias += ROUNDOFF * (np.abs(exact_bias) + of_bias)
-    # Of a result in float16, half of what subnormals are apart.
-    least_input, least_weight = SMALLEST_NORMAL + of_dx.floor, SMALLEST_NORMAL + of_dw.floor
-    is_first = problem.weight_layout == "vd"
-    return LinearGradients(
-        of_input + least_input, (of_weight if is_first else of_weight.T) + least_weight, of_bias + SMALLEST_NORMAL
-    )
+    return product_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:

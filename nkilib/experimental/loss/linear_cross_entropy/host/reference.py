@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Final, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,18 +21,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
     extended_backward_reference,
     extended_forward_reference,
 )
-
-# Elements of a block of logits: 16 MiB in float64.
-_BLOCK_ELEMENTS = 1 << 21
-EVERY_CLASS: Final = slice(None)
-
-
-class LinearGradients(NamedTuple):
-    """float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
-
-    input: Float64Array
-    weight: Float64Array
-    bias: Float64Array
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 
 @dataclass(frozen=True)
@@ -68,26 +57,27 @@ class LinearProblem:
         )
 
     @property
+    def layer(self) -> OutputLayer:
+        """X, W and the bias."""
+        return OutputLayer(self.input, self.weight, self.bias, self.weight_layout)
+
+    @property
     def classes_first(self) -> Float64Array:
         """W as [V, D]."""
-        weight = self.weight.astype(np.float64)
-        return weight if self.weight_layout == "vd" else weight.T
+        return self.layer.classes_first
 
     @property
     def vocab_size(self) -> int:
         """V."""
-        return self.weight.shape[0 if self.weight_layout == "vd" else 1]
+        return self.layer.vocab_size
 
     def row_blocks(self) -> Iterator[slice]:
         """Slices that cover the positions in order."""
-        step = max(1, _BLOCK_ELEMENTS // self.vocab_size)
-        for start in range(0, len(self.input), step):
-            yield slice(start, min(start + step, len(self.input)))
+        return self.layer.row_blocks()
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
         """y = X W^T + b of some positions, before scale and cap; ``weight`` is ``classes_first``."""
-        logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
-        return logits if self.bias is None else logits + self.bias.astype(np.float64)
+        return self.layer.logits_of(rows, weight)
 
 
 def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
@@ -121,15 +111,8 @@ def linear_backward_reference(
         classes: of a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
     """
     weight = problem.classes_first
-    held = weight[classes]
-    of_input = np.empty(problem.input.shape, np.float64)
-    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
-    for rows in problem.row_blocks():
-        gradient = gradient_of_logits(problem, upstream, rows, weight)[:, classes]
-        of_input[rows] = gradient @ held
-        of_weight += gradient.T @ problem.input[rows].astype(np.float64)
-        of_bias += gradient.sum(axis=0)
-    return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
+    blocks = ((rows, gradient_of_logits(problem, upstream, rows, weight)) for rows in problem.row_blocks())
+    return problem.layer.gradients(blocks, weight, classes)
 
 
 def gradient_of_logits(

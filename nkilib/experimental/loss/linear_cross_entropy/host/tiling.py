@@ -12,6 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -21,12 +23,12 @@ from nkilib.experimental.loss.linear.launch import (
     WEIGHT_LAYOUTS,
 )
 from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear.tile_needs import TileNeeds
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
+from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 
@@ -187,18 +189,20 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
         launch.vocab_size,
         launch.itemsize,
         launch.has_classes_first,
-        has_bias=launch.extended,
-        has_class_weights=launch.extended,
-        has_softcap=launch.extended,
-        has_rest=launch.extended,
+        _tile_needs(launch, keeps_logits),
         adds_to_weight=adds_to_weight or launch.extended,
         keeps_logits=keeps_logits,
         weight_itemsize=launch.casts.weight,
         staging_bytes=launch.casts.backward_staging(launch.has_classes_first, keeps_logits),
-        ids=launch.ids,
     )
     available_bytes = limited_sbuf_bytes(SBUF_BYTES[launch.target])
     return choose_backward_tiling(BackwardLaunch(sizes, launch.cores, launch.target, available_bytes))
+
+
+def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
+    """What the tiles of a launch take with every option, or with none."""
+    has = launch.extended
+    return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
 
 def _forward_backward(launch: _Launch) -> LinearTiling:

@@ -26,17 +26,15 @@ from nkilib.experimental.loss.cross_entropy.host.reference import (
     ExtendedResults,
     Float64Array,
 )
+from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
-    ROUNDOFF,
-    GradientRows,
     bounds_of_gradients,
     gradients_of_logits,
     linear_forward_bounds,
     logit_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    EVERY_CLASS,
-    LinearGradients,
     LinearProblem,
     gradient_of_logits,
     linear_forward_reference,

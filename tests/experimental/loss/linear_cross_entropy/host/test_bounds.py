@@ -8,13 +8,13 @@ import pytest
 
 from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import (
     linear_forward_bounds,
     linear_gradient_bounds,
     logit_bounds,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
-    LinearGradients,
     LinearProblem,
     gradient_of_logits,
     linear_backward_reference,

@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_plan import TILES_OF_SLICE, BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.operands import PARTITIONS, Matrix
 from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.staging import Staging
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import TILES_OF_SLICE, BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.nki import nl
 
 
@@ -30,14 +30,14 @@ class WeightSlices:
         staging: for W of another type.
     """
 
-    launch: LinearLaunch
+    launch: LinearOperands
     plan: BackwardPlan
     inputs_sbuf: nl.NkiTensor
     ring: Ring
     staging: Staging | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
+    def make(cls, launch: LinearOperands, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
         """Nothing is loaded yet."""
         shape = (PARTITIONS, plan.feature_tiles, plan.position_tiles * PARTITIONS)
         inputs_sbuf = nl.ndarray(shape, dtype=launch.dtype, buffer=nl.sbuf)

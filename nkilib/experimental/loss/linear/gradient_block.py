@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import cut
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
 from nkilib.nki import nisa, nl
 
 

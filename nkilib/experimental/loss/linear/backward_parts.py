@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from typing import NamedTuple
 
-from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, weight_tiles
+from nkilib.experimental.loss.linear.backward_round import Round
+from nkilib.experimental.loss.linear.backward_streams import BackwardStreams
+from nkilib.experimental.loss.linear.bias_gradient import BiasGradient
 from nkilib.experimental.loss.linear.blocks import Span, balanced_spans
+from nkilib.experimental.loss.linear.class_cover import ClassCover, OwnClasses
+from nkilib.experimental.loss.linear.gradient_block import GradientBlock
+from nkilib.experimental.loss.linear.gradient_tile import TileMaker
 from nkilib.experimental.loss.linear.gradients import Gradients
 from nkilib.experimental.loss.linear.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE, LogitTiles
+from nkilib.experimental.loss.linear.operand_pair import OperandPair
 from nkilib.experimental.loss.linear.operands import PARTITIONS
+from nkilib.experimental.loss.linear.products import InputGradient, InputSum
 from nkilib.experimental.loss.linear.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, weight_tiles
-from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
-from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams
-from nkilib.experimental.loss.linear_cross_entropy.bias_gradient import BiasGradient
-from nkilib.experimental.loss.linear_cross_entropy.class_cover import ClassCover, OwnClasses
-from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import GradientColumns
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS, GradientTiles
-from nkilib.experimental.loss.linear_cross_entropy.id_gradient import IdGradient
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
-from nkilib.experimental.loss.linear_cross_entropy.products import InputGradient, InputSum
-from nkilib.experimental.loss.linear_cross_entropy.weight_gradient import WeightGradient
+from nkilib.experimental.loss.linear.tile_needs import TURNS
+from nkilib.experimental.loss.linear.weight_gradient import WeightGradient
 from nkilib.nki import nl
 
-# Banks of PSUM. The first logits of a block take those that dX leaves first.
+# Banks of PSUM. The first logits of a block take those that dX leaves first. Two operand pairs have three tiles of
+# logits of each at a time.
 _INPUT_BANKS = (6, 7)
-_LOGIT_BANKS = (6, 7, 0, 1, 2)
-_TRANSPOSE_BANKS = (3, 4, 5)
+_LOGIT_BANKS = {1: (6, 7, 0, 1, 2), 2: (6, 7, 0, 1, 2, 5)}
+_TRANSPOSE_BANKS = {1: (3, 4, 5), 2: (3, 4)}
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
 # A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
 # is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
 TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
 
 
-# The share of a block whose places of several target ids are found while the block before is multiplied with W and X,
-# which takes Tensor two thirds of its time. The rest is found while logits are.
-_SEARCHED_AHEAD = 0.7
+# The share of a block that is prepared while the block before is multiplied with W and X, which takes Tensor two thirds
+# of its time. The rest is prepared while logits are computed.
+_PREPARED_AHEAD = 0.7
+
+
+class BackwardProblem(NamedTuple):
+    """What a loss has the backward make gradients of.
+
+    Attributes:
+        pairs: the operand pairs that there are logits of: one or two. The gradients are those of the first one.
+        make_tiles: makes what makes the gradient of the logits, by a plan.
+    """
+
+    pairs: list[OperandPair]
+    make_tiles: Callable[[BackwardPlan], TileMaker]
+
+    @property
+    def operands(self) -> LinearOperands:
+        """X and W whose gradients are made."""
+        return self.pairs[0].operands
 
 
 @dataclass(frozen=True)
@@ -48,29 +64,28 @@ class BackwardParts:
     """What all blocks have in common.
 
     Attributes:
-        launch, plan: of the kernel.
+        operands: X and W whose gradients are made.
+        plan: of the kernel.
         core: of this launch.
         positions: the blocks of positions.
         streams: buffers.
-        logits: that computes them, where they are not kept.
+        logits: by operand pair, that compute them, where they are not kept.
         tiles: that make the gradient of the logits.
         block: where it stands.
-        targets_sbuf: counted from the first class of the block, float32 [128, tiles].
         transpose_banks: of PSUM, for transposes beside the logits.
         input_banks: for dX, and for transposes beside dW.
         input_gradient, input_sum, weight_gradient, bias_gradient: None for those that are not wanted.
         own_classes: which of a block are the core's own, for dX; None for all.
     """
 
-    launch: LinearLaunch
+    operands: LinearOperands
     plan: BackwardPlan
     core: int
     positions: list[Span]
     streams: BackwardStreams
-    logits: LogitTiles
-    tiles: GradientTiles
+    logits: list[LogitTiles]
+    tiles: TileMaker
     block: GradientBlock
-    targets_sbuf: nl.NkiTensor
     transpose_banks: Ring
     input_banks: Ring
     input_gradient: InputGradient | None
@@ -82,9 +97,7 @@ class BackwardParts:
     @classmethod
     def make(
         cls,
-        launch: LinearLaunch,
-        options: Options,
-        upstream: PositionUpstream,
+        problem: BackwardProblem,
         plan: BackwardPlan,
         gradients: Gradients,
         partials_hbm: list[nl.NkiTensor],
@@ -92,43 +105,34 @@ class BackwardParts:
         kept: KeptLogits | None,
         cover: ClassCover | None,
     ) -> BackwardParts:
-        """Nothing is loaded yet."""
-        ids = IdGradient.make(launch, options, upstream) if launch.ids > 1 else None
-        columns = GradientColumns.make(launch, options, upstream) if ids is None else ids.columns
+        """Nothing of the operands is loaded yet."""
+        tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
         banks_psum = _banks()
-        positions = balanced_spans(Span(0, launch.num_positions), plan.position_tiles * PARTITIONS)
+        positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
         input_banks = Ring([banks_psum[bank] for bank in _INPUT_BANKS])
         input_gradient = input_sum = weight_gradient = bias_gradient = None
         if gradients.input_hbm is not None:
             results = Ring.of_sbuf(plan.buffers.input_results, (PARTITIONS, plan.stripe), nl.float32)
-            input_gradient = InputGradient(partials_hbm[core], input_banks, results, columns.power)
+            input_gradient = InputGradient(partials_hbm[core], input_banks, results, tiles.power)
             input_sum = InputSum(gradients.input_hbm, partials_hbm, core)
         if gradients.weight_hbm is not None:
             banks = [banks_psum[bank] for bank in _WEIGHT_BANKS[: weight_tiles()]]
             weight_gradient = WeightGradient.make(
-                launch, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, columns.power
+                operands, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, tiles.power
             )
         if gradients.bias_hbm is not None:
-            bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, columns.power)
+            bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, tiles.power)
+        logit_banks = [banks_psum[bank] for bank in _LOGIT_BANKS[pairs]]
         return cls(
-            launch,
+            operands,
             plan,
             core,
             positions,
-            BackwardStreams.make(launch, options, plan, kept, columns.slope_sbuf is not None),
-            _logit_tiles(launch, options, plan, [banks_psum[bank] for bank in _LOGIT_BANKS]),
-            GradientTiles.make(
-                columns,
-                options,
-                is_kept=plan.keeps_logits,
-                masks=plan.keeps_logits and launch.bias_hbm is not None,
-                block=plan.class_tiles * PARTITIONS,
-                classes=plan.classes_of_tile,
-                ids=None if ids is None else ids.tiles(plan.position_tiles, plan.class_block, plan.classes_of_tile),
-            ),
-            GradientBlock.make(plan, launch.dtype, input_gradient is not None or bias_gradient is not None),
-            nl.ndarray(columns.target_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf),
-            Ring([banks_psum[bank] for bank in _TRANSPOSE_BANKS]),
+            BackwardStreams.make(problem.pairs, plan, kept, tiles.rows),
+            [_logit_tiles(pair, plan, logit_banks) for pair in problem.pairs],
+            tiles,
+            GradientBlock.make(plan, operands.dtype, input_gradient is not None or bias_gradient is not None),
+            Ring([banks_psum[bank] for bank in _TRANSPOSE_BANKS[pairs]]),
             input_banks,
             input_gradient,
             input_sum,
@@ -145,36 +149,26 @@ class BackwardParts:
             if gradient is not None:
                 gradient.restart()
 
-    def search_first(self) -> None:
-        """Find places of several target ids in the first block: those that no round before it has found."""
-        self._search(self.positions[0], 0, 0.0, _SEARCHED_AHEAD)
+    def begin(self, first_class: int) -> None:
+        """The first block of classes begins."""
+        self.tiles.begin(first_class)
+        self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
-    def search_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Find some of those in the block of the next round, in step ``step`` of ``steps``."""
+    def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
+        """Prepare some tiles of the block of the next round, in step ``step`` of ``steps``."""
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
-            done, found = step / steps, (step + 1) / steps
-            self._search(round_.next_positions, skipped, _SEARCHED_AHEAD * done, _SEARCHED_AHEAD * found)
+            done, end = step / steps, (step + 1) / steps
+            self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
-    def search_rest(self, round_: Round, start: int, end: int) -> None:
-        """Find those of the round that are left, while tiles ``start`` to ``end`` of positions are made."""
-        done, found = (_SEARCHED_AHEAD + (1.0 - _SEARCHED_AHEAD) * tile / round_.tiles for tile in (start, end))
-        self._search(round_.positions, 0, done, found)
-
-    def _search(self, positions: Span, skipped: int, done: float, found: float) -> None:
-        """From one share of the tiles of a block to another one."""
-        ids = self.tiles.ids
-        if ids is None:
-            return
-        first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
-        count = tiles * ids.tiles_of_classes
-        for number in range(_whole(done * count), _whole(found * count)):
-            column, tile = first + number // ids.tiles_of_classes, number % ids.tiles_of_classes
-            ids.search(column, tile, self.targets_sbuf[:, column], skipped)
+    def prepare_rest(self, round_: Round, start: int, end: int) -> None:
+        """Prepare those of the round that are left, while tiles ``start`` to ``end`` of positions are made."""
+        shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
+        self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
         """How many tiles are made before one is transposed."""
-        has_few = round_.tiles <= _FEW_TILES and self.tiles.softcap is None and not self.plan.keeps_logits
+        has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
     def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
@@ -206,30 +200,28 @@ class BackwardParts:
         return weight_sbuf
 
 
-def _whole(count: float) -> int:
-    """The nearest number above, but for the rounding of a share."""
-    return ceil(count - 1e-6)
-
-
 def _banks() -> list[nl.NkiTensor]:
     """All of PSUM."""
     shape = (PARTITIONS, CLASSES_OF_TILE)
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
 
 
-def _logit_tiles(
-    launch: LinearLaunch, options: Options, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]
-) -> LogitTiles:
-    """The tiles of logits, in banks that others take at other times."""
+def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
+    """The tiles of logits of an operand pair, in banks that others take at other times.
+
+    The scores that tiles of the gradient are made of stay in as many tiles as are opened at a time.
+    """
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else TURNS
 
     def tiles_sbuf(is_needed: bool, turns: int) -> list[nl.NkiTensor]:
         turns = turns if is_needed and not plan.keeps_logits else 0
         return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
 
     return LogitTiles(
-        launch.num_features,
-        options.softcap,
+        pair.operands.num_features,
+        pair.softcap,
         banks_psum,
-        tiles_sbuf(launch.bias_hbm is not None, TURNS),
-        tiles_sbuf(options.softcap is not None, plan.buffers.tangents),
+        tiles_sbuf(pair.operands.bias_hbm is not None, TURNS if has_softcap else opened),
+        tiles_sbuf(has_softcap, opened),
+        pair.masked_score,
     )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Block
+from nkilib.experimental.loss.linear.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.nki import nisa, nl
 
 

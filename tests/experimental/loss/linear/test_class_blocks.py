@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from nkilib.experimental.loss import linear_cross_entropy_backward
+from nkilib.experimental.loss.linear import backward_plan
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.blocks import shares_of_cores
-from nkilib.experimental.loss.linear_cross_entropy import backward_plan
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear_cross_entropy.class_blocks import plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.class_blocks import plan_of_program, planned_blocks
 
 POSITIONS, FEATURES = 200, 256
 TILING = {"position_block": 256, "class_block": 512}

@@ -11,61 +11,36 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.blocks import Block, Span, cut, shares_of_cores
 from nkilib.experimental.loss.linear.cores import meet
 from nkilib.experimental.loss.linear.gradients import Gradients
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.sizes import PositionParts
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.nki import nisa, nl
 
 # Zeros of a partition that sums are cleared with.
 _ZEROS = 2048
 
-WriteGradients = Callable[[LinearLaunch, PositionUpstream, Gradients], None]
-
-
-def upstream_of_part(upstream: PositionUpstream, block: Block) -> PositionUpstream:
-    """What comes to some positions."""
-
-    def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
-        return None if vector_hbm is None else block.of(vector_hbm)
-
-    return PositionUpstream(
-        block.of(upstream.lse_hbm),
-        of(upstream.grad_loss_hbm),
-        of(upstream.grad_lse_hbm),
-        of(upstream.grad_logprob_hbm),
-        of(upstream.target_weight_hbm),
-        upstream.weight_sum,
-        of(upstream.maximum_hbm),
-        of(upstream.log_sum_hbm),
-        of(upstream.entropy_hbm),
-        of(upstream.grad_entropy_hbm),
-    )
+WriteGradients = Callable[[Block, Gradients], None]
 
 
 def write_gradients_of_parts(
-    launch: LinearLaunch,
-    upstream: PositionUpstream,
-    gradients: Gradients,
-    parts: PositionParts,
-    write: WriteGradients,
+    operands: LinearOperands, gradients: Gradients, parts: PositionParts, write: WriteGradients
 ) -> None:
     """Write the gradients of all positions.
 
     Args:
-        launch, upstream, gradients: of all positions.
+        operands, gradients: of all positions.
         parts: of the positions, several.
         write: writes the gradients of a part. It has to add dW to the sum that these have.
     """
-    sums = _Sums.make(launch, gradients, parts.size)
+    sums = _Sums.make(operands, gradients, parts.size)
     sums.clear()
 
     def run(block: Block) -> None:
         of_part = sums.of_part(block)
-        write(launch.of_positions(block), upstream_of_part(upstream, block), of_part)
+        write(block, of_part)
         sums.finish_part(block, of_part)
 
     end = parts.whole * parts.size
@@ -98,7 +73,7 @@ class _Sums:
     part_input_hbm: nl.NkiTensor | None
 
     @classmethod
-    def make(cls, launch: LinearLaunch, gradients: Gradients, size: int) -> _Sums:
+    def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _Sums:
         """For parts of so many positions."""
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.backward_parts import TRANSPOSED_LATER, BackwardParts
+from nkilib.experimental.loss.linear.backward_round import Round
 from nkilib.experimental.loss.linear.blocks import Span, cut
+from nkilib.experimental.loss.linear.gradient_tile import LastProduct, TilePlace
 from nkilib.experimental.loss.linear.logits import multiply
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import TRANSPOSED_LATER, BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import LastProduct, TilePlace
-from nkilib.experimental.loss.linear_cross_entropy.weight_slices import WeightSlices
+from nkilib.experimental.loss.linear.weight_slices import WeightSlices
 from nkilib.nki import nl
 
 # Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
@@ -46,55 +46,56 @@ class LogitGradient:
             self.parts.add_bias(round_)
         return weight_sbuf
 
-    def _first_inputs(self, round_: Round) -> dict[int, nl.NkiTensor]:
+    def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
         """X^T, or the kept scores, by tile of positions: as many as there are buffers for."""
         streams = self.parts.streams
-        streams.inputs.restart()
-        loaded = [streams.inputs.next_tile()]
+        streams.restart_inputs()
+        loaded = [streams.next_inputs()]
         if self.parts.plan.buffers.takes_turns:
             loaded += streams.load_second_inputs(round_.positions)
         else:
-            loaded += [streams.inputs.next_tile() for _ in range(1, streams.first_inputs(round_.positions))]
+            loaded += [streams.next_inputs() for _ in range(1, streams.first_inputs(round_.positions))]
         return dict(enumerate(loaded))
 
-    def _load_ahead(self, round_: Round, inputs: dict[int, nl.NkiTensor], tile: int) -> None:
+    def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
         """Load what takes the buffer of a tile that is done with."""
-        ahead = tile + len(self.parts.streams.inputs.tiles)
+        ahead = tile + self.parts.streams.input_buffers
         if ahead < round_.tiles:
             inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
 
     def _make_tiles(
-        self, round_: Round, inputs: dict[int, nl.NkiTensor], stripe: Span, weight_sbuf: nl.NkiTensor | None
+        self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], stripe: Span, weight_sbuf: nl.NkiTensor | None
     ) -> None:
         """Make all tiles of the block.
 
-        Scalar loads a table for the tangents of a cap and one for the exponentials: once for a group of tiles, which
-        all of their scores come before. A group has as many as there are buffers for.
+        Scalar loads a table of functions to open tiles, such as the tangents of a cap, and one for the exponentials:
+        once for a group of tiles, all of which are opened before. A group has as many as there are buffers for.
         """
         plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
         spans = cut(round_.classes.size, plan.classes_of_tile)
         tiles = [(tile, span) for tile in range(round_.tiles) for span in spans]
         places = [TilePlace(first_column + tile, round_.rows(tile), span) for tile, span in tiles]
-        has_tables = self.parts.tiles.softcap is not None and not plan.keeps_logits
+        opens_groups = self.parts.tiles.opens_groups
         last: LastProduct | None = None
-        for group in cut(len(tiles), plan.buffers.tangents - 1 if has_tables else 1):
-            scores = []
+        for group in cut(len(tiles), plan.buffers.opened - 1 if opens_groups else 1):
+            opened = []
             for number in range(group.first, group.end):
                 tile, span = tiles[number]
-                scores.append(self._scores(number, inputs[tile], places[number]))
-                if has_tables and span == spans[-1]:
+                scores = self._scores(number, inputs[tile], places[number])
+                opened.append(self.parts.tiles.open(number, scores, places[number]))
+                if opens_groups and span == spans[-1]:
                     self._load_ahead(round_, inputs, tile)
-            for number, scores_of_tile in enumerate(scores, group.first):
+            for number, opened_tile in enumerate(opened, group.first):
                 tile, span = tiles[number]
                 if span == spans[0]:
-                    self.parts.search_rest(round_, tile, tile + 1)
-                made = self._make_tile(tile, number, scores_of_tile, places[number])
+                    self.parts.prepare_rest(round_, tile, tile + 1)
+                made = self._make_tile(tile, number, opened_tile, places[number])
                 if last is not None:
                     last.issue(plan.keeps_logits)
                 last = made
                 if span != spans[-1]:
                     continue
-                if not has_tables:
+                if not opens_groups:
                     self._load_ahead(round_, inputs, tile)
                 self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
         if last is not None:
@@ -106,7 +107,7 @@ class LogitGradient:
         Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
         product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
         """
-        self.parts.search_rest(round_, 0, round_.tiles)
+        self.parts.prepare_rest(round_, 0, round_.tiles)
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
         batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
         passes = [(number, classes, batch) for number, classes in enumerate(spans) for batch in batches]
@@ -122,7 +123,7 @@ class LogitGradient:
             banks = {tile: self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch}
             for features in slices.features:
                 slice_sbuf = loaded.pop(0)[:, :, 0 : classes.size]
-                is_complete = features.end == self.parts.launch.num_features
+                is_complete = features.end == self.parts.operands.num_features
                 for tile, bank_psum in banks.items():
                     positions = Span(tile * PARTITIONS, round_.rows(tile))
                     inputs_sbuf = slices.inputs_of(features, positions)
@@ -142,15 +143,13 @@ class LogitGradient:
 
     def _bank(self, number: int, rows: int, classes: int) -> nl.NkiTensor:
         """Where tile ``number`` of the logits grows, [rows, classes]: banks take turns, also from batch to batch."""
-        banks_psum = self.parts.logits.products_psum
+        banks_psum = self.parts.logits[0].products_psum
         return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
 
     def _make_streamed_tile(self, number: int, product_psum: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        bias_sbuf = self.parts.streams.bias_sbuf
-        if bias_sbuf is not None:
-            bias_sbuf = bias_sbuf[:, place.classes.first : place.classes.end]
-        scores = self.parts.logits.scores_of_product(number, product_psum, bias_sbuf)
-        return self._make_tile(place.column, number, scores, place)
+        scores = self.parts.logits[0].scores_of_product(number, product_psum, self._bias(0, place))
+        opened = self.parts.tiles.open(number, [scores], place)
+        return self._make_tile(place.column, number, opened, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
         """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
@@ -160,25 +159,30 @@ class LogitGradient:
         if self.parts.plan.keeps_logits and 0 <= earlier < round_.tiles:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
-    def _make_tile(self, tile: int, number: int, scores: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
-        """A tile of the gradient from its scores."""
-        columns, weights_sbuf = slice(place.classes.first, place.classes.end), self.parts.streams.class_weight_sbuf
-        return self.parts.tiles.make_tile(
-            number,
-            self.parts.block.plain_sbuf[0 : place.rows, tile, columns],
-            scores,
-            place,
-            place.of(self.parts.targets_sbuf),
-            None if weights_sbuf is None else weights_sbuf[0 : place.rows, columns],
-        )
-
-    def _scores(self, number: int, input_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
-        """A tile of scores: products of a tile of X^T, or what is kept."""
+    def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
+        """A tile of the gradient from what has been opened of it."""
         columns = slice(place.classes.first, place.classes.end)
-        streams = self.parts.streams
-        if streams.weight_sbuf is None:
-            return input_sbuf[0 : place.rows, columns]
-        bias_sbuf = None if streams.bias_sbuf is None else streams.bias_sbuf[:, columns]
-        return self.parts.logits.scores(
-            number, input_sbuf[:, :, 0 : place.rows], streams.weight_sbuf[:, :, columns], bias_sbuf
-        )
+        dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
+        return self.parts.tiles.make_tile(number, dst_sbuf, opened, place)
+
+    def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """A tile of scores of each operand pair: products of a tile of X^T, or what is kept.
+
+        The products of all pairs take their turns in the same banks, and what becomes of them in rings of each pair.
+        """
+        columns = slice(place.classes.first, place.classes.end)
+        pairs, scores = self.parts.streams.pairs, []
+        for pair, logits, input_sbuf in zip(pairs, self.parts.logits, inputs_sbuf, strict=True):
+            if pair.weight_sbuf is None:
+                scores.append(input_sbuf[0 : place.rows, columns])
+                continue
+            product_psum = logits.product(
+                len(pairs) * number + pair.number, input_sbuf[:, :, 0 : place.rows], pair.weight_sbuf[:, :, columns]
+            )
+            scores.append(logits.scores_of_product(number, product_psum, self._bias(pair.number, place)))
+        return scores
+
+    def _bias(self, pair: int, place: TilePlace) -> nl.NkiTensor | None:
+        """The bias of the classes of a tile, float32 [128, classes]; None without one."""
+        bias = self.parts.streams.pairs[pair].bias
+        return None if bias is None else bias.row_sbuf[:, place.classes.first : place.classes.end]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear.launch import LinearOperands
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
 from nkilib.nki import nisa, nl
 
 
@@ -110,7 +110,7 @@ class WeightGradient:
     @classmethod
     def make(
         cls,
-        launch: LinearLaunch,
+        launch: LinearOperands,
         plan: BackwardPlan,
         gradient_hbm: nl.NkiTensor,
         sum_hbm: nl.NkiTensor | None,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.blocks import Span, cut
+from nkilib.experimental.loss.linear.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear.rings import Ring
-from nkilib.experimental.loss.linear_cross_entropy.gradient_block import GradientBlock
 from nkilib.nki import nisa, nl
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear.backward_round import Round, Unit
+from nkilib.experimental.loss.linear.backward_streams import BackwardStreams
 from nkilib.experimental.loss.linear.blocks import Span
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round, Unit
-from nkilib.experimental.loss.linear_cross_entropy.backward_streams import BackwardStreams, WeightPart
-from nkilib.experimental.loss.linear_cross_entropy.weight_gradient import WeightGroup
+from nkilib.experimental.loss.linear.pair_buffers import WeightPart
+from nkilib.experimental.loss.linear.weight_gradient import WeightGroup
 from nkilib.nki import nl
 
 

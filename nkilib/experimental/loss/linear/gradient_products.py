@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.experimental.loss.linear.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear.backward_round import Round, Unit
 from nkilib.experimental.loss.linear.blocks import Span
-from nkilib.experimental.loss.linear_cross_entropy.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear_cross_entropy.backward_round import Round, Unit
-from nkilib.experimental.loss.linear_cross_entropy.product_streams import StreamLoads, WeightGroups
+from nkilib.experimental.loss.linear.product_streams import StreamLoads, WeightGroups
 from nkilib.nki import nl
 
 # Tiles of dX of the first stripe before the last tiles are transposed.
@@ -52,7 +52,7 @@ class GradientProducts:
                 if is_last_stripe and unit.number == self._loads_next_at(units):
                     self._load_next(round_)
                 weight_groups.add(unit, loads.piece_of(unit))
-                self.parts.search_ahead(round_, number * len(units) + unit.number, len(stripes) * len(units))
+                self.parts.prepare_ahead(round_, number * len(units) + unit.number, len(stripes) * len(units))
             if not is_last_stripe and not self._runs_ahead:
                 next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
             weight_sbuf = next_weight_sbuf

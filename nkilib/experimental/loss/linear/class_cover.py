@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Block, Span, Step
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
 from nkilib.nki import nisa, nl
 
 # Copies of the largest block that a program must have room for to have, beside the loop, a block before it and one

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan, BackwardSizes
 
 # Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128
@@ -110,15 +110,17 @@ class BackwardLaunch:
 
     @property
     def _tensor_us(self) -> float:
-        """Of the products: logits, dX and dW."""
+        """Of the products: logits of all operand pairs, dX and dW."""
         depth = div_ceil(self.sizes.num_features, TILE)
         columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * TILE
-        return _PASSES[self.sizes.itemsize] * columns / _COLUMNS_PER_US
+        further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
+        columns_of_further = further * self.position_tiles * self.class_tiles * TILE
+        return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int, keeps_inputs: bool) -> float:
         """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead.
 
-        X^T is loaded once where W^T streams by it.
+        X^T is loaded once where W^T streams by it. Of further operand pairs there are X^T and W^T alone.
         """
         sizes = self.sizes
         of_input = 0.0 if keeps_inputs or sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
@@ -129,7 +131,12 @@ class BackwardLaunch:
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
         moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
         logits = sizes.num_positions * self.class_tiles * TILE * _LOGIT_BYTES if sizes.keeps_logits else 0.0
-        return (moved * sizes.num_features + logits) / _BYTES_PER_US[self.target]
+        further = sum(
+            sizes.num_positions * class_blocks * pair.features * pair.itemsize
+            + self.class_tiles * TILE * pair.features * pair.loaded_itemsize
+            for pair in sizes.further
+        )
+        return (moved * sizes.num_features + logits + further / _OF_TRANSPOSE) / _BYTES_PER_US[self.target]
 
 
 def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
 from nkilib.experimental.loss.linear.blocks import FEWEST_TRIPS, BlockPlan, Span, plan_blocks
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-from nkilib.experimental.loss.linear_cross_entropy.backward_plan import BackwardPlan
 
 # Copies of a block in a program with a loop: of the loop, and behind it.
 _FEWEST_BODIES = 2

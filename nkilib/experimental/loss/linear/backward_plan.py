@@ -17,17 +17,12 @@ from nkilib.core.plan_limits import (
     limited_weight_tiles,
     usable_sbuf_bytes,
 )
-from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.logits import CLASSES_OF_TILE
+from nkilib.experimental.loss.linear.operand_pair import PairSizes
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.sizes import STAGED_ELEMENTS
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
-from nkilib.experimental.loss.linear_cross_entropy.gradient_tile import TURNS
-from nkilib.experimental.loss.linear_cross_entropy.id_sizes import bytes_of_ids, bytes_of_places, instructions_of_ids
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch
+from nkilib.experimental.loss.linear.tile_needs import NO_NEEDS, TURNS, TileNeeds
 
 # Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6
@@ -52,22 +47,21 @@ _BATCHES_MOST = 2
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
 # Banks of PSUM for tiles of logits.
 LOGIT_BANKS = 5
-# Tiles of tangents beside each other, at most, where there is room: Scalar loads a table of the tangents and one of the
-# exponentials for all but one of them. Of more than there are banks it would wait for the products.
-_TANGENTS_MOST = LOGIT_BANKS + 1
+# Opened tiles beside each other, at most, where there is room: Scalar loads a table of functions to open tiles and one
+# to make them for all but one of them. Of more than there are banks it would wait for the products.
+_OPENED_MOST = LOGIT_BANKS + 1
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
 PROGRAM_INSTRUCTIONS, POSITIONS_OF_PROGRAM = 29000, 4096
-# Beside the products: of a tile of the gradient, and of a tile of dX or of a transpose.
-_INSTRUCTIONS_OF_GRADIENT, _INSTRUCTIONS_OF_RESULT = 7, 3
+# Beside the products: of a tile of dX or of a transpose.
+_INSTRUCTIONS_OF_RESULT = 3
 # Of a staged tile of W: a transfer and a cast.
 _INSTRUCTIONS_OF_STAGED = 2
 # Of a tile of logits that no product has to fit a bank of PSUM for.
 _CLASSES_OF_KEPT_TILE = 1024
-# Columns of positions, eight of which stay, and what else is small, with room for alignment.
+# What else is small, with room for alignment.
 _SMALL_BYTES = 3072
-_COLUMNS = 14
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
 _STRIPE_OF_FEATURES = 384
 
@@ -81,6 +75,11 @@ def _tiles_of_piece() -> int:
     return limited_piece_tiles(_TILES_OF_PIECE)
 
 
+def _staged_instructions(tiles: int) -> int:
+    """For so many tiles of W^T, or of W."""
+    return _INSTRUCTIONS_OF_STAGED * div_ceil(tiles * PARTITIONS, STAGED_ELEMENTS)
+
+
 @dataclass(frozen=True)
 class BackwardSizes:
     """What the plan of a launch depends on.
@@ -89,15 +88,13 @@ class BackwardSizes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
         has_classes_first: W is [V, D].
-        has_bias, has_class_weights: of which a row for each class is needed.
-        has_softcap: of the logits.
-        has_rest: other terms of the gradient than that of the error at the target.
+        needs: what the tiles of the gradient take.
         adds_to_weight: dW is added to a float32 sum.
         keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
         program_share: of the instructions that a program may have, for the backward.
         weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
-        staging_bytes: of a partition, for W that is transposed and then cast.
-        ids: target ids of a position.
+        staging_bytes: of a partition, for weights that are transposed and then cast.
+        further: operand pairs that there are logits of too, but no gradients.
     """
 
     num_positions: int
@@ -105,49 +102,22 @@ class BackwardSizes:
     vocab_size: int
     itemsize: int
     has_classes_first: bool = True
-    has_bias: bool = False
-    has_class_weights: bool = False
-    has_softcap: bool = False
-    has_rest: bool = False
+    needs: TileNeeds = NO_NEEDS
     adds_to_weight: bool = False
     keeps_logits: bool = False
     program_share: float = 1.0
     weight_itemsize: int = 0
     staging_bytes: int = 0
-    ids: int = 1
+    further: tuple[PairSizes, ...] = ()
 
     @property
     def loaded_itemsize(self) -> int:
         """Bytes of an element of W in HBM, and of dW."""
         return self.weight_itemsize or self.itemsize
 
-    @classmethod
-    def of_launch(
-        cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool
-    ) -> BackwardSizes:
-        """Those of a launch."""
-        return cls(
-            launch.num_positions,
-            launch.num_features,
-            launch.vocab_size,
-            dtype_bytes(launch.dtype),
-            launch.has_classes_first,
-            launch.bias_hbm is not None,
-            options.needs_class_weights,
-            options.softcap is not None,
-            has_rest(launch, options, upstream),
-            adds_to_weight,
-            weight_itemsize=launch.casts.weight,
-            staging_bytes=launch.casts.backward_staging(launch.has_classes_first),
-            ids=launch.ids,
-        )
-
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Columns of positions, rows of classes, and what :class:`LogitTiles` and :class:`GradientTiles` need."""
-        columns = _COLUMNS * div_ceil(self.num_positions, PARTITIONS)
-        rows = (self.has_bias + self.has_class_weights) * class_block
-        rings = (self.has_bias + self.has_softcap + self.has_rest) * TURNS * classes_of_tile
-        return (columns + rows + rings) * _FLOAT32_BYTES + bytes_of_ids(self.ids, self.num_positions, classes_of_tile)
+        """Columns of positions, rows of classes, and what tiles of logits and of their gradient need."""
+        return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
 @dataclass(frozen=True)
@@ -162,7 +132,7 @@ class BackwardBuffers:
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
         weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
-        tangents: tiles of the tangents of a cap, which is no buffer without one.
+        opened: tiles of each kind that an opened tile keeps, which are no buffers where none are opened ahead.
     """
 
     tiles_of_piece: int = 1
@@ -173,7 +143,7 @@ class BackwardBuffers:
     weight_results: int = 1
     weight_slices: int = 0
     takes_turns: int = 0
-    tangents: int = TURNS
+    opened: int = TURNS
 
 
 @dataclass(frozen=True)
@@ -193,10 +163,9 @@ class BackwardPlan:
         result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
         has_classes_first: W is [V, D].
         position_blocks: of the launch.
-        option_bytes: that the options of the loss take of a partition, with the fewest tangents.
-        has_softcap, keeps_logits, program_share, staging_bytes: as in :class:`BackwardSizes`.
+        option_bytes: that the options of the loss take of a partition, with the fewest opened tiles.
+        needs, keeps_logits, program_share, staging_bytes, further: as in :class:`BackwardSizes`.
         available_bytes: of a partition.
-        ids: target ids of a position.
     """
 
     features: int
@@ -212,12 +181,12 @@ class BackwardPlan:
     has_classes_first: bool
     position_blocks: int
     option_bytes: int
-    has_softcap: bool
+    needs: TileNeeds
     keeps_logits: bool
     program_share: float
     staging_bytes: int
     available_bytes: int
-    ids: int = 1
+    further: tuple[PairSizes, ...] = ()
 
     @property
     def feature_tiles(self) -> int:
@@ -251,9 +220,8 @@ class BackwardPlan:
         """About how many instructions a block of so many classes is, for all positions; rather too many."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
-        products = 0 if self.keeps_logits else self.feature_tiles
-        of_gradient = _INSTRUCTIONS_OF_GRADIENT + instructions_of_ids(self.ids)
-        of_logits = div_ceil(classes, self.classes_of_tile) * (products + of_gradient)
+        products = 0 if self.keeps_logits else self.feature_tiles + sum(pair.feature_tiles for pair in self.further)
+        of_logits = div_ceil(classes, self.classes_of_tile) * (products + self.needs.instructions)
         of_stripe = 2 * class_tiles + _INSTRUCTIONS_OF_RESULT
         # A tile of dW leaves its bank once for a block of positions, and X is loaded in pieces.
         of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
@@ -262,8 +230,8 @@ class BackwardPlan:
             # W^T once, or for each batch of tiles that it streams by; W for each block of positions.
             times = self.batches_of_tiles if self.streams_weight else 1
             times = times if self.has_classes_first else self.position_blocks
-            staged = div_ceil(class_tiles * self.feature_tiles * PARTITIONS, STAGED_ELEMENTS)
-            of_weight += _INSTRUCTIONS_OF_STAGED * times * staged
+            of_weight += times * _staged_instructions(class_tiles * self.feature_tiles)
+            of_weight += sum(_staged_instructions(class_tiles * pair.feature_tiles) for pair in self.further)
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
@@ -295,9 +263,15 @@ class BackwardPlan:
         return self.buffers.weight_stripes * self.class_tiles * self.stripe
 
     @property
+    def input_bytes(self) -> int:
+        """What a tile of X^T takes of a partition, of all operand pairs."""
+        own = self.feature_tiles * PARTITIONS * self.itemsize
+        return own + sum(pair.tile_bytes for pair in self.further)
+
+    @property
     def half_size(self) -> int:
         """Elements of a half of the memory in which X^T, X and W take turns: for a tile of X^T, X alone or W alone."""
-        return max(self.feature_tiles * PARTITIONS, self.pieces_size, self.stripes_size)
+        return max(div_ceil(self.input_bytes, self.itemsize), self.pieces_size, self.stripes_size)
 
     @property
     def keeps_inputs(self) -> bool:
@@ -326,7 +300,7 @@ class BackwardPlan:
         if self.streams_weight:
             features = min(TILES_OF_SLICE, self.feature_tiles)
             return self.buffers.weight_slices * features * self.classes_of_tile * self.itemsize
-        return 0 if self.keeps_logits else self.class_tiles * self.feature_tiles * PARTITIONS * self.itemsize
+        return 0 if self.keeps_logits else self.class_tiles * self.input_bytes
 
     @property
     def pieces_of_stripe(self) -> int:
@@ -342,14 +316,14 @@ class BackwardPlan:
     @property
     def sbuf_bytes(self) -> int:
         """What it takes of a partition."""
-        buffers, rows = self.buffers, PARTITIONS * self.itemsize
+        buffers = self.buffers
         streams = (self.pieces_size + self.stripes_size) * self.itemsize
         if self.keeps_logits:
             streams += buffers.input_tiles * self.class_tiles * PARTITIONS * _FLOAT32_BYTES
         elif buffers.takes_turns:
             streams = _TURNS_OF_MEMORY * self.half_size * self.itemsize
         else:
-            streams += buffers.input_tiles * self.feature_tiles * rows
+            streams += buffers.input_tiles * self.input_bytes
         rings = (
             streams,
             self.weight_bytes,
@@ -357,9 +331,7 @@ class BackwardPlan:
             buffers.weight_results * prod(self.weight_group) * self.result_itemsize,
             self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
-            (TURNS * self.classes_of_tile + self.class_block) * _FLOAT32_BYTES,
-            bytes_of_places(self.ids, self.position_tiles, self.class_block, self.classes_of_tile),
-            (buffers.tangents - TURNS) * self.classes_of_tile * _FLOAT32_BYTES,
+            self.needs.block_bytes(self.position_tiles, self.class_block, self.classes_of_tile, buffers.opened),
         )
         return sum(rings) + self.option_bytes + self.staging_bytes + _SMALL_BYTES
 
@@ -396,12 +368,12 @@ class BackwardPlan:
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
-            has_softcap=sizes.has_softcap,
+            needs=sizes.needs,
             keeps_logits=sizes.keeps_logits,
             program_share=sizes.program_share,
             staging_bytes=sizes.staging_bytes,
             available_bytes=usable_sbuf_bytes() if available_bytes is None else available_bytes,
-            ids=sizes.ids,
+            further=sizes.further,
         )
         return least._grown()
 
@@ -429,8 +401,8 @@ class BackwardPlan:
         streaming = self._streaming(steps)
         if streaming is not None:
             return streaming
-        if self.has_softcap and not self.keeps_logits:
-            steps += [{"tangents": tangents} for tangents in range(TURNS + 1, _TANGENTS_MOST + 1)]
+        if self.needs.opened > 0:
+            steps += [{"opened": opened} for opened in range(TURNS + 1, _OPENED_MOST + 1)]
         found = self._with(steps)
         if found.is_ample or self.keeps_logits:
             return found
@@ -448,7 +420,7 @@ class BackwardPlan:
             and self.itemsize < _FLOAT32_BYTES
             and self.batches_of_tiles <= _BATCHES_MOST
         )
-        if self.keeps_logits or not is_of_use or self.position_blocks > 1:
+        if self.keeps_logits or not is_of_use or self.position_blocks > 1 or self.further:
             return None
         for most in _STREAMED_CLASSES if self.has_classes_first else _STREAMED_CLASSES[:1]:
             plan = self._streaming_tiles([step for step in steps if "input_tiles" not in step], most)

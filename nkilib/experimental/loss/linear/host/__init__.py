@@ -1,0 +1,1 @@
+"""Of both linear losses, for host code: how launches are cut up, output layers in float64, errors of their products."""

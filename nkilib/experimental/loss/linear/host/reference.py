@@ -1,0 +1,100 @@
+"""An output layer in float64: logits and gradients of blocks of positions, so that no [N, V] is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
+
+# Elements of a block of logits: 16 MiB in float64.
+_BLOCK_ELEMENTS = 1 << 21
+EVERY_CLASS: Final = slice(None)
+
+
+class LinearGradients(NamedTuple):
+    """float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
+
+    input: Float64Array
+    weight: Float64Array
+    bias: Float64Array
+
+
+class GradientRows(NamedTuple):
+    """The gradient of the logits of some positions.
+
+    Attributes:
+        rows: the positions.
+        gradient: G, [R, V].
+        off: how far G may be off before it is rounded, [R, V].
+    """
+
+    rows: slice
+    gradient: Float64Array
+    off: Float64Array
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """Hidden states, output weights and bias of a model.
+
+    Attributes:
+        input: X, [N, D], of any float type.
+        weight: W, [V, D], or [D, V] by ``weight_layout``.
+        bias: [V], or None.
+        weight_layout: ``"vd"`` or ``"dv"``.
+    """
+
+    input: npt.NDArray[Any]
+    weight: npt.NDArray[Any]
+    bias: npt.NDArray[Any] | None = None
+    weight_layout: str = "vd"
+
+    @property
+    def classes_first(self) -> Float64Array:
+        """W as [V, D]."""
+        weight = self.weight.astype(np.float64)
+        return weight if self.weight_layout == "vd" else weight.T
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+        return int(self.weight.shape[0 if self.weight_layout == "vd" else 1])
+
+    def row_blocks(self) -> Iterator[slice]:
+        """Slices that cover the positions in order."""
+        step = max(1, _BLOCK_ELEMENTS // self.vocab_size)
+        for start in range(0, len(self.input), step):
+            yield slice(start, min(start + step, len(self.input)))
+
+    def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        """y = X W^T + b of some positions; ``weight`` is ``classes_first``."""
+        logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
+        return logits if self.bias is None else logits + self.bias.astype(np.float64)
+
+    def gradients(
+        self,
+        blocks: Iterable[tuple[slice, Float64Array]],
+        weight: Float64Array,
+        classes: slice = EVERY_CLASS,
+    ) -> LinearGradients:
+        """dX = G W, dW = G^T X and db = sum G, of blocks of positions.
+
+        Args:
+            blocks: positions and their G, [R, V]; they cover the positions.
+            weight: ``classes_first``.
+            classes: a shard of the vocabulary: its part of dX, and its own dW and db.
+        """
+        held = weight[classes]
+        of_input = np.empty(self.input.shape, np.float64)
+        of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
+        for rows, whole in blocks:
+            gradient = whole[:, classes]
+            of_input[rows] = gradient @ held
+            of_weight += gradient.T @ self.input[rows].astype(np.float64)
+            of_bias += gradient.sum(axis=0)
+        return LinearGradients(of_input, of_weight if self.weight_layout == "vd" else of_weight.T, of_bias)

@@ -1,0 +1,377 @@
+"""How far the kernels may be from float64, derived from the very inputs.
+
+Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture; z their
+logits after scale, softcap and temperature T; r = log(P / Q).
+
+- A z: dz = s dy / T with dy of the product and its bias (``linear.host.bounds``); the operands have the type of the
+  products. A softcap adds 4 u c / T, for its tangent and the product with c. Where logit scales or softcaps of the
+  models differ, the teacher's scores are multiplied with the ratio of both, which is rounded: 2 u |z|.
+- The divergence of exact z: that of ``distillation.host.bounds``, u (a_P + a_Q) (2 + E|r|) with a = 8 + 2 max|z| of
+  each row, and -2 log(beta (1 - beta)) more for a mixture.
+- What dz makes of it: its derivative D at z, times dz, summed over the classes. By teacher's and student's z it is
+  P (r - KL(P||Q)) and Q - P for KL(P||Q); r has the other sign, and P and Q change places, for KL(Q||P);
+  beta P (log(P/M) - KL(P||M)) and (1 - beta) Q (log(Q/M) - KL(Q||M)) for the mixture, of which M's own change is
+  nothing, since the two add up to a constant. At z + dz the derivative is another: P is at most exp(2 m) times as
+  large, with m the sum of both models' largest dz, and log-ratios are off by 2 m. So the whole is at most
+  exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
+- The moment KL(Q||M): likewise; its derivatives have the terms of M too, (1 - beta) Q (Q/M - E_Q[Q/M]) and
+  beta P (Q/M - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
+- Entropy, log-sum-exp, log-probability: those of cross-entropy for the student's exact logits
+  (``cross_entropy.host.extended_bounds``), and what dz makes of them: of lse at most the largest dz, of the
+  log-probability that and the label's own, of the entropy twice sum Q |log Q + H| dz and the square of the largest.
+- Sums of the mixture kernel, whose log-sum-exps are given: a term q log(q/M) is off by u a + dz of itself for q, and
+  by q beta p/M times what r is off by, u a + dz of both. Sums are off by 8 u of their magnitudes. Given log-sum-exps
+  may be larger than the z at hand: their sizes are added to a.
+- The gradient of z: Q - P is off by u a + dz of each of its terms. Q (log(Q/P) - KL) by that of Q, and by Q times what
+  the log-ratio and the given KL are off by: u a + dz of both. That of a mixture likewise, in which dz moves log(Q/M)
+  by beta P/M of itself. A probability below 2^-126 may count as 0. The log-probability's onehot - Q is off by
+  (u a + dz) Q and 4 u of itself. Where the given log-sum-exps and the moment are those that a forward computed, and
+  the truth has exact ones, their errors are added: ``StatisticsErrors``.
+- The gradient G of a product is that of z times s (1 - tanh^2) / T: off by 3 u of s / T, and by 2 |tanh| s dy / c of
+  itself. dX, dW and db from G: ``linear.host.bounds``.
+
+They hold for the simulator; hardware was never measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, extended_forward_bounds
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, Float64Array
+from nkilib.experimental.loss.distillation.host.reference import Distributions
+from nkilib.experimental.loss.linear.host.bounds import ResultTypes, logit_bounds, product_bounds
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
+from nkilib.experimental.loss.linear_distillation.host.reference import (
+    MixtureSums,
+    ModelProblem,
+    PairProblem,
+    PairUpstream,
+    Statistics,
+    divergence_gradient,
+    divergence_of,
+    z_gradient_of,
+)
+
+# Beside 2 max|z|: the exponential, its argument's rounding, and the sum that it goes into.
+_OF_EXPONENTIAL = 8.0
+_SUM_UNITS = 8.0
+_IGNORED = -1
+
+
+@dataclass(frozen=True)
+class StatisticsErrors:
+    """How far the statistics that a backward receives may be from those of the truth, [N] each.
+
+    Attributes:
+        student_lse, teacher_lse: of the log-sum-exps.
+        moment: of the moment.
+    """
+
+    student_lse: Float64Array
+    teacher_lse: Float64Array
+    moment: Float64Array
+
+    @classmethod
+    def of_forward(cls, bounds: dict[str, Float64Array]) -> StatisticsErrors:
+        """Those of :func:`pair_forward_bounds`."""
+        return cls(bounds["student_lse"], bounds["teacher_lse"], bounds["moment"])
+
+
+class _Rows(NamedTuple):
+    """Both models at some positions: z and dz, [R, V], and a, [R]."""
+
+    student: Float64Array
+    teacher: Float64Array
+    of_student: Float64Array
+    of_teacher: Float64Array
+    student_size: Float64Array
+    teacher_size: Float64Array
+
+    @property
+    def most(self) -> Float64Array:
+        """m: the sum of both models' largest dz, [R]."""
+        return np.asarray(self.of_student.max(axis=1) + self.of_teacher.max(axis=1))
+
+
+def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
+    """Largest accepted errors by name of a result, [N] each, for positions whose results are finite.
+
+    ``student_lse`` and ``teacher_lse``, sums of maximum and log_sum, have bounds as well.
+    """
+    weights = problem.classes_first
+    found = [_forward_bounds_of(problem, rows, weights) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
+
+
+def mixture_bounds(problem: PairProblem, statistics: Statistics) -> MixtureSums:
+    """Largest accepted errors of ``linear_distillation_mixture``, for log-sum-exps as it received them."""
+    weights = problem.classes_first
+    found = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
+    return MixtureSums(*(np.concatenate(each) for each in zip(*found, strict=True)))
+
+
+def pair_gradient_bounds(
+    problem: PairProblem,
+    upstream: PairUpstream,
+    classes: slice = EVERY_CLASS,
+    *,
+    errors: StatisticsErrors | None = None,
+    input_dtype: npt.DTypeLike | None = None,
+    weight_dtype: npt.DTypeLike | None = None,
+) -> LinearGradients:
+    """Largest accepted errors of every element of dX, dW (in its layout) and db.
+
+    Args:
+        problem: with operands of the type of the products: rounded to it, where the kernel rounds them.
+        upstream, classes: as in ``pair_backward_reference``.
+        errors: of the statistics in ``upstream``; None: the kernel received these very numbers.
+        input_dtype, weight_dtype: of dX and dW; None: that of the products.
+    """
+    student = problem.student
+    sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)
+    if upstream.grad_logprob is not None:
+        sizes = sizes + np.where(problem.counts, np.abs(upstream.grad_logprob.astype(np.float64)), 0.0)
+    largest = float(sizes.max(initial=0.0)) * student.logit_scale / student.temperature
+    blocks = gradients_of_logits(problem, upstream, errors)
+    return product_bounds(student, blocks, largest, classes, ResultTypes(input_dtype, weight_dtype))
+
+
+def gradients_of_logits(
+    problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
+) -> Iterator[GradientRows]:
+    """G and how far it may be off before it is rounded, in blocks that cover the positions."""
+    student, weights = problem.student, problem.classes_first
+    cap, unit = student.logit_softcap, student.logit_scale / student.temperature
+    for rows in problem.row_blocks():
+        logits = student.logits_of(rows, weights[0])
+        of_z = z_gradient_of(problem, upstream, rows, weights)
+        off, slopes = _z_gradient_bound(problem, upstream, rows, weights, errors), student.slopes_of(logits)
+        of_logit = off * slopes
+        if cap is not None:
+            tangents = np.tanh(student.logit_scale * logits / cap)
+            of_product = logit_bounds(student, rows, weights[0]) * student.logit_scale / cap
+            of_logit += (np.abs(of_z) + off) * (2.0 * np.abs(tangents) * of_product * slopes + 3.0 * UNIT * unit)
+        yield GradientRows(rows, of_z * slopes, of_logit)
+
+
+def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
+    """dz of a model, [R, V]."""
+    off = logit_bounds(model, rows, weight) * model.logit_scale
+    if model.logit_softcap is not None:
+        off += CAP_UNITS * UNIT * model.logit_softcap
+    student, teacher = problem.student, problem.teacher
+    if model is teacher and (student.logit_scale, student.logit_softcap) != (model.logit_scale, model.logit_softcap):
+        z = model.temperature * model.z_of(model.logits_of(rows, weight))
+        off += np.where(np.isfinite(z), 2.0 * UNIT * np.abs(z), 0.0)
+    return np.asarray(off / model.temperature)
+
+
+def _size(z: Float64Array) -> Float64Array:
+    """a: 8 + 2 max|z| of each row, of its finite z."""
+    return np.asarray(_OF_EXPONENTIAL + 2.0 * np.where(np.isfinite(z), np.abs(z), 0.0).max(axis=1))
+
+
+def _rows_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> _Rows:
+    student, teacher = problem.scores_of(rows, weights)
+    # Of a mixture, the logs that are added to its own and taken away again.
+    further = -np.log(problem.beta) - np.log1p(-problem.beta) if problem.is_mixed else 0.0
+    return _Rows(
+        student,
+        teacher,
+        _of_z(problem, problem.student, rows, weights[0]),
+        _of_z(problem, problem.teacher, rows, weights[1]),
+        _size(student) + further,
+        _size(teacher) + further,
+    )
+
+
+def _log_softmax(z: Float64Array) -> Float64Array:
+    distance = z - z.max(axis=1, keepdims=True)
+    return np.asarray(distance - np.log(np.exp(distance).sum(axis=1, keepdims=True)))
+
+
+def _centred(log_p: Float64Array, values: Float64Array) -> Float64Array:
+    """p |value - E_p value|, [R, V]; 0 where p is 0."""
+    p = np.exp(log_p)
+    taken = np.where(p == 0.0, 0.0, values)
+    return np.asarray(p * np.abs(taken - (p * taken).sum(axis=1, keepdims=True)))
+
+
+def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
+    """E_p |value|, [R]; 0 where p is 0."""
+    p = np.exp(log_p)
+    return np.asarray((p * np.abs(np.where(p == 0.0, 0.0, values))).sum(axis=1))
+
+
+def _moved(both: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
+    """What dz makes of a divergence with these sizes of derivatives, [R]."""
+    first = (by_student * both.of_student + by_teacher * both.of_teacher).sum(axis=1)
+    return np.asarray(np.exp(4.0 * both.most) * (first + 2.0 * np.square(both.most)))
+
+
+def _divergence_bound(problem: PairProblem, both: _Rows, pair: Distributions) -> Float64Array:
+    """Of the unweighted divergence, [R]."""
+    q, p, beta = pair.student_log, pair.teacher_log, problem.beta
+    if problem.is_mixed:
+        mixture = pair.mixture_log(beta)
+        distance = beta * _mean_size(p, p - mixture) + (1.0 - beta) * _mean_size(q, q - mixture)
+        moved = _moved(both, (1.0 - beta) * _centred(q, q - mixture), beta * _centred(p, p - mixture))
+    elif beta == 1.0:
+        distance = _mean_size(q, q - p)
+        moved = _moved(both, _centred(q, q - p), np.abs(pair.student - pair.teacher))
+    else:
+        distance = _mean_size(p, p - q)
+        moved = _moved(both, np.abs(pair.student - pair.teacher), _centred(p, p - q))
+    return np.asarray(moved + UNIT * (both.student_size + both.teacher_size) * (2.0 + distance))
+
+
+def _moment_bound(problem: PairProblem, both: _Rows, pair: Distributions) -> Float64Array:
+    """Of KL(Q || M), [R]."""
+    q, p, beta = pair.student_log, pair.teacher_log, problem.beta
+    mixture = pair.mixture_log(beta)
+    of_mixture = np.exp(np.where(np.isneginf(q), -np.inf, q - mixture))
+    by_student = _centred(q, q - mixture) + (1.0 - beta) * _centred(q, of_mixture)
+    moved = _moved(both, by_student, beta * _centred(p, of_mixture))
+    distance = _mean_size(q, q - mixture)
+    return np.asarray(moved + UNIT * (both.student_size + both.teacher_size) * (2.0 + distance))
+
+
+def _model_bounds(
+    model: ModelProblem, z: Float64Array, off: Float64Array, labels: npt.NDArray[np.int64]
+) -> dict[str, Float64Array]:
+    """Of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R] each."""
+    # Of z itself: scale and softcap are in dz.
+    scaled = ExtendedLoss(ignore_index=_IGNORED, temperature=model.temperature / model.logit_scale)
+    found = extended_forward_bounds(z * scaled.temperature, labels, None, scaled)
+    log_p = _log_softmax(z)
+    most = off.max(axis=1)
+    spread = (_centred(log_p, log_p) * off).sum(axis=1)
+    lse = found["lse"] + most
+    at_label = np.where(labels >= 0, off[np.arange(len(z)), labels], 0.0)
+    return {
+        "lse": lse,
+        "maximum": lse + most,
+        "log_sum": lse + most,
+        "entropy": found["entropy"] + 2.0 * spread + np.square(most),
+        "logprob": np.where(labels >= 0, found["loss"] + at_label + most, 0.0) + SMALLEST_NORMAL,
+        "target_logit": found["target_logit"] + at_label,
+    }
+
+
+def _forward_bounds_of(
+    problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]
+) -> dict[str, Float64Array]:
+    both, labels = _rows_of(problem, rows, weights), problem.held_labels[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        pair = Distributions(_log_softmax(both.student), _log_softmax(both.teacher))
+        student = _model_bounds(problem.student, both.student, both.of_student, labels)
+        teacher = _model_bounds(problem.teacher, both.teacher, both.of_teacher, labels)
+        divergence, weight = _divergence_bound(problem, both, pair), np.abs(problem.weights[rows])
+        if problem.is_mixed:
+            moment = _moment_bound(problem, both, pair)
+        else:
+            moment = divergence if problem.beta == 1.0 else np.zeros_like(divergence)
+        weighted = weight * (divergence + UNIT * (np.abs(divergence_of(problem, pair)) + divergence))
+    found = {f"student_{name}": student[name] for name in ("maximum", "log_sum", "lse")}
+    found |= {f"teacher_{name}": teacher[name] for name in ("maximum", "log_sum", "lse")}
+    found |= {name: student[name] for name in ("entropy", "logprob", "target_logit")}
+    return found | {"divergence": weighted + SMALLEST_NORMAL, "moment": moment + SMALLEST_NORMAL}
+
+
+def _mixture_bounds_of(
+    problem: PairProblem, statistics: Statistics, rows: slice, weights: tuple[Float64Array, Float64Array]
+) -> MixtureSums:
+    both = _rows_of(problem, rows, weights)
+    pair = statistics.distributions(rows, both.student, both.teacher)
+    of_student, of_teacher = _of_log_probabilities(both, statistics, rows)
+    with np.errstate(invalid="ignore", over="ignore"):
+        mixture = pair.mixture_log(problem.beta)
+        of_ratio = of_student + of_teacher
+        found = []
+        for log_p, other, share, off in (
+            (pair.student_log, pair.teacher_log, problem.beta, of_student),
+            (pair.teacher_log, pair.student_log, 1.0 - problem.beta, of_teacher),
+        ):
+            p = np.exp(log_p)
+            relative = np.expm1(off)
+            sensitivity = share * np.exp(np.where(np.isneginf(other), -np.inf, other - mixture))
+            distance = np.abs(np.where(p == 0.0, 0.0, log_p - mixture))
+            terms = p * (distance * (relative + _SUM_UNITS * UNIT) + sensitivity * of_ratio + 4.0 * UNIT)
+            found.append((terms.sum(axis=1), (p * (relative + _SUM_UNITS * UNIT)).sum(axis=1)))
+    (student_terms, student_mass), (teacher_terms, teacher_mass) = found
+    return MixtureSums(*(each + SMALLEST_NORMAL for each in (student_terms, teacher_terms, student_mass, teacher_mass)))
+
+
+def _of_log_probabilities(both: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
+    """What log Q and log P are off by, [R, V], for given log-sum-exps, which may be larger than any z at hand."""
+    of_student = UNIT * (both.student_size + np.abs(statistics.student_lse[rows]))
+    of_teacher = UNIT * (both.teacher_size + np.abs(statistics.teacher_lse[rows]))
+    return both.of_student + of_student[:, np.newaxis], both.of_teacher + of_teacher[:, np.newaxis]
+
+
+def _z_gradient_bound(
+    problem: PairProblem,
+    upstream: PairUpstream,
+    rows: slice,
+    weights: tuple[Float64Array, Float64Array],
+    errors: StatisticsErrors | None,
+) -> Float64Array:
+    """How far the gradient of the student's z may be off, [R, V]."""
+    both, statistics = _rows_of(problem, rows, weights), upstream.statistics
+    pair = statistics.distributions(rows, both.student, both.teacher)
+    counts = problem.counts[rows]
+    coefficient = np.abs(np.where(counts, upstream.grad_divergence[rows].astype(np.float64), 0.0))
+    coefficient = (coefficient * np.abs(problem.weights[rows]))[:, np.newaxis]
+    of_student, of_teacher = _of_log_probabilities(both, statistics, rows)
+    of_moment = UNIT * (np.abs(upstream.moment[rows].astype(np.float64)) + 4.0)
+    if errors is not None:
+        of_student += errors.student_lse[rows, np.newaxis]
+        of_teacher += errors.teacher_lse[rows, np.newaxis]
+        of_moment = of_moment + errors.moment[rows]
+    with np.errstate(invalid="ignore", over="ignore"):
+        found = coefficient * _divergence_gradient_bound(
+            problem, pair, upstream.moment[rows], of_student, of_teacher, of_moment
+        )
+        if upstream.grad_logprob is not None:
+            of_logprob = np.abs(np.where(counts, upstream.grad_logprob[rows].astype(np.float64), 0.0))
+            held, drawn = problem.held_labels[rows], pair.student.copy()
+            labelled = np.flatnonzero(held >= 0)
+            drawn[labelled, held[labelled]] = np.abs(1.0 - drawn[labelled, held[labelled]])
+            terms = pair.student * np.expm1(of_student) + 4.0 * UNIT * (drawn + pair.student) + SMALLEST_NORMAL
+            found = found + of_logprob[:, np.newaxis] * terms
+    return np.asarray(found)
+
+
+def _divergence_gradient_bound(
+    problem: PairProblem,
+    pair: Distributions,
+    moment: npt.NDArray[np.floating],
+    of_student: Float64Array,
+    of_teacher: Float64Array,
+    of_moment: Float64Array,
+) -> Float64Array:
+    """Of an unweighted divergence's, from what log Q, log P and the moment are off by."""
+    student, rounded = pair.student, 4.0 * UNIT
+    if problem.beta == 0.0:
+        teacher = pair.teacher
+        terms = student * (np.expm1(of_student) + rounded) + teacher * (np.expm1(of_teacher) + rounded)
+        return np.asarray(terms + 2.0 * SMALLEST_NORMAL)
+    factor, share = 1.0, np.ones_like(student)
+    against = pair.teacher_log
+    if problem.is_mixed:
+        factor, against = 1.0 - problem.beta, pair.mixture_log(problem.beta)
+        share = np.where(np.isneginf(pair.teacher_log), 0.0, problem.beta * np.exp(pair.teacher_log - against))
+    distance = np.abs(np.where(student == 0.0, 0.0, pair.student_log - against))
+    size = np.abs(divergence_gradient(problem, moment, pair))
+    of_ratio = share * (of_student + of_teacher) + rounded * (1.0 + distance) + of_moment[:, np.newaxis]
+    floor = SMALLEST_NORMAL * (2.0 + distance + np.abs(moment.astype(np.float64))[:, np.newaxis])
+    # What a ratio is off by meets a probability that is off.
+    moved = np.exp(of_student)
+    return np.asarray(size * (np.expm1(of_student) + rounded) + factor * (student * of_ratio * moved + floor))

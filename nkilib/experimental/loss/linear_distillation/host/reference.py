@@ -1,0 +1,347 @@
+"""Distillation from hidden states and its gradients in float64, from the very inputs: the kernels' reference.
+
+Products, divergences and gradients are float64 throughout. Positions are taken in blocks: no [N, V] is in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
+from nkilib.experimental.loss.distillation.host.reference import Distributions, kl
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
+
+
+@dataclass(frozen=True)
+class ModelProblem(OutputLayer):
+    """The output layer of one model, and what makes z of its product: z = softcap(s * (X W^T + b), c) / T.
+
+    Attributes:
+        logit_scale: s.
+        logit_softcap: c, or None.
+        temperature: T.
+    """
+
+    logit_scale: float = 1.0
+    logit_softcap: float | None = None
+    temperature: float = 1.0
+
+    def z_of(self, logits: Float64Array) -> Float64Array:
+        """z of X W^T + b; a masked class stays -inf."""
+        scaled = self.logit_scale * logits
+        if self.logit_softcap is not None:
+            capped = self.logit_softcap * np.tanh(scaled / self.logit_softcap)
+            scaled = np.where(np.isneginf(scaled), scaled, capped)
+        return scaled / self.temperature
+
+    def slopes_of(self, logits: Float64Array) -> Float64Array:
+        """The derivative of z by X W^T + b; of a masked class under a softcap 0."""
+        slope = self.logit_scale / self.temperature
+        if self.logit_softcap is None:
+            return np.full_like(logits, slope)
+        tangents = np.tanh(self.logit_scale * logits / self.logit_softcap)
+        return np.asarray(slope * (1.0 - np.square(tangents)))
+
+
+@dataclass(frozen=True)
+class PairProblem:
+    """Inputs and options of a launch.
+
+    Attributes:
+        student, teacher: over the same positions and classes. Their temperatures are alike.
+        labels: [N] integers, or None; positions of ``ignore_index`` do not count.
+        row_weight: [N], or None for 1.
+        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
+            divergence.
+        ignore_index: the label of positions that do not count.
+        first_class: of a shard of the vocabulary: the number of its first class.
+    """
+
+    student: ModelProblem
+    teacher: ModelProblem
+    labels: npt.NDArray[Any] | None = None
+    row_weight: npt.NDArray[Any] | None = None
+    beta: float = 0.0
+    ignore_index: int = -100
+    first_class: int = 0
+
+    @property
+    def num_positions(self) -> int:
+        """N."""
+        return len(self.student.input)
+
+    @property
+    def is_mixed(self) -> bool:
+        """The divergence needs the mixture of both distributions."""
+        return 0.0 < self.beta < 1.0
+
+    @property
+    def counts(self) -> npt.NDArray[np.bool_]:
+        """Which positions count, [N]."""
+        if self.labels is None:
+            return np.ones(self.num_positions, np.bool_)
+        return np.asarray(self.labels) != self.ignore_index
+
+    @property
+    def weights(self) -> Float64Array:
+        """The weight of each position, 0 where it does not count, [N]."""
+        given = np.ones(self.num_positions) if self.row_weight is None else self.row_weight.astype(np.float64)
+        return np.where(self.counts, given, 0.0)
+
+    @property
+    def held_labels(self) -> npt.NDArray[np.int64]:
+        """Labels counted from the first class at hand; -1 where a position is ignored or has another label."""
+        if self.labels is None:
+            return np.full(self.num_positions, -1, np.int64)
+        held = np.asarray(self.labels, np.int64) - self.first_class
+        is_held = self.counts & (held >= 0) & (held < self.student.vocab_size)
+        return np.where(is_held, held, -1)
+
+    @property
+    def classes_first(self) -> tuple[Float64Array, Float64Array]:
+        """Weights of student and teacher as [V, D]."""
+        return self.student.classes_first, self.teacher.classes_first
+
+    def row_blocks(self) -> Iterator[slice]:
+        """Slices that cover the positions in order."""
+        return self.student.row_blocks()
+
+    def scores_of(self, rows: slice, weights: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
+        """z of student and teacher of some positions, [R, V]; ``weights`` are ``classes_first``."""
+        student, teacher = (
+            model.z_of(model.logits_of(rows, weight))
+            for model, weight in zip((self.student, self.teacher), weights, strict=True)
+        )
+        return student, teacher
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """The log-sum-exp of both models as maximum and log of the sum of exponentials, [N] each, of any float type."""
+
+    student_maximum: npt.NDArray[Any]
+    student_log_sum: npt.NDArray[Any]
+    teacher_maximum: npt.NDArray[Any]
+    teacher_log_sum: npt.NDArray[Any]
+
+    @property
+    def student_lse(self) -> Float64Array:
+        """lse of the student, [N]."""
+        return self.student_maximum.astype(np.float64) + self.student_log_sum.astype(np.float64)
+
+    @property
+    def teacher_lse(self) -> Float64Array:
+        """lse of the teacher, [N]."""
+        return self.teacher_maximum.astype(np.float64) + self.teacher_log_sum.astype(np.float64)
+
+    def distributions(self, rows: slice, student: Float64Array, teacher: Float64Array) -> Distributions:
+        """log-probabilities from z of some positions and these log-sum-exps."""
+        return Distributions(student - self.student_lse[rows, np.newaxis], teacher - self.teacher_lse[rows, np.newaxis])
+
+
+@dataclass(frozen=True)
+class PairResults(Statistics):
+    """What ``linear_distillation_forward`` returns, float64 [N] each.
+
+    Attributes:
+        divergence: weighted, 0 where a position is ignored.
+        entropy: of the student.
+        moment: KL(student || teacher) for beta 1, KL(student || mixture) between 0 and 1, 0 for beta 0.
+        logprob: of the label, 0 where a position is ignored. Of a shard: by the shard's own log-sum-exp.
+        target_logit: z of the student at the label; 0 where a position is ignored or the label is not at hand.
+    """
+
+    divergence: Float64Array
+    entropy: Float64Array
+    moment: Float64Array
+    logprob: Float64Array
+    target_logit: Float64Array
+
+
+class MixtureSums(NamedTuple):
+    """What ``linear_distillation_mixture`` returns, float64 [N] each, or bounds of it.
+
+    Attributes:
+        student_terms: sum of q log(q / M) over the classes at hand.
+        teacher_terms: sum of p log(p / M).
+        student_mass, teacher_mass: sum of q, of p.
+    """
+
+    student_terms: Float64Array
+    teacher_terms: Float64Array
+    student_mass: Float64Array
+    teacher_mass: Float64Array
+
+
+@dataclass(frozen=True)
+class PairUpstream:
+    """What the backward receives.
+
+    Attributes:
+        statistics: of all classes, as the kernel received them.
+        moment: [N], likewise.
+        grad_divergence: [N].
+        grad_logprob: [N], or None.
+    """
+
+    statistics: Statistics
+    moment: npt.NDArray[Any]
+    grad_divergence: npt.NDArray[Any]
+    grad_logprob: npt.NDArray[Any] | None = None
+
+    @classmethod
+    def of_results(
+        cls, results: PairResults, grad_divergence: npt.NDArray[Any], grad_logprob: npt.NDArray[Any] | None = None
+    ) -> PairUpstream:
+        """After a forward."""
+        return cls(results, results.moment, grad_divergence, grad_logprob)
+
+
+def pair_forward_reference(problem: PairProblem) -> PairResults:
+    """All results of ``linear_distillation_forward``, of all classes; of a shard those that it defines.
+
+    PyTorch equivalent, in float64, for beta 0 and labels that say nothing::
+
+        log_q = F.log_softmax(F.linear(student_input, student_weight, student_bias) / temperature, -1)
+        log_p = F.log_softmax(F.linear(teacher_input, teacher_weight, teacher_bias) / temperature, -1)
+        divergence = row_weight * F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
+        entropy = -(log_q.exp() * log_q).sum(-1)
+    """
+    weights = problem.classes_first
+    found = [_forward_of(problem, rows, weights) for rows in problem.row_blocks()]
+    return PairResults(
+        **{each.name: np.concatenate([getattr(block, each.name) for block in found]) for each in fields(PairResults)}
+    )
+
+
+def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSums:
+    """All results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
+
+    Args:
+        problem: with the classes at hand.
+        statistics: over all classes.
+    """
+    weights = problem.classes_first
+    found = []
+    for rows in problem.row_blocks():
+        both = statistics.distributions(rows, *problem.scores_of(rows, weights))
+        mixture = both.mixture_log(problem.beta)
+        found.append(
+            MixtureSums(
+                kl(both.student_log, mixture),
+                kl(both.teacher_log, mixture),
+                both.student.sum(axis=1),
+                both.teacher.sum(axis=1),
+            )
+        )
+    return MixtureSums(*(np.concatenate(each) for each in zip(*found, strict=True)))
+
+
+def pair_backward_reference(
+    problem: PairProblem, upstream: PairUpstream, classes: slice = EVERY_CLASS
+) -> LinearGradients:
+    """All gradients of ``linear_distillation_backward``: of the student's input, weight and bias.
+
+    PyTorch equivalent, in float64 and where the statistics are exact, with the forward's results::
+
+        torch.autograd.grad((divergence, logprob), (input, weight, bias), (grad_divergence, grad_logprob))
+
+    Args:
+        problem: with all classes.
+        upstream: as the kernel received it.
+        classes: a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
+    """
+    weights = problem.classes_first
+    blocks = (
+        (rows, z_gradient_of(problem, upstream, rows, weights) * problem.student.slopes_of(logits))
+        for rows in problem.row_blocks()
+        for logits in (problem.student.logits_of(rows, weights[0]),)
+    )
+    return problem.student.gradients(blocks, weights[0], classes)
+
+
+def z_gradient_of(
+    problem: PairProblem, upstream: PairUpstream, rows: slice, weights: tuple[Float64Array, Float64Array]
+) -> Float64Array:
+    """The gradient with respect to the student's z of some positions, [R, V]; ``weights`` are ``classes_first``."""
+    both = upstream.statistics.distributions(rows, *problem.scores_of(rows, weights))
+    coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
+    coefficient = np.where(problem.counts[rows], coefficient, 0.0)
+    gradient = np.where(
+        problem.counts[rows, np.newaxis], divergence_gradient(problem, upstream.moment[rows], both), 0.0
+    )
+    gradient = coefficient[:, np.newaxis] * gradient
+    if upstream.grad_logprob is not None:
+        of_logprob = np.where(problem.counts[rows], upstream.grad_logprob[rows].astype(np.float64), 0.0)
+        gradient = gradient - of_logprob[:, np.newaxis] * both.student
+        labels = problem.held_labels[rows]
+        held = np.flatnonzero(labels >= 0)
+        gradient[held, labels[held]] += of_logprob[held]
+    return np.asarray(gradient)
+
+
+def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], both: Distributions) -> Float64Array:
+    """The gradient of an unweighted divergence with respect to the student's z, [R, V].
+
+    A class that is masked in the student has the gradient 0, but for beta 0, where it has that of its formula, -P.
+    """
+    if problem.beta == 0.0:
+        return both.student - both.teacher
+    against = both.mixture_log(problem.beta) if problem.is_mixed else both.teacher_log
+    factor = 1.0 - problem.beta if problem.is_mixed else 1.0
+    with np.errstate(invalid="ignore"):
+        distance = both.student_log - against - moment.astype(np.float64)[:, np.newaxis]
+        return np.asarray(np.where(np.isneginf(both.student_log), 0.0, factor * both.student * distance))
+
+
+def divergence_of(problem: PairProblem, both: Distributions) -> Float64Array:
+    """The unweighted divergence of every position."""
+    if not problem.is_mixed:
+        student, teacher = both.student_log, both.teacher_log
+        return kl(teacher, student) if problem.beta == 0.0 else kl(student, teacher)
+    mixture = both.mixture_log(problem.beta)
+    found = problem.beta * kl(both.teacher_log, mixture) + (1.0 - problem.beta) * kl(both.student_log, mixture)
+    return np.asarray(found)
+
+
+def moment_of(problem: PairProblem, both: Distributions) -> Float64Array:
+    """KL(student || mixture), KL(student || teacher) or 0, by beta."""
+    if problem.beta == 0.0:
+        return np.zeros(len(both.student_log))
+    return kl(both.student_log, both.mixture_log(problem.beta) if problem.is_mixed else both.teacher_log)
+
+
+def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> PairResults:
+    student, teacher = problem.scores_of(rows, weights)
+    maxima = student.max(axis=1), teacher.max(axis=1)
+    sums = tuple(
+        np.exp(z - maximum[:, np.newaxis]).sum(axis=1) for z, maximum in zip((student, teacher), maxima, strict=True)
+    )
+    log_sums = np.log(sums[0]), np.log(sums[1])
+    both = Distributions(
+        student - maxima[0][:, np.newaxis] - log_sums[0][:, np.newaxis],
+        teacher - maxima[1][:, np.newaxis] - log_sums[1][:, np.newaxis],
+    )
+    counts, labels = problem.counts[rows], problem.held_labels[rows]
+    with np.errstate(invalid="ignore"):
+        divergence = np.where(counts, divergence_of(problem, both) * problem.weights[rows], 0.0)
+        terms = np.where(np.isneginf(both.student_log), 0.0, both.student * both.student_log)
+    each = np.arange(len(labels))
+    at_label = np.where(labels >= 0, student[each, labels], 0.0)
+    logprob = np.where(counts & (labels >= 0), both.student_log[each, labels], 0.0)
+    return PairResults(
+        maxima[0],
+        log_sums[0],
+        maxima[1],
+        log_sums[1],
+        divergence,
+        -terms.sum(axis=1),
+        moment_of(problem, both),
+        logprob,
+        at_label,
+    )

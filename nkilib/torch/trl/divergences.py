@@ -1,0 +1,104 @@
+"""The arguments and results of TRL's divergences, computed by :func:`nkilib.torch.linear_distillation_loss`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
+from nkilib.torch.dispatch.autocast import autocast_dtype
+from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
+from nkilib.torch.functions.linear_distillation.results import LinearDistillationOutputs
+from nkilib.torch.trl.operands import Head, Operands, read_cap
+
+# What TRL's function returns: the divergence, and the student's entropy, which has no gradient.
+DivergenceResults: TypeAlias = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class LogitOptions:
+    """What one model does with its logits.
+
+    Attributes:
+        scale: multiplies them first.
+        softcap: c of c * tanh(logits / c), after the scale; None leaves them.
+    """
+
+    scale: float
+    softcap: float | None
+
+
+@dataclass(frozen=True)
+class DivergenceRecipe:
+    """The arguments of TRL's function that are no operands.
+
+    Attributes:
+        beta: 0 is KL(teacher || student), 1 is KL(student || teacher), and between them is the generalized
+            Jensen-Shannon divergence with M = beta * teacher + (1 - beta) * student.
+        temperature: divides the logits of both models.
+        student, teacher: what each does with its logits.
+    """
+
+    beta: float
+    temperature: float
+    student: LogitOptions
+    teacher: LogitOptions
+
+    def is_taken(self, student: Head, teacher: Head) -> bool:
+        """Whether the kernels compute these divergences; TRL's own code computes the others."""
+        if any(each.dtype == torch.float64 for head in (student, teacher) for each in head if each is not None):
+            return False
+        has_features = all(FEATURES_MIN <= each.hidden.shape[-1] <= FEATURES_MAX for each in (student, teacher))
+        has_scales = self.student.scale > 0 and self.teacher.scale > 0
+        has_options = 0.0 <= self.beta <= 1.0 and LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE
+        return has_features and has_scales and has_options and student.num_classes == teacher.num_classes
+
+    def results(self, operands: Operands) -> DivergenceResults:
+        """TRL's two results [N], the first of which is differentiable in the student's operands.
+
+        Args:
+            operands: hidden states [N, D], weight [V, D] and bias [V] of the student, and then of the teacher.
+
+        Raises:
+            TypeError, ValueError, RuntimeError, NotImplementedError: as
+                :func:`nkilib.torch.linear_distillation_loss`.
+        """
+        student, teacher = Head.of(operands[:3]), Head.of(operands[3:])
+        found = linear_distillation_loss(
+            student.hidden,
+            student.weight,
+            teacher.hidden.detach(),
+            teacher.weight.detach(),
+            linear_bias=student.bias,
+            teacher_bias=None if teacher.bias is None else teacher.bias.detach(),
+            beta=float(self.beta),  # configurations have integers too
+            temperature=float(self.temperature),
+            temperature_squared=False,
+            reduction="none",
+            logit_scale=float(self.student.scale),
+            logit_softcap=read_cap(self.student.softcap),
+            teacher_logit_scale=float(self.teacher.scale),
+            teacher_logit_softcap=read_cap(self.teacher.softcap),
+            outputs=("entropy",),
+            compute_dtype=_compute_dtype(student, teacher),
+        )
+        scores = cast(LinearDistillationOutputs, found)
+        return scores.loss, cast(Tensor, scores.entropy)
+
+
+def _compute_dtype(student: Head, teacher: Head) -> torch.dtype | None:
+    """The type of the products, none of which rounds more than TRL does.
+
+    TRL rounds the operands of each model to the type of autocast, or of that model's hidden states, and multiplies them
+    in float32. Types of the two that differ are those of the operands themselves as a rule (None); where a weight would
+    have to be rounded for it, nothing is.
+    """
+    autocast = autocast_dtype(student.hidden.device)
+    if autocast is not None or student.hidden.dtype == teacher.hidden.dtype:
+        return autocast or student.hidden.dtype
+    is_alike = all(each.hidden.dtype == each.weight.dtype for each in (student, teacher))
+    return None if is_alike else torch.float32

@@ -1,0 +1,132 @@
+"""The derived bounds hold for logits that are off by what a product may be off by, and refuse wrong results."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
+from nkilib.experimental.loss.linear.host.bounds import logit_bounds
+from nkilib.experimental.loss.linear.host.reference import LinearGradients
+from nkilib.experimental.loss.linear_distillation.host.bounds import (
+    StatisticsErrors,
+    mixture_bounds,
+    pair_forward_bounds,
+    pair_gradient_bounds,
+)
+from nkilib.experimental.loss.linear_distillation.host.reference import (
+    ModelProblem,
+    PairProblem,
+    PairResults,
+    PairUpstream,
+    mixture_reference,
+    pair_backward_reference,
+    pair_forward_reference,
+)
+
+from .pairs import BF16, FP16, pair_of
+
+BETAS = (0.0, 1e-3, 0.3, 1.0 - 1e-3, 1.0)
+OPTIONS: tuple[dict[str, Any], ...] = (
+    {},
+    {"with_bias": True, "temperature": 0.5, "logit_softcap": 4.0, "logit_scale": 0.7},
+    {"dtype": BF16, "temperature": 3.0, "logit_scale": 2.0},
+)
+
+
+class OffModel(ModelProblem):
+    """A model of which every product is off by what it may be off by, either way."""
+
+    def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
+        exact = super().logits_of(rows, weight)
+        signs = np.random.default_rng(rows.start + len(weight[0])).choice((-1.0, 1.0), exact.shape)
+        return np.asarray(exact + signs * logit_bounds(ModelProblem(self.input, self.weight, self.bias), rows, weight))
+
+
+def _off(problem: PairProblem) -> PairProblem:
+    """The problem with both models off."""
+    student, teacher = (
+        OffModel(**{each.name: getattr(model, each.name) for each in fields(ModelProblem)})
+        for model in (problem.student, problem.teacher)
+    )
+    return replace(problem, student=student, teacher=teacher)
+
+
+def _upstream(problem: PairProblem, results: PairResults) -> PairUpstream:
+    of_divergence, of_logprob = np.random.default_rng(2).standard_normal((2, problem.num_positions))
+    return PairUpstream.of_results(results, of_divergence, of_logprob)
+
+
+def _worst(found: Float64Array, exact: Float64Array, bound: Float64Array) -> float:
+    return float((np.abs(found - exact) / bound).max())
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("beta", BETAS)
+def test_results_of_products_that_are_off_are_within_bounds(beta: float, options: dict[str, Any]) -> None:
+    problem = pair_of(beta=beta, **options)
+    exact, found = pair_forward_reference(problem), pair_forward_reference(_off(problem))
+    bounds = pair_forward_bounds(problem)
+    for each in fields(PairResults):
+        value, error = getattr(exact, each.name), bounds[each.name]
+        assert _worst(getattr(found, each.name), value, error) < 1.0 + 1e-9, each.name
+        if np.any(value):
+            assert _worst(0.0 * value, value, error) > 1.0, each.name
+            assert _worst(-value, value, error) > 1.0, each.name
+
+
+@pytest.mark.parametrize("beta", BETAS[1:4])
+def test_sums_of_a_mixture_are_within_bounds(beta: float) -> None:
+    problem = pair_of(beta=beta, with_bias=True, temperature=0.7)
+    statistics = pair_forward_reference(problem)
+    exact, found = mixture_reference(problem, statistics), mixture_reference(_off(problem), statistics)
+    for value, other, error in zip(exact, found, mixture_bounds(problem, statistics), strict=True):
+        assert _worst(other, value, error) < 1.0
+        assert _worst(0.0 * value, value, error) > 1.0
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("beta", BETAS)
+def test_gradients_of_products_that_are_off_are_within_bounds(beta: float, options: dict[str, Any]) -> None:
+    problem = pair_of(beta=beta, **options)
+    statistics = pair_forward_reference(problem)
+    upstream = _upstream(problem, statistics)
+    exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
+    found = pair_backward_reference(_off(problem), upstream)
+    for value, other, error in zip(exact, found, bounds, strict=True):
+        assert _worst(other, value, error) < 1.0
+    off = pair_forward_reference(_off(problem))
+    errors = StatisticsErrors.of_forward(pair_forward_bounds(problem))
+    bounds = pair_gradient_bounds(problem, upstream, errors=errors)
+    found = pair_backward_reference(_off(problem), _upstream(problem, off))
+    for value, other, error in zip(exact, found, bounds, strict=True):
+        assert _worst(other, value, error) < 1.0
+
+
+@pytest.mark.parametrize("beta", BETAS)
+def test_wrong_gradients_are_refused(beta: float) -> None:
+    problem = pair_of(beta=beta, dtype=BF16)
+    problem = replace(problem, student=replace(problem.student, input=problem.student.input[:24]))
+    problem = replace(problem, teacher=replace(problem.teacher, input=problem.teacher.input[:24]))
+    problem = replace(problem, labels=problem.labels[:24], row_weight=problem.row_weight[:24])
+    upstream = _upstream(problem, pair_forward_reference(problem))
+    upstream = replace(upstream, grad_logprob=None)
+    exact, bounds = pair_backward_reference(problem, upstream), pair_gradient_bounds(problem, upstream)
+    for wrong in (
+        LinearGradients(*(0.0 * each for each in exact)),
+        LinearGradients(*(-each for each in exact)),
+        LinearGradients(exact.input.T, exact.weight[::-1], exact.bias[::-1]),
+    ):
+        for value, other, error in zip(exact, wrong, bounds, strict=True):
+            assert _worst(other, value, error) > 2.0
+
+
+def test_gradients_of_float16_keep_what_underflows() -> None:
+    """Beside the power of two of its largest coefficient, half of what float16 tells apart is granted."""
+    problem = pair_of(dtype=FP16)
+    upstream = _upstream(problem, pair_forward_reference(problem))
+    half, single = (pair_gradient_bounds(problem, upstream, input_dtype=each) for each in (FP16, np.float32))
+    assert (half.input > single.input + 2.0**-26).all()

@@ -1,0 +1,251 @@
+"""Arguments and results of TRL's divergences, as an installation computes them: types, gradients, what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext
+from itertools import combinations
+
+import pytest
+import torch
+import torch.distributed as dist
+import trl.kernels.chunked_divergence as own
+import trl.trainer.distillation_trainer as trainer
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+
+from nkilib.torch.trl import install
+from tests.torch.trl.errors import NORM, ROW, VALUE, shares
+from tests.torch.trl.exact import DIVERGENCES, ExactDivergences
+
+POSITIONS, STUDENT, TEACHER, CLASSES = 20, 32, 48, 150
+FLOAT32, BFLOAT16 = torch.float32, torch.bfloat16
+# What rounding to bfloat16 moves at most, as a share of a value; of many values, half of that in norm.
+UNIT = 2.0**-8
+BETAS = pytest.mark.parametrize("beta", [0.0, 0.5, 1.0])
+# Temperature, scale and softcap of the student, scale and softcap of the teacher.
+PLAIN = (1.0,)
+FULL = (0.8, 1.3, 4.0, 0.7, 6.0)
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> Iterator[None]:
+    with install(devices=("cpu",)):
+        yield
+
+
+@pytest.fixture
+def _no_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL's own code does not run."""
+    for name in DIVERGENCES.tiles:
+        monkeypatch.setattr(own, name, None)
+
+
+def operands(*dtypes: torch.dtype) -> list[Tensor]:
+    """Hidden states, weight and bias of a student, and of a wider teacher; all require grad.
+
+    Args:
+        dtypes: one for all, two for student and teacher, or six.
+    """
+    if len(dtypes) <= 2:
+        student, teacher = (*dtypes, *dtypes)[:2]
+        dtypes = (student, student, student, teacher, teacher, teacher)
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for number, (dtype, features) in enumerate(zip(dtypes, (STUDENT,) * 3 + (TEACHER,) * 3, strict=True)):
+        shape = ((POSITIONS, features), (CLASSES, features), (CLASSES,))[number % 3]
+        scale = (1.0, 2.5 / features**0.5, 1.0)[number % 3]
+        found.append((scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_())
+    return found
+
+
+def exact_copy(given: list[Tensor], *products: torch.dtype) -> list[Tensor]:
+    """Float64 of what TRL multiplies; biases are not rounded."""
+    kept = (*products, FLOAT32)
+    rounded = [kept[0], kept[0], FLOAT32, kept[1], kept[1], FLOAT32]
+    return [each.detach().to(dtype).double().requires_grad_() for each, dtype in zip(given, rounded, strict=True)]
+
+
+def total(divergence: Tensor) -> Tensor:
+    """Another factor for each position."""
+    return (torch.linspace(-1.0, 2.0, POSITIONS) * divergence).sum()
+
+
+@pytest.mark.usefixtures("_no_tiles")
+@BETAS
+@pytest.mark.parametrize("options", [PLAIN, FULL], ids=["plain", "full"])
+@pytest.mark.parametrize(
+    ("dtypes", "autocast", "products"),
+    [
+        pytest.param((FLOAT32,), None, (FLOAT32, FLOAT32), id="float32"),
+        pytest.param((BFLOAT16,), None, (BFLOAT16, BFLOAT16), id="bfloat16"),
+        pytest.param((FLOAT32,), BFLOAT16, (BFLOAT16, BFLOAT16), id="autocast"),
+        pytest.param((BFLOAT16, FLOAT32), None, (BFLOAT16, FLOAT32), id="teacher in float32"),
+        pytest.param((FLOAT32, BFLOAT16), None, (FLOAT32, BFLOAT16), id="teacher in bfloat16"),
+        pytest.param(
+            (BFLOAT16, FLOAT32, FLOAT32, BFLOAT16, FLOAT32, FLOAT32),
+            None,
+            (BFLOAT16, BFLOAT16),
+            id="bfloat16 of float32 weights",
+        ),
+    ],
+)
+def test_results_are_float32_and_gradients_of_their_operand(
+    dtypes: tuple[torch.dtype, ...],
+    autocast: torch.dtype | None,
+    products: tuple[torch.dtype, torch.dtype],
+    options: tuple[float, ...],
+    beta: float,
+) -> None:
+    ours = operands(*dtypes)
+    exact = exact_copy(ours, *products)
+    expected = ExactDivergences.apply(*exact, beta, *options)
+    with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
+        found = DIVERGENCES.current.apply(*ours, beta, *options)
+    for value, truth in zip(found, expected, strict=True):
+        assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
+        assert float((value - truth).detach().abs().max()) <= VALUE and float(truth.detach().std()) > 0.01
+    assert [each.requires_grad for each in found] == [True, False]
+    total(found[0]).backward()
+    total(expected[0]).backward()
+    for each, other in zip(ours[:3], exact[:3], strict=True):
+        assert each.grad is not None and each.grad.dtype == each.dtype
+        norm, row = shares(each.grad, other.grad)
+        # Logits' gradients are rounded to the type of the products, and a gradient to that of its operand.
+        roundings = (products[0], each.dtype).count(BFLOAT16)
+        assert norm <= (roundings * UNIT / 2 or NORM[FLOAT32]) and row <= (roundings * UNIT or ROW[FLOAT32])
+    assert all(each.grad is None for each in ours[3:]), "a teacher has no gradient"
+
+
+@BETAS
+def test_results_and_gradients_are_as_near_as_those_of_trl(beta: float) -> None:
+    ours, theirs = operands(BFLOAT16, FLOAT32), operands(BFLOAT16, FLOAT32)
+    exact = exact_copy(ours, BFLOAT16, FLOAT32)
+    expected = ExactDivergences.apply(*exact, beta, *FULL)
+    found = DIVERGENCES.current.apply(*ours, beta, *FULL)
+    other = own.ChunkedDivergenceFunction.apply(*theirs, beta, *FULL)
+    for results in (found, other, expected):
+        total(results[0]).backward()
+    for number in range(2):
+        errors = [float((each[number] - expected[number]).detach().abs().max()) for each in (found, other)]
+        assert errors[0] <= max(2.0 * errors[1], VALUE)
+    for number in range(3):
+        norms = [shares(each[number].grad, exact[number].grad)[0] for each in (ours, theirs)]
+        assert norms[0] <= 1.5 * norms[1]
+
+
+@pytest.mark.usefixtures("_no_tiles")
+@pytest.mark.parametrize("wanted", [each for number in (1, 2) for each in combinations(range(3), number)], ids=str)
+def test_a_gradient_that_nobody_wants_is_not_there(wanted: tuple[int, ...]) -> None:
+    ours, every = operands(FLOAT32), operands(FLOAT32)
+    for number in set(range(3)).difference(wanted):
+        ours[number].requires_grad_(False)
+    for given in (ours, every):
+        total(DIVERGENCES.current.apply(*given, 1.0, *FULL)[0]).backward()
+    for number in range(3):
+        if number in wanted:
+            norm, row = shares(ours[number].grad, every[number].grad)
+            assert norm <= NORM[FLOAT32] and row <= ROW[FLOAT32]
+        else:
+            assert ours[number].grad is None
+
+
+@pytest.mark.usefixtures("_no_tiles")
+@pytest.mark.parametrize("missing", [(2,), (5,), (2, 5)], ids=str)
+def test_either_model_may_lack_a_bias(missing: tuple[int, ...]) -> None:
+    given: list[Tensor | None] = [None if number in missing else each for number, each in enumerate(operands(FLOAT32))]
+    found = DIVERGENCES.current.apply(*given, 0.5, *FULL)
+    expected = ExactDivergences.apply(*given, 0.5, *FULL)  # type: ignore[arg-type]
+    for value, truth in zip(found, expected, strict=True):
+        assert float((value - truth).detach().abs().max()) <= VALUE
+
+
+@pytest.mark.parametrize("cap", [0.0, -3.0])
+def test_a_cap_is_read_as_trl_reads_it(cap: float) -> None:
+    given = operands(FLOAT32)
+    options = (1.0, 0.8, 1.0, cap, 1.0, cap)
+    found = DIVERGENCES.current.apply(*given, *options)
+    expected = own.ChunkedDivergenceFunction.apply(*given, *options)
+    for value, other in zip(found, expected, strict=True):
+        assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
+
+
+@BETAS
+def test_a_class_that_both_models_mask_is_left_out_where_trl_has_no_number(beta: float) -> None:
+    given = [each.detach() for each in operands(FLOAT32)]
+    masked = list(given)
+    for number in (2, 5):
+        masked[number] = given[number].clone()
+        masked[number][-50:] = -torch.inf
+    kept = [given[0], given[1][:-50], given[2][:-50], given[3], given[4][:-50], given[5][:-50]]
+    found = DIVERGENCES.current.apply(*masked, beta, 0.8)
+    expected = ExactDivergences.apply(*kept, beta, 0.8)
+    for value, other in zip(found, expected, strict=True):
+        assert torch.allclose(value, other, rtol=0.0, atol=VALUE)
+    theirs, entropy = own.ChunkedDivergenceFunction.apply(*masked, beta, 0.8)
+    assert bool(theirs.isnan().all()) and bool(entropy.isnan().all())
+
+
+@pytest.mark.usefixtures("_no_tiles")
+def test_numbers_of_a_configuration_may_be_integers() -> None:
+    given = operands(FLOAT32)
+    found = DIVERGENCES.current.apply(*given, 1, 2, 3, 5, 2, 7)
+    expected = DIVERGENCES.current.apply(*given, 1.0, 2.0, 3.0, 5.0, 2.0, 7.0)
+    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+
+
+@pytest.mark.usefixtures("_no_tiles")
+@BETAS
+def test_no_position_is_nothing(beta: float) -> None:
+    given = operands(FLOAT32)
+    found = DIVERGENCES.current.apply(given[0][:0], *given[1:3], given[3][:0], *given[4:], beta)
+    assert [each.shape for each in found] == [(0,)] * 2
+    found[0].sum().backward()
+    assert torch.equal(given[1].grad, torch.zeros_like(given[1]))
+
+
+@pytest.mark.usefixtures("_no_tiles", "compile_afresh")
+def test_a_call_fits_into_a_whole_graph() -> None:
+    def compare(*given: Tensor) -> tuple[Tensor, ...]:
+        return DIVERGENCES.current.apply(*given, 0.5, *FULL)
+
+    compiled, eager = operands(FLOAT32), operands(FLOAT32)
+    found = torch.compile(compare, fullgraph=True, backend="aot_eager")(*compiled)
+    expected = compare(*eager)
+    assert all(torch.equal(value, other) for value, other in zip(found, expected, strict=True))
+    total(found[0]).backward()
+    total(expected[0]).backward()
+    assert all(torch.equal(each.grad, other.grad) for each, other in zip(compiled[:3], eager[:3], strict=True))
+
+
+@pytest.mark.usefixtures("_no_tiles")
+def test_heads_in_shards_of_fsdp2_give_their_gradient() -> None:
+    """TRL gathers a DTensor before its call, the teacher's too."""
+    hidden, weight, _, teacher_hidden, teacher_weight, _ = operands(FLOAT32)
+    heads = []
+    for values in (weight, teacher_weight):
+        head = nn.Linear(values.shape[1], CLASSES, bias=False)
+        head.weight.data.copy_(values.data)
+        heads.append(head)
+    mask = torch.arange(POSITIONS).reshape(1, -1) % 3 != 0
+
+    def loss() -> Tensor:
+        states = (each.detach()[None] for each in (hidden, teacher_hidden))
+        return trainer._chunked_divergence_loss(*states, *(each.weight for each in heads), mask, 1.0)[0]
+
+    expected = loss()
+    (gradient,) = torch.autograd.grad(expected, heads[0].weight)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for each in heads:
+            fully_shard(each, mesh=mesh)
+        found = loss()
+        found.backward()
+        assert found.item() == expected.item()
+        assert isinstance(heads[0].weight.grad, DTensor) and heads[1].weight.grad is None
+        assert gradient.norm() > 0 and torch.equal(heads[0].weight.grad.full_tensor(), gradient)
+    finally:
+        dist.destroy_process_group()
