@@ -6,10 +6,9 @@ from a mixture needs a second visit (:mod:`.visits`), for which this one keeps t
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from nkilib.core.plan_limits import usable_sbuf_bytes
-from nkilib.core.rows.checks import require
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.results import Found
@@ -18,7 +17,7 @@ from nkilib.experimental.loss.linear.class_schedule import ClassDivision, ClassS
 from nkilib.experimental.loss.linear.class_stream import ClassStream
 from nkilib.experimental.loss.linear.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear.positions import load_input
-from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling, PositionPlan
+from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling
 from nkilib.experimental.loss.linear.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear.target_logits import TargetLogits
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
@@ -26,7 +25,6 @@ from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.experimental.loss.linear_distillation.pair_positions import PairPositions
 from nkilib.experimental.loss.linear_distillation.pair_results import (
     PairResults,
-    add_nan_of_empty,
     found_divergence,
     found_of_both,
     found_of_labels,
@@ -43,12 +41,26 @@ def forward_of_core(
     results: PairResults,
     sizes: PairForwardSizes,
     second: SecondVisit | None = None,
+    *,
+    has_divergence: bool = True,
 ) -> None:
-    """The results, of which each core stores some; ``second`` is for the mixture of both distributions."""
-    _require_room(launch, tiling, sizes)
+    """Write the results, of which each core stores some.
+
+    Args:
+        launch: of the kernel.
+        tiling: that fits SBUF.
+        results: of all positions.
+        sizes: of the launch.
+        second: the second visit of a mixture, which stores the divergence and its moment; None without one.
+        has_divergence: False leaves divergence and moment to whoever comes later.
+    """
     launch = replace(launch, student=with_rounded_bias(launch.student), teacher=with_rounded_bias(launch.teacher))
+    if second is not None:
+        forward = _Forward.make(launch, tiling, sizes, second, False)
+        second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))
+        return
     plan = sizes.position_plan(*tiling)
-    forward = _Forward.make(launch, tiling, plan, sizes, second)
+    forward = _Forward.make(launch, tiling, sizes, None, has_divergence)
     looped = plan.whole * plan.size if plan.is_loop else 0
     if looped > 0:
         forward.open_classes()
@@ -56,25 +68,6 @@ def forward_of_core(
     for first in range(looped, launch.num_positions, plan.size):
         left = launch.num_positions - first
         forward.run(Block(first, min(plan.size, left)), results, first == 0, left > plan.size)
-    if second is not None:
-        second.end()
-
-
-def _require_room(launch: PairLaunch, tiling: LinearTiling, sizes: PairForwardSizes) -> None:
-    """Refuse a tiling whose tiles do not fit SBUF.
-
-    Raises:
-        AssertionError: with function, requirement, value and remedy.
-    """
-    tiles = min(div_ceil(tiling.position_block, PARTITIONS), sizes.position_tiles)
-    needed, most = sizes.bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
-    require(
-        needed <= most,
-        f"{launch.function}: position_block and class_block must leave the tiles of {launch.student.num_features} and "
-        f"{launch.teacher.num_features} features at most {most} bytes of a partition, got {needed} with "
-        f"position_block={tiling.position_block} and class_block={tiling.class_block}; None takes what "
-        f"choose_linear_distillation_tiling says",
-    )
 
 
 @dataclass(frozen=True)
@@ -90,6 +83,7 @@ class _Forward:
         pairs: tiles of logits.
         staging: of operands of other types than the products; None without any.
         second: the second visit; None without one.
+        has_divergence: divergence and moment are stored here.
     """
 
     launch: PairLaunch
@@ -100,29 +94,33 @@ class _Forward:
     pairs: PairTiles
     staging: Staging | None
     second: SecondVisit | None
+    has_divergence: bool
 
     @classmethod
     def make(
         cls,
         launch: PairLaunch,
         tiling: LinearTiling,
-        plan: PositionPlan,
         sizes: PairForwardSizes,
         second: SecondVisit | None,
+        has_divergence: bool,
     ) -> _Forward:
-        """For blocks of positions by a plan."""
+        """For blocks of positions as the tiling has them, or as the second visit says."""
         if second is None:
+            plan = sizes.position_plan(*tiling)
+            tiles, bodies = plan.tiles, sizes.most_bodies(plan)
             shared = sizes.shared_classes(plan, tiling.class_block)
             division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
         else:
+            tiles, bodies = second.tiles, second.bodies
             division = ClassDivision(second.shares, ())
-        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, sizes.most_bodies(plan))
+        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
         largest = max(schedule.largest, 1)
         staging = Staging.make(sizes.staging_bytes)
 
         def inputs(num_features: int, dtype: nl.DType) -> list[nl.NkiTensor]:
             shape = (PARTITIONS, div_ceil(num_features, PARTITIONS), PARTITIONS)
-            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(plan.tiles)]
+            return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(tiles)]
 
         student, teacher = launch.models
         return cls(
@@ -134,9 +132,10 @@ class _Forward:
                 ClassStream.make(student, largest, False, staging),
                 ClassStream.make(teacher, largest, False, staging),
             ),
-            PairTiles.make(launch, sizes.needs, plan.tiles, largest),
+            PairTiles.make(launch, sizes.needs, tiles, largest),
             staging,
             second,
+            has_divergence,
         )
 
     def open_classes(self) -> None:
@@ -164,9 +163,9 @@ class _Forward:
             self._load_inputs((inputs[0][1:], inputs[1][1:]), rest)
         self.pairs.restart()
         if self.second is not None:
-            self.second.begin(block, tiles)
+            self.second.begin(tiles)
         self.schedule.run(of_block.step)
-        self.pairs.waiting.take_all()
+        self.pairs.take_waiting()
         of_block.statistics.exchange(self.schedule.count)
         if self.second is not None:
             self.second.exchange()
@@ -265,7 +264,7 @@ class _BlockForward:
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
         if step.number % WINDOW == WINDOW - 1 and not is_last:
-            self.forward.pairs.waiting.take_all()
+            self.forward.pairs.take_waiting()
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
@@ -274,7 +273,7 @@ class _BlockForward:
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
         self._take(step, self.shared, self.statistics.shared_column(number), is_last)
-        self.forward.pairs.waiting.take_all()
+        self.forward.pairs.take_waiting()
 
     def finish(self, results: PairResults) -> None:
         """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
@@ -285,19 +284,12 @@ class _BlockForward:
         positions.join_picked(launch, [found_sbuf for found_sbuf in picked if found_sbuf is not None])
         found = found_of_both(statistics, results)
         found += found_of_labels(statistics, positions, results)
-        if second is None:
+        if forward.has_divergence:
             found += found_divergence(launch, statistics, positions, results)
         self._store(found)
-        if second is None:
-            return
-
-        def store(divergence_sbuf: nl.NkiTensor, moment_sbuf: nl.NkiTensor) -> None:
-            add_nan_of_empty(launch, divergence_sbuf, statistics.totals())
-            weighted_sbuf = positions.weighted(divergence_sbuf)
-            self._store([Found(results.divergence_hbm, weighted_sbuf), Found(results.moment_hbm, moment_sbuf)])
-
-        student, teacher = statistics.totals()
-        second.finish(PairTotals(self.block, len(self.inputs[0]), student, teacher, store))
+        if second is not None:
+            student, teacher = statistics.totals()
+            second.finish(PairTotals(self.block, len(self.inputs[0]), student, teacher))
 
     def _store(self, found: list[Found]) -> None:
         first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, self.block.size)
@@ -309,23 +301,26 @@ class _BlockForward:
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
         """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""
-        forward, opening = self.forward, self.forward.schedule.opening
+        forward, opening, second = self.forward, self.forward.schedule.opening, self.forward.second
+        # Before W of the next block is loaded: what is kept is needed first.
+        beside = iter(()) if second is None else second.beside(step, is_last)
         student, teacher = (stream.advance(step) for stream in forward.streams)
         reopens = is_last and self.reopens
         is_late = ClassStream.share_a_buffer(step, opening)
         if reopens and not is_late:
             forward.open_classes()
         if through is not None:
-            self._take_tiles(step, through, (student, teacher), column, is_last)
+            self._take_tiles(step, through, (student, teacher), column, beside)
         if reopens and is_late:
             forward.open_classes()
 
-    def _take_tiles(self, step: Step, through: _Pass, classes: PairClasses, column: int, is_last: bool) -> None:
-        pairs, second = self.forward.pairs, self.forward.second
+    def _take_tiles(
+        self, step: Step, through: _Pass, classes: PairClasses, column: int, beside: Iterator[None]
+    ) -> None:
+        pairs = self.forward.pairs
         pairs.raise_biases(classes)
         if through.targets is not None:
             through.targets.aim(step.block.size)
-        beside = iter(()) if second is None else second.beside(step, is_last)
         for start in range(through.tiles.start, through.tiles.stop, pairs.group_tiles):
             tiles = range(start, min(start + pairs.group_tiles, through.tiles.stop))
             self._take_group(tiles, classes, through, step, column)

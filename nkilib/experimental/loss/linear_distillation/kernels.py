@@ -7,6 +7,8 @@ positions. The cores of a launch split the vocabulary.
 from __future__ import annotations
 
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT
+from nkilib.experimental.loss.linear_distillation.mixture_forward import mixed_forward
 from nkilib.experimental.loss.linear_distillation.options import (
     STUDENT,
     TEACHER,
@@ -164,7 +166,8 @@ def linear_distillation_forward(
     validate_pair(launch)
     validate_memory_limit(launch, memory_limit)
     if launch.is_mixed and not launch.classes.is_shard:
-        raise NotImplementedError(f"{function}: beta between 0 and 1 has no second visit yet; got {beta}")
+        limit = MEMORY_LIMIT if memory_limit is None else memory_limit
+        return mixed_forward(launch, limit, position_block, class_block).returned()
     sizes = forward_sizes(launch)
     tiling = validated_forward_tiling(launch, sizes, position_block, class_block)
     results = PairResults.of_launch(launch)

@@ -11,7 +11,6 @@ from nkilib.experimental.loss.distillation.totals import log_ratio
 from nkilib.experimental.loss.linear_distillation.options import ModelOperands, PairLaunch
 from nkilib.experimental.loss.linear_distillation.pair_positions import PairPositions
 from nkilib.experimental.loss.linear_distillation.pair_statistics import PairStatistics
-from nkilib.experimental.loss.linear_distillation.visits import ModelTotals
 from nkilib.nki import nisa, nl
 
 # The overflow of float32.
@@ -108,13 +107,18 @@ def found_of_labels(statistics: PairStatistics, positions: PairPositions, result
     return found
 
 
-def add_nan_of_empty(launch: PairLaunch, values_sbuf: nl.NkiTensor, totals: tuple[ModelTotals, ModelTotals]) -> None:
+def add_nan_of_empty(
+    launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
+) -> None:
     """Add NaN where a model masks every class, as PyTorch has it, or has a logit of +inf or NaN.
 
     A shard of the vocabulary may mask all that it holds: its probability is 0 then, and so is what it adds.
+
+    Args:
+        values_sbuf: float32 [128, tiles].
+        neg_maxima: minus the largest scores of student and teacher, likewise.
     """
-    for model, of_model in zip(launch.models, totals, strict=True):
-        suspects_sbuf = of_model.neg_max_sbuf
+    for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
         nan_sbuf = float32_like(suspects_sbuf)
         nisa.tensor_scalar(
             dst=nan_sbuf,
@@ -163,5 +167,5 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
     divergence_sbuf = difference(first_sbuf, second_sbuf)
     nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
-    add_nan_of_empty(launch, divergence_sbuf, statistics.totals())
+    add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
     return divergence_sbuf

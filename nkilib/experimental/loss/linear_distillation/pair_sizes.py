@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
-    SecondNeeds,
     StreamSizes,
 )
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import ModelNeeds, PairNeeds
@@ -38,8 +43,8 @@ def stream_sizes(model: ModelOperands) -> StreamSizes:
     )
 
 
-def forward_sizes(launch: PairLaunch, second: SecondNeeds | None = None) -> PairForwardSizes:
-    """Of a forward; with what the second visit of a mixture takes."""
+def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForwardSizes:
+    """Of a forward that has so large a share of the instructions of a program."""
     student, teacher = (stream_sizes(model) for model in launch.models)
     return PairForwardSizes(
         launch.num_positions,
@@ -47,6 +52,26 @@ def forward_sizes(launch: PairLaunch, second: SecondNeeds | None = None) -> Pair
         student,
         teacher,
         nl.num_programs(),
-        pair_needs(launch),
-        second,
+        pair_needs(launch).of_products(student.products + teacher.products),
+        program_share,
+    )
+
+
+def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[int, int], int], chooser: str) -> None:
+    """Refuse a tiling whose tiles do not fit SBUF.
+
+    Args:
+        bytes_of: bytes of a partition for blocks of so many tiles of positions, and of so many classes.
+        chooser: the function that chooses a tiling.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    tiles = min(div_ceil(tiling.position_block, TILE), div_ceil(launch.num_positions, TILE))
+    needed, most = bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
+    require(
+        needed <= most,
+        f"{launch.function}: position_block and class_block must leave the tiles of {launch.student.num_features} and "
+        f"{launch.teacher.num_features} features at most {most} bytes of a partition, got {needed} with "
+        f"position_block={tiling.position_block} and class_block={tiling.class_block}; None takes what {chooser} says",
     )

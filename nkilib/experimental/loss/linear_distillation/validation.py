@@ -15,8 +15,10 @@ from nkilib.experimental.loss.linear.validation import (
     validated_blocks,
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
 from nkilib.experimental.loss.linear_distillation.options import ModelOperands, PairLaunch, PairOptions
+from nkilib.experimental.loss.linear_distillation.pair_sizes import require_room
 from nkilib.nki import nisa, nl
 
 _INT32 = 2**31
@@ -104,7 +106,7 @@ def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
 
 
 def validated_forward_tiling(
-    launch: PairLaunch, sizes: PairForwardSizes, position_block: int | None, class_block: int | None
+    launch: PairLaunch, sizes: PairForwardSizes | KeptSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
     """The tiling that is asked for; None in it stands for what is chosen.
 
@@ -112,14 +114,17 @@ def validated_forward_tiling(
         AssertionError: with function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
-    return validated_blocks(
+    chooser = "choose_linear_distillation_tiling"
+    tiling = validated_blocks(
         launch.function,
         forward_tiling(sizes, target),
         position_block,
         class_block,
-        "choose_linear_distillation_tiling",
+        chooser,
         nl.tile_size.psum_bank_fmax,
     )
+    require_room(launch, tiling, sizes.bytes_of, chooser)
+    return tiling
 
 
 def _prefix(model: ModelOperands) -> str:

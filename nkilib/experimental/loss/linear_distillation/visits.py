@@ -51,48 +51,58 @@ class ModelTotals:
     log_sum_sbuf: nl.NkiTensor
 
 
-class StoreDivergence(Protocol):
-    """Stores the results of a block of positions that the first visit does not know."""
-
-    def __call__(self, divergence_sbuf: nl.NkiTensor, moment_sbuf: nl.NkiTensor) -> None:
-        """Weight the divergence, leave out ignored positions, and store both.
-
-        Args:
-            divergence_sbuf: of every position, not weighted, float32 [128, tiles]. It is overwritten.
-            moment_sbuf: KL(student || mixture), likewise.
-        """
-
-
 @dataclass(frozen=True)
 class PairTotals:
-    """What the first visit has found of a block of positions; the tiles stay as they are until the second one ends.
+    """What the first visit has found of a block of positions.
 
     Attributes:
         block: the positions.
         tiles: of 128 positions.
         student, teacher: totals of both models.
-        store: for the results of the second visit.
     """
 
     block: Block
     tiles: int
     student: ModelTotals
     teacher: ModelTotals
-    store: StoreDivergence
+
+
+class RunBlock(Protocol):
+    """The first visit of a block of positions."""
+
+    def __call__(self, block: Block, opens: bool, reopens: bool) -> None:
+        """Go through all classes.
+
+        Args:
+            block: the positions.
+            opens: the first classes are still to be loaded.
+            reopens: the first classes are loaded again at the end, for the next block.
+        """
 
 
 class SecondVisit(Protocol):
-    """The second visit, as the first one drives it.
+    """The second visit, which says which blocks of positions there are, and which the first one drives.
 
     For each block of positions: ``begin``, then for each block of classes ``beside`` and ``keep``, then ``exchange``
-    and ``finish``. ``end`` comes after the last block of positions.
+    and ``finish``.
     """
 
     @property
     def shares(self) -> list[Span]:
         """The classes of each core: no core works on those of another one."""
 
-    def begin(self, block: Block, tiles: int) -> None:
+    @property
+    def tiles(self) -> int:
+        """Tiles of the largest block of positions."""
+
+    @property
+    def bodies(self) -> int:
+        """How many blocks of classes the program may have for each block of positions."""
+
+    def run_blocks(self, run: RunBlock) -> None:
+        """Run the first visit of each block of positions, and at last the second one that has none beside it."""
+
+    def begin(self, tiles: int) -> None:
         """The first visit of a block of positions begins, and the second one of the block before it, if any."""
 
     def keep(self, scores: ScoreGroup, step: Step) -> None:
@@ -101,7 +111,8 @@ class SecondVisit(Protocol):
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
         """The second visit of a block of classes, for the block of positions before this one.
 
-        The first visit advances it once after each pair of tiles, and to its end after the last pair.
+        The first loads are issued by the call. The first visit advances the iterator once after each pair of tiles, and
+        to its end after the last pair.
 
         Args:
             step: with the block of classes.
@@ -112,7 +123,4 @@ class SecondVisit(Protocol):
         """All classes have been visited: end the second visit of the block of positions before this one."""
 
     def finish(self, totals: PairTotals) -> None:
-        """The first visit of a block of positions is over."""
-
-    def end(self) -> None:
-        """Visit the last block of positions, which no other one follows."""
+        """The first visit of a block of positions is over. The totals are read at once, and need not stay."""

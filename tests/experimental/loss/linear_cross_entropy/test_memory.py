@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.loss.linear.host.memory import backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
     backward_workspace_bytes,
     forward_workspace_bytes,
     one_launch_workspace_bytes,
 )
-from nkilib.experimental.loss.linear_cross_entropy.host.memory import backward_bytes, one_launch_bytes
+from nkilib.experimental.loss.linear_cross_entropy.host.memory import one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl

@@ -7,7 +7,7 @@
   part and a float32 sum of dW, where dW is not float32 itself.
 - Loss and gradients in one launch keep the float32 logits of a block of positions and the sums of dX, and where there
   are several blocks a float32 sum of dW.
-- With a ``compute_dtype``, :func:`copied_bytes` more. There is no copy of W, of whatever type it is.
+- With a ``compute_dtype``, ``linear.host.memory.copied_bytes`` more. There is no copy of W, of whatever type it is.
 
 No form keeps logits of all positions and classes unless that is the smallest thing to keep.
 """
@@ -17,7 +17,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts, position_parts
+from nkilib.experimental.loss.linear.host.memory import backward_bytes
+from nkilib.experimental.loss.linear.sizes import position_parts
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20
@@ -85,21 +86,6 @@ def one_launch_bytes(
     return _FLOAT32_BYTES * (cores * num_positions * num_features + logits + weight_sum)
 
 
-def backward_bytes(
-    num_positions: int, num_features: int, position_block: int, class_block: int, *, cores: int = 2
-) -> int:
-    """What ``linear_cross_entropy_backward`` takes at most.
-
-    Args:
-        num_positions: N.
-        num_features: D.
-        position_block, class_block: of its tiling.
-        cores: of the launch.
-    """
-    weight_sum = class_block * num_features if num_positions > position_block else 0
-    return _FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
-
-
 def form_bytes(
     num_positions: int,
     num_features: int,
@@ -115,43 +101,3 @@ def form_bytes(
         backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
         one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),
     )
-
-
-def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
-    """What a launch takes for operands that it rounds to another type.
-
-    Args:
-        itemsize: bytes of an element of ``compute_dtype``.
-        input_elements: N D where gradients are wanted and X has another type; the cores share the copy.
-        bias_classes: V where there is a bias of another type; each core has a copy.
-        cores: of the launch.
-    """
-    return itemsize * (input_elements + cores * bias_classes)
-
-
-def split_backward_bytes(
-    parts: PositionParts,
-    num_features: int,
-    vocab_size: int,
-    tiling: LinearTiling,
-    *,
-    input_itemsize: int,
-    has_weight_sum: bool,
-    cores: int = 2,
-) -> int:
-    """What ``linear_cross_entropy_backward`` takes at most for parts of the positions.
-
-    Args:
-        parts: of the positions.
-        num_features: D.
-        vocab_size: V.
-        tiling: of a part.
-        input_itemsize: bytes of an element of dX.
-        has_weight_sum: dW is float32, or added to a float32 sum.
-        cores: of the launch.
-    """
-    sizes = (parts.size, parts.rest) if parts.rest > 0 else (parts.size,)
-    of_parts = sum(backward_bytes(size, num_features, *tiling, cores=cores) for size in sizes)
-    weight_sum = 0 if has_weight_sum else vocab_size * num_features
-    of_bias = parts.copies * vocab_size
-    return of_parts + input_itemsize * parts.size * num_features + _FLOAT32_BYTES * (weight_sum + of_bias)

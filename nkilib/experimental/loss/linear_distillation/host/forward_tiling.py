@@ -6,7 +6,6 @@ As in linear cross-entropy, with two streams of W^T: both take the same blocks o
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
 from nkilib.core.tiling import div_ceil
@@ -26,9 +25,9 @@ _OF_POSITION, _OF_LABEL = 48, 16
 # Of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 3072
 # Classes of a block, of which the largest fills a bank of PSUM.
-_CLASS_BLOCKS = (512, 384, 256, 128)
+CLASS_BLOCKS = (512, 384, 256, 128)
 # Beyond so many tiles of positions nothing is gained, and statistics take too much.
-_POSITION_TILES_MAX = 64
+POSITION_TILES_MAX = 64
 # How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
 # they share, which are not more than so many.
 _SWAP_US, _LOAD_US = 6.0, 2.3
@@ -87,24 +86,6 @@ class StreamSizes:
         return self.depth * TILE * (self.weight_itemsize or self.itemsize)
 
 
-class SecondNeeds(Protocol):
-    """What the second visit of a mixture takes beside the first one."""
-
-    @property
-    def program_share(self) -> float:
-        """Which share of the instructions that a program may have the first visit takes."""
-
-    @property
-    def loops_over_positions(self) -> bool:
-        """Blocks of positions may be iterations of a loop of the device."""
-
-    def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
-
-    def vector_us(self, columns: int) -> float:
-        """How long Vector takes for a pair of tiles of so many columns."""
-
-
 @dataclass(frozen=True)
 class PairForwardSizes:
     """What a launch of the forward is about.
@@ -114,8 +95,7 @@ class PairForwardSizes:
         student, teacher: the operands of each model.
         cores: of the launch.
         needs: its options.
-        second: of the second visit of a mixture; None without one.
-        most_positions: of a block; None for no limit but the room on chip.
+        program_share: of the instructions that a program may have, for the forward.
     """
 
     num_positions: int
@@ -124,8 +104,7 @@ class PairForwardSizes:
     teacher: StreamSizes
     cores: int
     needs: PairNeeds = field(default_factory=PairNeeds)
-    second: SecondNeeds | None = None
-    most_positions: int | None = None
+    program_share: float = 1.0
 
     @property
     def products(self) -> int:
@@ -156,7 +135,7 @@ class PairForwardSizes:
         """Bytes of a partition of SBUF for blocks of so many tiles of positions.
 
         X^T of both models and two blocks of W^T of each; the rings of groups of pairs; two rows of each bias;
-        statistics of a window, which the cores swap, and what is made of them; and what a second visit takes.
+        statistics of a window, which the cores swap, and what is made of them.
         """
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
@@ -166,8 +145,7 @@ class PairForwardSizes:
         columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += _OF_LABEL if needs.target else 0
-        second = 0 if self.second is None else self.second.bytes_of(tiles, class_block)
-        return operands + rings + rows + tiles * numbers * _FLOAT32_BYTES + self.staging_bytes + second + _SMALL_BYTES
+        return operands + rings + rows + tiles * numbers * _FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
         """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
@@ -178,34 +156,45 @@ class PairForwardSizes:
         size = div_ceil(self.position_tiles, count) * TILE
         whole, rest = divmod(self.num_positions, size)
         unrolled = PositionPlan(size, whole, rest, False)
-        if self.second is not None and not self.second.loops_over_positions:
-            return unrolled
         steps = div_ceil(self.class_tiles, class_block // TILE)
         is_long = self.most_bodies(unrolled) < steps or self.num_positions > limited_positions(POSITIONS_UNSPLIT)
         return unrolled._replace(is_loop=whole > 1 and is_long)
 
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
-        of_pair = self.student.depth + self.teacher.depth + self.needs.instructions
+        total = int(limited_instructions(self.most_instructions) * self.program_share)
+        each = plan.tiles * self.pair_instructions + self.block_instructions
+        return max(2 * WINDOW, total // plan.copies // each)
+
+    @property
+    def most_instructions(self) -> int:
+        """Instructions that the program of a core may have."""
+        return _INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY
+
+    @property
+    def pair_instructions(self) -> int:
+        """Instructions of a pair of tiles."""
+        return self.student.depth + self.teacher.depth + self.needs.instructions
+
+    @property
+    def block_instructions(self) -> int:
+        """Instructions of a block of classes beside those of its pairs."""
         of_block = _OF_BLOCK
         for stream in (self.student, self.teacher):
             if stream.staging_bytes > 0:
-                of_block += _OF_STAGED * div_ceil(stream.depth * _CLASS_BLOCKS[0], STAGED_ELEMENTS)
-        total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
-        share = 1.0 if self.second is None else self.second.program_share
-        return max(2 * WINDOW, int(total * share) // plan.copies // (plan.tiles * of_pair + of_block))
+                of_block += _OF_STAGED * div_ceil(stream.depth * CLASS_BLOCKS[0], STAGED_ELEMENTS)
+        return of_block
 
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
         """How many of the last classes the cores share: their products take longer than a swap does.
 
         None where a block of them would be multiplied before the next one is loaded, or where they are too many. Both
-        are about time alone, and a test may say how many they are (:class:`nkilib.core.plan_limits.PlanLimits`). None
-        beside a second visit, which visits what its own core has kept.
+        are about time alone, and a test may say how many they are (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
             ValueError: a test asks for more than there are statistics for.
         """
-        if self.cores == 1 or self.second is not None:
+        if self.cores == 1:
             return 0
         override = limits_in_force().shared_classes
         if override is not None:
@@ -236,8 +225,6 @@ class PairForwardSizes:
         taken = columns + steps * _BETWEEN
         product = self.products * columns / _COLUMNS_PER_US
         vector = needs.vector_passes * taken / _VECTOR_COLUMNS_PER_US
-        if self.second is not None:
-            vector += self.second.vector_us(columns)
         scalar = needs.scalar_passes * taken / _SCALAR_COLUMNS_PER_US
         if needs.softcap:
             scalar += 2 * _TABLE_US * steps / min(tiles, needs.group_tiles)
@@ -253,11 +240,9 @@ class PairForwardSizes:
 
 def choose_forward_tiling(sizes: PairForwardSizes, sbuf_bytes: int) -> LinearTiling:
     """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    most = min(sizes.position_tiles, _POSITION_TILES_MAX)
-    if sizes.most_positions is not None:
-        most = max(1, min(most, sizes.most_positions // TILE))
+    most = min(sizes.position_tiles, POSITION_TILES_MAX)
     best, least_us = LinearTiling(TILE, TILE), float("inf")
-    for class_block in _CLASS_BLOCKS:
+    for class_block in CLASS_BLOCKS:
         for tiles in range(most, 0, -1):
             if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
                 continue

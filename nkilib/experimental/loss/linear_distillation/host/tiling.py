@@ -26,6 +26,8 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     StreamSizes,
     choose_forward_tiling,
 )
+from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
 __all__ = ["FORWARD", "choose_linear_distillation_tiling"]
@@ -41,7 +43,7 @@ class _Launch(NamedTuple):
     Attributes:
         num_positions, vocab_size: N and V.
         student, teacher: the operands of each model, as the forward takes them.
-        cores, target, extended, beta: of the launch.
+        cores, target, extended, beta, memory_limit: of the launch.
     """
 
     num_positions: int
@@ -52,6 +54,7 @@ class _Launch(NamedTuple):
     target: str
     extended: bool
     beta: float
+    memory_limit: int
 
 
 def choose_linear_distillation_tiling(
@@ -69,6 +72,7 @@ def choose_linear_distillation_tiling(
     teacher_weight_layout: str = "vd",
     extended: bool = False,
     beta: float = 0.0,
+    memory_limit: int | None = None,
     student_input_dtype: Any = None,
     student_weight_dtype: Any = None,
     teacher_input_dtype: Any = None,
@@ -95,7 +99,7 @@ def choose_linear_distillation_tiling(
         student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``.
         extended: for a launch with a bias, a softcap, a logit scale, a temperature or a result at the labels: the
             choice fits whichever are there. Ignored positions and row weights need nothing.
-        beta: of the launch: a divergence from a mixture has a second visit.
+        beta, memory_limit: of the launch: a divergence from a mixture has a second visit of scores that are kept.
         student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: of the operands where the
             kernel is given a ``compute_dtype``, which is ``dtype`` then; None: that of the products.
 
@@ -145,11 +149,12 @@ def choose_linear_distillation_tiling(
     student, teacher = (
         _stream(features[model], products[model], operands[model], layouts[model]) for model in range(2)
     )
-    launch = _Launch(positions, classes, student, teacher, cores, target, bool(extended), float(beta))
+    limit = MEMORY_LIMIT if memory_limit is None else memory_limit
+    launch = _Launch(positions, classes, student, teacher, cores, target, bool(extended), float(beta), limit)
     return _CHOICES[direction](launch)
 
 
-def forward_tiling(sizes: PairForwardSizes, target: str) -> LinearTiling:
+def forward_tiling(sizes: PairForwardSizes | KeptSizes, target: str) -> LinearTiling:
     """The tiling of a forward whose sizes and needs are known. Repeated calls are looked up."""
     return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
 
@@ -168,8 +173,10 @@ def _within(name: str, value: int, least: int, most: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _chosen_forward(sizes: PairForwardSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
+def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits: PlanLimits) -> LinearTiling:
     """Return the tiling of a forward. The choice reads the limits, so they must be a part of the cache's key."""
+    if isinstance(sizes, KeptSizes):
+        return choose_kept_tiling(sizes, sbuf_bytes)
     return choose_forward_tiling(sizes, sbuf_bytes)
 
 
@@ -177,8 +184,15 @@ def _forward(launch: _Launch) -> LinearTiling:
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
     sizes = PairForwardSizes(
-        launch.num_positions, launch.vocab_size, launch.student, launch.teacher, launch.cores, needs
+        launch.num_positions,
+        launch.vocab_size,
+        launch.student,
+        launch.teacher,
+        launch.cores,
+        needs.of_products(launch.student.products + launch.teacher.products),
     )
+    if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
+        return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
     return forward_tiling(sizes, launch.target)
 
 

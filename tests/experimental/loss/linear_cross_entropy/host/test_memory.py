@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from nkilib.experimental.loss.linear.host.memory import backward_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import (
     SCRATCH_BYTES,
     LogitsBlocks,
-    backward_bytes,
     form_bytes,
     logits_blocks,
     one_launch_bytes,

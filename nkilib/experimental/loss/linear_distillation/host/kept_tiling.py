@@ -1,0 +1,123 @@
+"""How a forward is cut up whose scores are kept for a second visit: what fits SBUF, blocks of positions, the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.plan_limits import limited_instructions, limited_positions
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import (
+    POSITIONS_UNSPLIT,
+    TILE,
+    WINDOW,
+    LinearTiling,
+)
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    CLASS_BLOCKS,
+    POSITION_TILES_MAX,
+    PairForwardSizes,
+)
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import (
+    BlockTimes,
+    MixtureBlocks,
+    PairWork,
+    blocks_us,
+    kept_tiles,
+    looped_blocks,
+    unrolled_blocks,
+)
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import SUMS, terms_bytes
+
+# Numbers of a position: its sums with a window, the scalars of two blocks, and what results are made of.
+_NUMBERS = SUMS * (WINDOW + 3) + 2 * 6 + 24
+_FLOAT32_BYTES = 4
+# Instructions of the second visit for a pair of tiles, and for a block of classes; of the last second visit altogether.
+_OF_PAIR, _OF_STEP = 11, 4
+_BARE_INSTRUCTIONS = 2000
+# A loop's start and end, and the edge of an iteration, us.
+_LOOP_US, _TRIP_US = 25.0, 5.0
+
+
+@dataclass(frozen=True)
+class KeptSizes:
+    """What a launch is about.
+
+    Attributes:
+        forward: sizes of the first visit.
+        memory_limit: bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only one.
+    """
+
+    forward: PairForwardSizes
+    memory_limit: int
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of at most so many tiles of positions."""
+        second = terms_bytes(tiles, class_block) + tiles * _NUMBERS * _FLOAT32_BYTES
+        return self.forward.bytes_of(tiles, class_block) + second
+
+    def blocks(self, tiling: LinearTiling) -> MixtureBlocks:
+        """Blocks of at most so many positions; with a loop where the program would be too long.
+
+        Of very many positions they are a loop however few classes there are.
+        """
+        tiles, most = self.forward.position_tiles, tiling.position_block // TILE
+        kept, times = kept_tiles(self.forward.vocab_size, self.memory_limit), self._times(tiling.class_block)
+        unrolled = unrolled_blocks(tiles, most, kept, times)
+        steps = div_ceil(self.forward.class_tiles, tiling.class_block // TILE)
+        is_long = self._bodies_that_fit(unrolled, tiling.class_block) < min(steps, 2 * WINDOW)
+        if not is_long and self.forward.num_positions <= limited_positions(POSITIONS_UNSPLIT):
+            return unrolled
+        return looped_blocks(tiles, most, kept, times) or unrolled
+
+    def most_bodies(self, blocks: MixtureBlocks, class_block: int) -> int:
+        """How many blocks of classes the program of a core may have for each block of positions."""
+        return max(2 * WINDOW, self._bodies_that_fit(blocks, class_block))
+
+    def bare_bodies(self, blocks: MixtureBlocks) -> int:
+        """How many blocks of classes the last second visit may have in the program."""
+        return max(2 * WINDOW, _BARE_INSTRUCTIONS // (blocks.copies[-1] * _OF_PAIR + _OF_STEP))
+
+    def time_us(self, tiling: LinearTiling) -> float:
+        """About how long the launch takes, of which a loop over blocks of positions stands once."""
+        blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // TILE)
+        found = blocks_us(blocks.copies, self._times(tiling.class_block))
+        bodies = self.most_bodies(blocks, tiling.class_block)
+        if steps > bodies:
+            found += len(blocks.copies) * (_LOOP_US + _TRIP_US * steps / (bodies - WINDOW))
+        return found * self.forward.position_tiles / sum(blocks.copies)
+
+    def _times(self, class_block: int) -> BlockTimes:
+        forward = self.forward
+        needs = forward.needs
+        work = PairWork(
+            forward.products,
+            forward.loaded_bytes,
+            needs.vector_passes,
+            needs.scalar_passes,
+            forward.class_tiles * TILE,
+            class_block,
+        )
+        return work.times()
+
+    def _bodies_that_fit(self, blocks: MixtureBlocks, class_block: int) -> int:
+        of_pair, of_block = self.forward.pair_instructions, self.forward.block_instructions + _OF_STEP
+        copies = blocks.copies
+        each = sum(copies) * of_pair + sum(copies[:-1]) * _OF_PAIR + len(copies) * of_block
+        return (limited_instructions(self.forward.most_instructions) - _BARE_INSTRUCTIONS) // each
+
+
+def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
+    found = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(TILE, TILE)]
+    return min(found, key=sizes.time_us)
+
+
+def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
+    """The most positions for each block of classes: smaller blocks of positions are among those it makes of them."""
+    most = min(sizes.forward.position_tiles, POSITION_TILES_MAX)
+    for class_block in CLASS_BLOCKS:
+        fits = (tiles for tiles in range(most, 0, -1) if sizes.bytes_of(tiles, class_block) <= sbuf_bytes)
+        tiles = next(fits, 0)
+        if tiles > 0:
+            yield LinearTiling(tiles * TILE, class_block)

@@ -1,0 +1,242 @@
+"""Blocks of positions of a divergence from a mixture, whose scores are kept between two visits of the classes.
+
+The second visit of a block has no products and runs beside the first visit of the next one: Scalar then takes four
+functions more of each pair of tiles. That of the last block has nothing to run beside. So blocks get smaller towards
+the end: each has about as many tiles as its products take time for the second visit of the block before it, and the
+last one is small. But each block reads W of both models once more.
+
+The scores of two blocks are kept at a time, in two scratches that the blocks take in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import TILE
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
+
+# Bytes of HBM that kept scores take unless a launch says otherwise.
+MEMORY_LIMIT = 2 * 2**30
+# Bytes of a pair of scores.
+PAIR_BYTES = 8
+# Blocks are chosen one by one for up to so many tiles of positions; further ones have the largest size.
+_TILES_CHOSEN = 48
+
+# Rates of trn2 as modelled (docs/performance-model.md), and what a block of positions takes by itself.
+_COLUMNS_PER_US = 2400.0
+_SCALAR_COLUMNS_PER_US, _VECTOR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 1200.0, 960.0, 164.0, 1.28
+_LOADED_BYTES_PER_US, _KEPT_BYTES_PER_US = 331_000.0, 300_000.0
+_BLOCK_US = 40.0
+_NEVER = float("inf")
+# A loop of fewer iterations costs more than it saves.
+_FEWEST_PAIRS = 2
+
+
+class MixtureBlocks(NamedTuple):
+    """How the positions are cut up, in tiles of 128.
+
+    Attributes:
+        leading: blocks before a loop of the device; all of them without a loop.
+        looped: tiles of a block of the loop; 0 without one.
+        pairs: iterations of the loop, of two blocks each.
+        trailing: blocks behind the loop.
+    """
+
+    leading: tuple[int, ...]
+    looped: int = 0
+    pairs: int = 0
+    trailing: tuple[int, ...] = ()
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """Blocks as they stand in the program."""
+        return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
+
+    @property
+    def largest(self) -> int:
+        """Tiles of the largest block."""
+        return max(self.copies)
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Tiles of each scratch: blocks take two in turn, and one by itself has one."""
+        blocks = self.copies
+        return tuple(max(blocks[slot::2]) for slot in range(min(2, len(blocks))))
+
+    def scratch_bytes(self, vocab_size: int) -> int:
+        """Bytes of HBM that the kept scores of all cores take."""
+        return PAIR_BYTES * TILE * sum(self.slots) * vocab_size
+
+
+class BlockTimes(NamedTuple):
+    """How long a tile of positions takes with all classes of a core, us.
+
+    Attributes:
+        product: Tensor.
+        first_scalar, first_vector: Scalar and Vector in the first visit.
+        second_scalar, second_vector: in the second one.
+        bare: the second visit with nothing beside it.
+        load: W of both models, of a block of any size.
+        kept: the scores on their way to HBM, or back.
+    """
+
+    product: float
+    first_scalar: float
+    first_vector: float
+    second_scalar: float
+    second_vector: float
+    bare: float
+    load: float
+    kept: float
+
+    def beside(self, tiles: int, before: int) -> float:
+        """The first visit of a block, and the second one of so many tiles before it."""
+        return _BLOCK_US + max(
+            tiles * self.product,
+            tiles * self.first_scalar + before * self.second_scalar,
+            tiles * self.first_vector + before * self.second_vector,
+            self.load + (tiles + before) * self.kept,
+        )
+
+
+@dataclass(frozen=True)
+class PairWork:
+    """What decides the times.
+
+    Attributes:
+        products: passes of Tensor over a column of a pair of tiles.
+        loaded_bytes: of a class of both W.
+        vector_passes, scalar_passes: of the first visit over a pair of tiles.
+        columns: classes of the core that has most.
+        class_block: classes that are worked on at a time.
+    """
+
+    products: int
+    loaded_bytes: int
+    vector_passes: int
+    scalar_passes: int
+    columns: int
+    class_block: int
+
+    def times(self) -> BlockTimes:
+        """Of a tile of positions."""
+        columns = self.columns
+        between = div_ceil(columns, self.class_block) * _BETWEEN
+        wide = div_ceil(columns, GROUP_COLUMNS) * _BETWEEN
+        tables = 2 * _TABLE_US * columns / GROUP_COLUMNS
+        scalar, vector = (columns + between) / _SCALAR_COLUMNS_PER_US, (columns + between) / _VECTOR_COLUMNS_PER_US
+        return BlockTimes(
+            self.products * columns / _COLUMNS_PER_US,
+            self.scalar_passes * scalar,
+            self.vector_passes * vector,
+            4 * scalar + tables,
+            2 * vector,
+            4 * (columns + wide) / _SCALAR_COLUMNS_PER_US + tables,
+            columns * self.loaded_bytes / _LOADED_BYTES_PER_US,
+            columns * PAIR_BYTES * TILE / _KEPT_BYTES_PER_US,
+        )
+
+
+def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
+    """Whether scores are kept: two blocks of 128 positions fit the memory, or the only one."""
+    return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, TILE))
+
+
+def kept_tiles(vocab_size: int, memory_limit: int) -> int:
+    """Tiles of 128 positions whose scores fit the memory."""
+    return memory_limit // (PAIR_BYTES * TILE * vocab_size)
+
+
+def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:
+    """The blocks that are modelled to be fastest, without a loop.
+
+    Args:
+        tiles: of all positions.
+        most: tiles of a block.
+        kept: tiles whose scores fit the memory, at least 2, or 1 for one tile.
+        times: of a tile.
+    """
+    found = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
+    return MixtureBlocks(min(found, key=lambda blocks: blocks_us(blocks, times)))
+
+
+def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
+    """The blocks with a loop of the device over pairs of them; None where there are too few tiles for it.
+
+    Args:
+        tiles, most, kept, times: as in :func:`unrolled_blocks`.
+    """
+    size = min(most, kept // 2)
+    # One block before the loop, and some tiles behind it, which are the fastest blocks again.
+    pairs = (tiles - 3 * size) // (2 * size) if size > 0 else 0
+    if pairs < _FEWEST_PAIRS:
+        return None
+    left = tiles - size - 2 * pairs * size
+    return MixtureBlocks((size,), size, pairs, _fastest(left, size, (size, size), times))
+
+
+def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
+    """About how long blocks take, one after the other."""
+    befores = (0, *blocks[:-1])
+    beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
+    return beside + blocks[-1] * times.bare
+
+
+def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
+    """Tiles of the blocks that take the first scratch, and the second one, at most: the ways to split the memory."""
+    most = min(most, tiles)
+    if tiles <= min(most, kept):
+        yield tiles, max(0, min(most, kept - tiles))
+    for first in range(div_ceil(kept, 2), kept):
+        yield min(most, first), min(most, kept - first)
+        if first >= most:
+            return
+
+
+def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
+    """All blocks: those that are too many to choose have the largest size."""
+    ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
+    while ahead > 0:
+        leading.append(min(slots[len(leading) % 2], ahead))
+        ahead -= leading[-1]
+    turn = len(leading) % 2
+    before = leading[-1] if leading else 0
+    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[turn], slots[1 - turn]), times))
+
+
+@lru_cache(maxsize=4096)
+def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
+    """The blocks of the last tiles.
+
+    Args:
+        tiles: how many, at least 1.
+        before: tiles of the block before them; 0 for none.
+        slots: tiles of the first block, the third one and so on, and of the others, at most.
+        times: of a tile.
+    """
+    # By tiles that are left, tiles of the block before them and the scratch of the next block: time and next block.
+    found: dict[tuple[int, int, int], tuple[float, int]] = {}
+    largest = max(*slots, before)
+    beside = [[times.beside(size, last) for size in range(max(slots) + 1)] for last in range(largest + 1)]
+    for last in range(largest + 1):
+        for turn in range(2):
+            found[0, last, turn] = (last * times.bare, 0)
+    for left in range(1, tiles + 1):
+        for turn in range(2):
+            most = min(left, slots[turn])
+            after = [(size, found[left - size, size, 1 - turn][0]) for size in range(1, most + 1)]
+            for last in range(largest + 1):
+                of_last = beside[last]
+                choices = ((of_last[size] + rest_us, size) for size, rest_us in after)
+                found[left, last, turn] = min(choices, default=(_NEVER, 0))
+    blocks: list[int] = []
+    left, last, turn = tiles, before, 0
+    while left > 0:
+        last = found[left, last, turn][1]
+        left, turn = left - last, 1 - turn
+        blocks.append(last)
+    return tuple(blocks)

@@ -1,0 +1,133 @@
+"""How a second visit that computes the scores again is cut up: what fits SBUF, how long its program is, its time.
+
+The more positions are on chip, the less often W of both models is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.plan_limits import limited_instructions, limited_positions
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.sizes import (
+    POSITIONS_UNSPLIT,
+    TILE,
+    WINDOW,
+    LinearTiling,
+    PositionPlan,
+)
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
+    CLASS_BLOCKS,
+    POSITION_TILES_MAX,
+    PairForwardSizes,
+)
+
+# Columns of tiles of which Scalar takes softplus before the exponentials, a group, and groups that are on chip.
+GROUP_COLUMNS, GROUPS = 2048, 2
+# float32 tiles of a pair: scores of both models, both logs.
+TILES_OF_PAIR = 4
+# Sums of a position, each with a window of blocks of classes, a total and one of the other core.
+SUMS = 4
+_NUMBERS_OF_SUM = WINDOW + 3
+# Further numbers of a position: scalars of the row, what they are made of, results.
+_OF_POSITION = 40
+_FLOAT32_BYTES = 4
+
+_SMALL_BYTES = 3072
+# Instructions of a pair of tiles beside its products.
+_OF_PAIR = 9
+
+# Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%; a pass of
+# Vector and of Scalar over a tile takes a column a cycle and what lies between two instructions.
+_COLUMNS_PER_US, _BYTES_PER_US = 2400.0, 331_000.0
+_VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
+_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
+
+
+def group_tiles(tiles: int, class_block: int) -> int:
+    """Tiles of positions of a group, of blocks of so many."""
+    return max(1, min(tiles, GROUP_COLUMNS // class_block))
+
+
+def terms_bytes(tiles: int, class_block: int) -> int:
+    """Bytes of a partition for the pairs of all groups."""
+    return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * _FLOAT32_BYTES
+
+
+@dataclass(frozen=True)
+class MixtureSizes:
+    """What a second visit is about that computes the scores again.
+
+    Attributes:
+        forward: sizes of both models and needs, as a first visit has them.
+    """
+
+    forward: PairForwardSizes
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of positions."""
+        return self.forward.position_tiles
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
+        forward = self.forward
+        operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
+        biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * _FLOAT32_BYTES
+        of_tiles = tiles * (SUMS * _NUMBERS_OF_SUM + _OF_POSITION) * _FLOAT32_BYTES
+        staging = forward.staging_bytes
+        return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
+
+    def position_plan(self, tiling: LinearTiling) -> PositionPlan:
+        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
+        forward = self.forward
+        count = div_ceil(self.position_tiles, min(tiling.position_block // TILE, self.position_tiles))
+        size = div_ceil(self.position_tiles, count) * TILE
+        whole, rest = divmod(forward.num_positions, size)
+        unrolled = PositionPlan(size, whole, rest, False)
+        steps = div_ceil(forward.class_tiles, tiling.class_block // TILE)
+        is_long = self.most_bodies(unrolled) < steps or forward.num_positions > limited_positions(POSITIONS_UNSPLIT)
+        return unrolled._replace(is_loop=whole > 1 and is_long)
+
+    def most_bodies(self, plan: PositionPlan) -> int:
+        """How many blocks of classes the program of a core may have for each block of positions."""
+        forward = self.forward
+        of_pair = forward.student.depth + forward.teacher.depth + _OF_PAIR + 2 * self._masked_caps
+        total = int(limited_instructions(forward.most_instructions) * forward.program_share)
+        return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """About how long the launch takes."""
+        forward, plan = self.forward, self.position_plan(LinearTiling(tiles * TILE, class_block))
+        needs = forward.needs
+        steps, columns = div_ceil(forward.class_tiles, class_block // TILE), forward.class_tiles * TILE
+        product = forward.products * columns / _COLUMNS_PER_US
+        caps = sum(model.softcap for model in needs.models)
+        vector = (4 + self._masked_caps) * (columns + steps * _BETWEEN) / _VECTOR_COLUMNS_PER_US
+        scalar = (4 + caps) * (columns + steps * _BETWEEN) / _SCALAR_COLUMNS_PER_US
+        scalar += (2 + (caps > 0)) * _TABLE_US * steps / group_tiles(plan.tiles, class_block)
+        load = columns * forward.loaded_bytes / _BYTES_PER_US
+        found = max(plan.tiles * max(product, vector, scalar), load) + steps * _STEP_US
+        found += forward.loaded_bytes * TILE / _BYTES_PER_US + _POSITIONS_US
+        bodies = self.most_bodies(plan)
+        if steps > bodies:
+            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
+        return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
+
+    @property
+    def _masked_caps(self) -> int:
+        """Models whose tangents are replaced where a class is masked."""
+        return sum(model.softcap and model.bias for model in self.forward.needs.models)
+
+
+def choose_mixture_tiling(sizes: MixtureSizes, sbuf_bytes: int) -> LinearTiling:
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
+    best, least_us = LinearTiling(TILE, TILE), float("inf")
+    for class_block in CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
+    return best

@@ -1,0 +1,72 @@
+"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
+from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator.terms.dtypes import as_dtype
+
+FORWARD: Final = "forward"
+KERNELS: Final = {FORWARD: linear_distillation_forward}
+_CORES: Final = 2
+
+
+def profile_linear_distillation_launch(
+    num_positions: int,
+    student_features: int,
+    teacher_features: int,
+    vocab_size: int,
+    dtype: Any,
+    direction: str,
+    tiling: LinearTiling | None = None,
+    *,
+    teacher_dtype: Any = None,
+    target: str = "trn2",
+    cores: int = _CORES,
+    student_weight_layout: str = "vd",
+    teacher_weight_layout: str = "vd",
+    parameters: ModelParameters | None = None,
+    **options: Any,
+) -> Profile:
+    """The profile of a kernel on the operands of both models; modelled, not measured.
+
+    Example::
+
+        print(profile_linear_distillation_launch(2048, 1024, 2048, 151936, "bfloat16", "forward", beta=1.0))
+
+    Args:
+        num_positions, student_features, teacher_features, vocab_size: N, Ds, Dt, V.
+        dtype: of X and W of the student, and of the teacher's if those have none of their own: an NKI type or the name
+            of one.
+        direction: ``"forward"``.
+        tiling: how the launch is cut up; None: as ``choose_linear_distillation_tiling`` says.
+        teacher_dtype: of X and W of the teacher.
+        target: the generation.
+        cores: of the launch.
+        student_weight_layout, teacher_weight_layout: of W.
+        parameters: what the model assumes where nothing is published.
+        options: further keyword arguments of the kernel, such as ``beta``, shapes of arrays among them.
+
+    Raises:
+        ValueError: for another direction.
+        AssertionError: if the kernel does not take the sizes.
+        NkiValidationError: if the hardware does not.
+    """
+    if direction not in KERNELS:
+        raise ValueError(
+            f"profile_linear_distillation_launch: direction must be one of {', '.join(KERNELS)}, got {direction!r}"
+        )
+    operands = []
+    for features, layout, of_model in (
+        (student_features, student_weight_layout, dtype),
+        (teacher_features, teacher_weight_layout, dtype if teacher_dtype is None else teacher_dtype),
+    ):
+        shape = (vocab_size, features) if layout == "vd" else (features, vocab_size)
+        operands += [spec((num_positions, features), as_dtype(of_model)), spec(shape, as_dtype(of_model))]
+    given: dict[str, Any] = {} if tiling is None else tiling._asdict()
+    given |= {"student_weight_layout": student_weight_layout, "teacher_weight_layout": teacher_weight_layout, **options}
+    with using(target=target):
+        return profile(KERNELS[direction][cores], *operands, parameters=parameters, **given)

@@ -1,0 +1,133 @@
+"""Launches of the kernels on a problem, and checks of their results against float64."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
+from nkilib.experimental.loss.linear_distillation.host.bounds import pair_forward_bounds
+from nkilib.experimental.loss.linear_distillation.host.reference import (
+    ModelProblem,
+    PairProblem,
+    pair_forward_reference,
+)
+
+Array = npt.NDArray[Any]
+RESULTS = (
+    "divergence",
+    "entropy",
+    "moment",
+    "student_maximum",
+    "student_log_sum",
+    "teacher_maximum",
+    "teacher_log_sum",
+)
+
+
+class Launch(NamedTuple):
+    """How a problem is launched.
+
+    Attributes:
+        cores: of the launch.
+        position_block, class_block: of the tiling; None: the default.
+        compute_dtype: which the operands are rounded to; None for their own.
+    """
+
+    cores: int = 2
+    position_block: int | None = None
+    class_block: int | None = None
+    compute_dtype: npt.DTypeLike | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """As keyword arguments of a kernel."""
+        given = {"position_block": self.position_block, "class_block": self.class_block}
+        found: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        return found if self.compute_dtype is None else {**found, "compute_dtype": np.dtype(self.compute_dtype).name}
+
+
+def arguments_of(problem: PairProblem) -> dict[str, Any]:
+    """Operands and options of a launch that both directions take, by name."""
+    found: dict[str, Any] = {}
+    for name, model in (("student", problem.student), ("teacher", problem.teacher)):
+        found |= {f"{name}_input_hbm": model.input, f"{name}_weight_hbm": model.weight}
+        if model.bias is not None:
+            found[f"{name}_bias_hbm"] = model.bias
+        found |= {f"{name}_weight_layout": model.weight_layout, f"{name}_logit_scale": model.logit_scale}
+        found[f"{name}_logit_softcap"] = model.logit_softcap
+    for name, vector in (("labels_hbm", problem.labels), ("row_weight_hbm", problem.row_weight)):
+        if vector is not None:
+            found[name] = vector
+    return found | {
+        "beta": problem.beta,
+        "temperature": problem.student.temperature,
+        "ignore_index": problem.ignore_index,
+    }
+
+
+def rounded(problem: PairProblem, compute_dtype: npt.DTypeLike | None) -> PairProblem:
+    """The problem with operands of the type of the products."""
+    if compute_dtype is None:
+        return problem
+
+    def of_model(model: ModelProblem) -> ModelProblem:
+        bias = None if model.bias is None else model.bias.astype(compute_dtype).astype(np.float32)
+        weight = model.weight.astype(compute_dtype)
+        return replace(model, input=model.input.astype(compute_dtype), weight=weight, bias=bias)
+
+    return replace(problem, student=of_model(problem.student), teacher=of_model(problem.teacher))
+
+
+def in_layouts(problem: PairProblem, student: str, teacher: str) -> PairProblem:
+    """The problem, of [V, D], with weights in these layouts."""
+
+    def of_model(model: ModelProblem, layout: str) -> ModelProblem:
+        weight = model.weight if layout == "vd" else np.ascontiguousarray(model.weight.T)
+        return replace(model, weight=weight, weight_layout=layout)
+
+    return replace(problem, student=of_model(problem.student, student), teacher=of_model(problem.teacher, teacher))
+
+
+USUAL = Launch()
+
+
+def launched_forward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
+    """Results of a forward by name."""
+    if problem.labels is not None:
+        options = {"with_logprob": True, "with_target": True, **options}
+    names = [*RESULTS, *(name for name in ("logprob", "target_logit") if options.get(f"with_{name.split('_')[0]}"))]
+    found = linear_distillation_forward[launch.cores](**arguments_of(problem), **launch.options, **options)
+    return dict(zip(names, map(np.asarray, found), strict=True))
+
+
+def worst_errors(found: dict[str, Array], problem: PairProblem) -> dict[str, float]:
+    """The largest error of each result as a share of its bound; infinite where one of both is not finite."""
+    exact, bounds = pair_forward_reference(problem), pair_forward_bounds(problem)
+    return {name: worst_error(value, getattr(exact, name), bounds[name]) for name, value in found.items()}
+
+
+def worst_error(found: Array, exact: Array, bound: Array) -> float:
+    """The largest error as a share of its bound; where the truth is infinite, 0 for the same and else infinite."""
+    with np.errstate(invalid="ignore"):
+        same = np.isinf(exact) & (found.astype(np.float64) == exact)
+        errors = np.where(same, 0.0, np.abs(found.astype(np.float64) - exact) / bound)
+    return float(np.where(np.isnan(errors), np.inf, errors).max(initial=0.0))
+
+
+def check_forward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
+    """Launch a forward and hold every result to its bound, which those that are wrong throughout exceed."""
+    found, truth = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
+    for name, worst in worst_errors(found, truth).items():
+        assert worst <= 1.0, (name, worst)
+    return found
+
+
+def check_wrong_results_are_told(found: dict[str, Array], problem: PairProblem, names: tuple[str, ...]) -> None:
+    """All-zero, sign-flipped and reversed results exceed the bounds."""
+    for change in (np.zeros_like, np.negative, lambda each: each[::-1]):
+        wrong = worst_errors({name: change(found[name]) for name in names}, problem)
+        assert all(worst > 1.0 for worst in wrong.values()), wrong
