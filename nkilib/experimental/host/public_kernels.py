@@ -14,13 +14,14 @@ from nkilib.experimental.loss import (
     elementwise,
     indexed,
     linear_cross_entropy,
+    linear_distillation,
     multi_margin,
     multilabel_margin,
     rowwise,
 )
 from nkilib.guarantee import Guarantee, stated_guarantee
 
-_DIRECTIONS: Final = ("_forward", "_backward")
+_DIRECTIONS: Final = ("_forward", "_backward", "_mixture")
 FAMILIES: Final[Sequence[ModuleType]] = (
     cross_entropy,
     linear_cross_entropy,
@@ -32,6 +33,7 @@ FAMILIES: Final[Sequence[ModuleType]] = (
     elementwise,
     rowwise,
     distillation,
+    linear_distillation,
 )
 """The packages that launch kernels."""
 

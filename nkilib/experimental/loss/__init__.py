@@ -52,6 +52,12 @@ from nkilib.experimental.loss.linear_cross_entropy import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
+from nkilib.experimental.loss.linear_distillation import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
+from nkilib.experimental.loss.linear_distillation.host.tiling import choose_linear_distillation_tiling
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_backward,
@@ -79,6 +85,7 @@ __all__ = [
     "binary_cross_entropy_with_logits_forward",
     "choose_distillation_tiling",
     "choose_elementwise_tiling",
+    "choose_linear_distillation_tiling",
     "choose_linear_tiling",
     "choose_rowwise_tiling",
     "choose_tiling",
@@ -105,6 +112,9 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "linear_distillation_backward",
+    "linear_distillation_forward",
+    "linear_distillation_mixture",
     "linear_token_scores_backward",
     "linear_token_scores_forward",
     "margin_ranking_loss_backward",

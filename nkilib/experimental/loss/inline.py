@@ -43,6 +43,9 @@ from nkilib.experimental.loss.linear_cross_entropy.token_scores_kernels import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
+from nkilib.experimental.loss.linear_distillation.backward_kernels import linear_distillation_backward
+from nkilib.experimental.loss.linear_distillation.kernels import linear_distillation_forward
+from nkilib.experimental.loss.linear_distillation.mixture_kernels import linear_distillation_mixture
 from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.multilabel_margin.kernels import (
     multilabel_margin_loss_backward,
@@ -82,6 +85,9 @@ __all__ = [
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
+    "linear_distillation_backward",
+    "linear_distillation_forward",
+    "linear_distillation_mixture",
     "linear_token_scores_backward",
     "linear_token_scores_forward",
     "margin_ranking_loss_backward",

@@ -6,5 +6,12 @@ from nkilib.experimental.loss.linear_cross_entropy.host.profiling import (
     profile_linear_launch,
     profile_token_scores_launch,
 )
+from nkilib.experimental.loss.linear_distillation.host.profiling import profile_linear_distillation_launch
 
-__all__ = ["profile_distillation_launch", "profile_launch", "profile_linear_launch", "profile_token_scores_launch"]
+__all__ = [
+    "profile_distillation_launch",
+    "profile_launch",
+    "profile_linear_distillation_launch",
+    "profile_linear_launch",
+    "profile_token_scores_launch",
+]

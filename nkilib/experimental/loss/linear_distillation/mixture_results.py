@@ -45,9 +45,7 @@ class MixtureResults:
     def make(cls, num_positions: int) -> MixtureResults:
         """Not written yet."""
         names = ("student_terms_hbm", "teacher_terms_hbm", "student_mass_hbm", "teacher_mass_hbm")
-        return cls(
-            *(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names)
-        )
+        return cls(*(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
         """In the order of the kernel's results."""
@@ -96,9 +94,7 @@ class MixtureStore:
     divergence_hbm: nl.NkiTensor
     moment_hbm: nl.NkiTensor
 
-    def store(
-        self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
-    ) -> None:
+    def store(self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
         """Store the results of a block of positions, whose labels and row weights are loaded for it.
 
         Args:

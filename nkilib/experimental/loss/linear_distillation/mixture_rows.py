@@ -134,12 +134,8 @@ class MixtureRows:
     def _finish(self, launch: PairLaunch) -> None:
         """b and -b, where lse_teacher - lse_student stands."""
         odds = log_odds(launch.options.beta)
-        nisa.tensor_scalar(
-            dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds
-        )
-        nisa.tensor_scalar(
-            dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0
-        )
+        nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
+        nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
 
 
 def log_odds(beta: float) -> float:

@@ -8,11 +8,26 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
-from nkilib.experimental.loss.linear_distillation.host.bounds import pair_forward_bounds
+from nkilib.experimental.loss.linear.host.bounds import ROUNDOFF
+from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS
+from nkilib.experimental.loss.linear_distillation import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
+from nkilib.experimental.loss.linear_distillation.host.bounds import (
+    mixture_bounds,
+    pair_forward_bounds,
+    pair_gradient_bounds,
+)
 from nkilib.experimental.loss.linear_distillation.host.reference import (
+    MixtureSums,
     ModelProblem,
     PairProblem,
+    PairUpstream,
+    Statistics,
+    mixture_reference,
+    pair_backward_reference,
     pair_forward_reference,
 )
 
@@ -122,6 +137,98 @@ def check_forward(problem: PairProblem, launch: Launch = USUAL, **options: Any) 
     """Launch a forward and hold every result to its bound, which those that are wrong throughout exceed."""
     found, truth = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
     for name, worst in worst_errors(found, truth).items():
+        assert worst <= 1.0, (name, worst)
+    return found
+
+
+def float32_statistics(problem: PairProblem) -> tuple[Statistics, Array]:
+    """Exact log-sum-exps, as maxima and logs of sums, and the moment, each rounded to float32: what a kernel gets."""
+    exact = pair_forward_reference(problem)
+    names = ("student_maximum", "student_log_sum", "teacher_maximum", "teacher_log_sum")
+    statistics = Statistics(*(getattr(exact, name).astype(np.float32) for name in names))
+    return statistics, exact.moment.astype(np.float32)
+
+
+def upstream_of(problem: PairProblem, with_logprob: bool = True, seed: int = 5) -> PairUpstream:
+    """Gradients of the divergence and the log-probability that come to each position, for a mean of them."""
+    rng, shape = np.random.default_rng(seed), (problem.num_positions,)
+    of_divergence = rng.uniform(0.2, 2.0, shape) / problem.num_positions
+    of_logprob = rng.standard_normal(shape) / problem.num_positions
+    has_logprob = with_logprob and problem.labels is not None
+    statistics, moment = float32_statistics(problem)
+    return PairUpstream(
+        statistics, moment, of_divergence.astype(np.float32), of_logprob.astype(np.float32) if has_logprob else None
+    )
+
+
+def vectors_of(statistics: Statistics) -> dict[str, Array]:
+    """As arguments of a kernel."""
+    return {
+        "student_maximum_hbm": statistics.student_maximum,
+        "student_log_sum_hbm": statistics.student_log_sum,
+        "teacher_maximum_hbm": statistics.teacher_maximum,
+        "teacher_log_sum_hbm": statistics.teacher_log_sum,
+    }
+
+
+def launched_backward(
+    problem: PairProblem, upstream: PairUpstream, launch: Launch = USUAL, **options: Any
+) -> dict[str, Array]:
+    """Gradients by the field of ``LinearGradients``."""
+    given = {**arguments_of(problem), **vectors_of(upstream.statistics), "moment_hbm": upstream.moment}
+    given["grad_divergence_hbm"] = upstream.grad_divergence
+    if upstream.grad_logprob is not None:
+        given["grad_logprob_hbm"] = upstream.grad_logprob
+    found = linear_distillation_backward[launch.cores](**given, **launch.options, **options)
+    wanted = {
+        "input": options.get("grad_input_wanted", True),
+        "weight": options.get("grad_weight_wanted", True),
+        "bias": problem.student.bias is not None and options.get("grad_bias_wanted") in (None, True),
+    }
+    names = [name for name, is_wanted in wanted.items() if is_wanted]
+    results = found if isinstance(found, tuple | list) else (found,)
+    return dict(zip(names, map(np.asarray, results), strict=True))
+
+
+def gradient_errors(
+    found: dict[str, Array],
+    problem: PairProblem,
+    upstream: PairUpstream,
+    classes: slice = EVERY_CLASS,
+    added_to: Array | None = None,
+) -> dict[str, float]:
+    """The largest error of each gradient as a share of its bound, for a problem with operands of the products' type."""
+    exact = pair_backward_reference(problem, upstream, classes)
+    types = {f"{name}_dtype": found[name].dtype for name in ("input", "weight") if name in found}
+    bounds = pair_gradient_bounds(problem, upstream, classes, **types)
+    if added_to is not None:
+        total = exact.weight + added_to
+        exact, bounds = exact._replace(weight=total), bounds._replace(weight=bounds.weight + ROUNDOFF * np.abs(total))
+    return {name: worst_error(value, getattr(exact, name), getattr(bounds, name)) for name, value in found.items()}
+
+
+def check_backward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
+    """Launch a backward and hold every gradient to its bound."""
+    truth = rounded(problem, launch.compute_dtype)
+    upstream = upstream_of(truth)
+    found = launched_backward(problem, upstream, launch, **options)
+    for name, worst in gradient_errors(found, truth, upstream).items():
+        assert worst <= 1.0, (name, worst)
+    return found
+
+
+def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> MixtureSums:
+    """Launch the sums of a mixture, with log-sum-exps of all classes of the problem, and hold them to their bounds."""
+    truth = rounded(problem, launch.compute_dtype)
+    statistics, _ = float32_statistics(truth)
+    given = arguments_of(problem)
+    for name in ("labels_hbm", "row_weight_hbm", "ignore_index"):
+        given.pop(name, None)
+    returned = linear_distillation_mixture[launch.cores](**given, **vectors_of(statistics), **launch.options)
+    found = MixtureSums(*map(np.asarray, returned))
+    exact, bounds = mixture_reference(truth, statistics), mixture_bounds(truth, statistics)
+    for name, value, other, bound in zip(MixtureSums._fields, found, exact, bounds, strict=True):
+        worst = worst_error(value, other, bound)
         assert worst <= 1.0, (name, worst)
     return found
 

@@ -14,11 +14,24 @@ from nkilib.experimental.loss.linear_distillation.host.reference import PairProb
 
 from .hard_pairs import PROBLEMS
 from .host.pairs import BF16, FP16, FP32, Sizes, pair_of
-from .pair_checks import RESULTS, Launch, check_forward, check_wrong_results_are_told, in_layouts
+from .pair_checks import (
+    RESULTS,
+    Launch,
+    check_backward,
+    check_forward,
+    check_mixture,
+    check_wrong_results_are_told,
+    gradient_errors,
+    in_layouts,
+    launched_backward,
+    upstream_of,
+)
 
 TYPES = st.sampled_from((BF16, FP16, FP32))
 LAYOUTS = st.sampled_from(("vd", "dv"))
-BETAS = (0.0, 1.0)
+BETAS = (0.0, 0.5, 1.0)
+MIXED = (1e-3, 0.3, 0.5, 1.0 - 1e-3)
+ALL_BETAS = (0.0, *MIXED, 1.0)
 
 
 @st.composite
@@ -34,7 +47,7 @@ def options_of(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def problems(draw: st.DrawFn, betas: tuple[float, ...] = BETAS) -> PairProblem:
+def problems(draw: st.DrawFn, betas: tuple[float, ...] = ALL_BETAS) -> PairProblem:
     """Problems of any kind."""
     sizes = Sizes(
         draw(st.integers(1, 200)), draw(st.integers(16, 150)), draw(st.integers(16, 150)), draw(st.integers(1, 700))
@@ -67,6 +80,24 @@ def test_forward_is_within_its_bounds(problem: PairProblem, launch: Launch) -> N
     check_forward(problem, launch)
 
 
+@settings(max_examples=14)
+@given(problem=problems(), launch=launches)
+def test_backward_is_within_its_bounds(problem: PairProblem, launch: Launch) -> None:
+    check_backward(problem, launch)
+
+
+@settings(max_examples=10)
+@given(problem=problems(betas=MIXED), launch=launches)
+def test_sums_of_a_mixture_are_within_their_bounds(problem: PairProblem, launch: Launch) -> None:
+    check_mixture(problem, launch)
+
+
+@settings(max_examples=6)
+@given(problem=problems(betas=MIXED), launch=launches)
+def test_products_that_run_twice_are_within_the_same_bounds(problem: PairProblem, launch: Launch) -> None:
+    check_forward(problem, launch, memory_limit=0)
+
+
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("dtype", (BF16, FP16, FP32), ids=str)
 def test_wrong_results_are_told(beta: float, dtype: np.dtype[Any]) -> None:
@@ -74,6 +105,27 @@ def test_wrong_results_are_told(beta: float, dtype: np.dtype[Any]) -> None:
     problem = replace(problem, labels=np.maximum(problem.labels, 0))
     names = RESULTS if beta > 0.0 else tuple(name for name in RESULTS if name != "moment")
     check_wrong_results_are_told(check_forward(problem), problem, (*names, "logprob", "target_logit"))
+
+
+@pytest.mark.parametrize("beta", BETAS)
+@pytest.mark.parametrize("dtype", (BF16, FP16, FP32), ids=str)
+def test_wrong_gradients_are_told(beta: float, dtype: np.dtype[Any]) -> None:
+    problem = pair_of(Sizes(40, 40, 56, 40), dtype=dtype, beta=beta, temperature=0.7, with_bias=True)
+    upstream = upstream_of(problem, with_logprob=False)
+    found = launched_backward(problem, upstream)
+    assert max(gradient_errors(found, problem, upstream).values()) <= 1.0
+    # N, Ds and V are alike, so that a transposed result has the shape of the right one.
+    for change in (np.zeros_like, np.negative, lambda each: each.T if each.ndim == 2 else each[::-1]):
+        wrong = gradient_errors({name: change(value) for name, value in found.items()}, problem, upstream)
+        assert min(wrong.values()) > 2.0, wrong
+
+
+@pytest.mark.parametrize("kind", PROBLEMS)
+@pytest.mark.parametrize("beta", BETAS)
+def test_backward_of_hard_inputs(kind: str, beta: float) -> None:
+    for temperature in (0.1, 1.0, 20.0):
+        sizes = Sizes(40, 32, 48, 310)
+        check_backward(PROBLEMS[kind](sizes, 3, {"beta": beta, "temperature": temperature, "dtype": BF16}))
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)

@@ -2,28 +2,97 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from nkilib.core.host.sizes import dtype_name
-from nkilib.experimental.loss.linear.host.memory import copied_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
+from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling, position_parts
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, PAIR_BYTES, keeps_scores
 from nkilib.guarantee import Guarantee
+
+# Two float32 sums of dW of a block of classes, of each core.
+_WEIGHT_SUM_BYTES = 64 * 2**20
 
 
 def forward_workspace_bytes(
+    student_input_hbm: Any,
+    student_weight_hbm: Any,
+    student_bias_hbm: Any = None,
+    teacher_bias_hbm: Any = None,
+    student_weight_layout: str = "vd",
+    beta: float = 0.0,
+    compute_dtype: Any = None,
+    num_classes: int | None = None,
+    memory_limit: int | None = None,
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Biases that are rounded, and for a mixture the scores that are kept, as ``memory_limit`` allows them."""
+    classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
+    copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
+    if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
+        return copies
+    limit = MEMORY_LIMIT if memory_limit is None else memory_limit
+    positions = student_input_hbm.shape[0]
+    if not keeps_scores(positions, classes, limit):
+        return copies
+    return copies + min(limit, PAIR_BYTES * TILE * div_ceil(positions, TILE) * classes)
+
+
+def mixture_workspace_bytes(
     student_bias_hbm: Any = None, teacher_bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
 ) -> int:
     """Biases that are rounded."""
     return _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
 
 
-def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, input_hbm: Any = None) -> int:
-    """What is rounded beforehand: biases of both models, and an X of which gradients are wanted."""
+def backward_workspace_bytes(
+    student_input_hbm: Any,
+    student_weight_hbm: Any,
+    teacher_input_hbm: Any,
+    teacher_weight_hbm: Any,
+    student_bias_hbm: Any = None,
+    teacher_bias_hbm: Any = None,
+    student_weight_layout: str = "vd",
+    compute_dtype: Any = None,
+    grad_weight_sum_hbm: Any = None,
+    grad_input_float32: bool = False,
+    cores: int = 1,
+    **_: Any,
+) -> int:
+    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block.
+
+    Both X and the biases that are rounded to ``compute_dtype`` besides; of very many positions what their parts take.
+    """
+    positions, features = student_input_hbm.shape
+    classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
+    copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores, (student_input_hbm, teacher_input_hbm))
+    parts = position_parts(positions, max(features, teacher_input_hbm.shape[1]))
+    # Of whatever tiling: a block of positions is whole tiles, and a block of classes no more than all.
+    of_all = LinearTiling(TILE, min(_WEIGHT_SUM_BYTES // (8 * features), TILE * div_ceil(classes, TILE)))
+    if not parts.is_split:
+        return copies + backward_bytes(positions, features, *of_all, cores=cores)
+    is_wide = grad_input_float32 or dtype_name(student_input_hbm.dtype) == "float32"
+    return copies + split_backward_bytes(
+        parts,
+        features,
+        classes,
+        of_all,
+        input_itemsize=4 if is_wide else 2,
+        has_weight_sum=grad_weight_sum_hbm is not None or dtype_name(student_weight_hbm.dtype) == "float32",
+        cores=cores,
+    )
+
+
+def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, inputs_hbm: tuple[Any, ...] = ()) -> int:
+    """What is rounded beforehand: biases of both models, and for gradients X of both."""
     if compute_dtype is None:
         return 0
     name = dtype_name(compute_dtype)
     rounded = [each.shape[0] for each in biases_hbm if each is not None and dtype_name(each.dtype) != name]
-    is_rounded = input_hbm is not None and dtype_name(input_hbm.dtype) != name
-    elements = input_hbm.shape[0] * input_hbm.shape[1] if is_rounded else 0
+    elements = sum(prod(each.shape) for each in inputs_hbm if dtype_name(each.dtype) != name)
     itemsize = 4 if name == "float32" else 2
     return copied_bytes(itemsize, input_elements=elements, bias_classes=sum(rounded), cores=cores)
 
@@ -31,18 +100,48 @@ def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, input_h
 _MATH = "float32; products of each model's type, or of compute_dtype"
 _CORES = "each core has half of the classes, so that sums over the classes are cut elsewhere on two cores"
 _OF_BIASES = "s cores V for each bias of another type than a compute_dtype of s bytes"
+_DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| over T of both models"
 
 LINEAR_DISTILLATION_FORWARD = Guarantee(
     math=_MATH,
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace=_OF_BIASES,
+    workspace=f"for beta between 0 and 1 memory_limit (default 2 GiB), at most 8 N V of whole tiles; {_OF_BIASES}",
     workspace_bytes=forward_workspace_bytes,
     in_place=None,
     error=(
-        "divergence: u (a_P + a_Q) (2 + E|log(P/Q)|), u = 2^-23, a = 8 + 2 max|z|, and sum |dD/dz| dz, where dz is "
-        "(ceil(D / 128) + 128) u / 2 sum |x w| over T; entropy likewise"
+        "divergence: u (a_P + a_Q) (2 + E|log(P/Q)|) + sum |dD/dz| dz, absolute, with u = 2^-23, a = 8 + 2 max|z| and "
+        f"{_DZ}; entropy and log-probability: those of linear_cross_entropy_forward"
     ),
-    notes=f"no logit is rounded to 16 bits; {_CORES}",
+    notes=f"no logit is rounded to 16 bits; logits are kept for a mixture alone, in float32; {_CORES}",
+)
+LINEAR_DISTILLATION_MIXTURE = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace=_OF_BIASES,
+    workspace_bytes=mixture_workspace_bytes,
+    in_place=None,
+    error=f"u a + dz of each term q log(q/M), and u (a_P + a_Q) + dz of q beta p/M; u = 2^-23, a = 8 + 2 max|z|, {_DZ}",
+    notes=f"log-sum-exps are as given: their rounding goes by a division of the sums by the masses; {_CORES}",
+)
+LINEAR_DISTILLATION_BACKWARD = Guarantee(
+    math=_MATH,
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=False,
+    workspace=(
+        "4 cores N Ds, and at most 64 MiB a core where N > position_block; of more than 65,536 positions "
+        "twice that of a part of n <= 16,384, 4 n Ds and 4 V Ds + 8 V; with a compute_dtype of s bytes, s N D for each "
+        "X and s cores V for each bias of another type"
+    ),
+    workspace_bytes=backward_workspace_bytes,
+    in_place="grad_weight_sum_hbm",
+    error=(
+        "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "
+        "dW likewise over the positions; G as that of distillation_backward, with dz, and rounded once"
+    ),
+    notes=f"gradients G of logits are rounded once, to the type of the student's products; {_CORES}",
 )

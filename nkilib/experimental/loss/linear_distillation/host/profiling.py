@@ -5,12 +5,22 @@ from __future__ import annotations
 from typing import Any, Final
 
 from nkilib.experimental.loss.linear.sizes import LinearTiling
-from nkilib.experimental.loss.linear_distillation import linear_distillation_forward
+from nkilib.experimental.loss.linear_distillation import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 
-FORWARD: Final = "forward"
-KERNELS: Final = {FORWARD: linear_distillation_forward}
+FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
+KERNELS: Final = {
+    FORWARD: linear_distillation_forward,
+    BACKWARD: linear_distillation_backward,
+    MIXTURE: linear_distillation_mixture,
+}
+# Of each position, from the forward, and what comes upstream.
+_VECTORS: Final = {FORWARD: 0, MIXTURE: 4, BACKWARD: 6}
 _CORES: Final = 2
 
 
@@ -41,7 +51,7 @@ def profile_linear_distillation_launch(
         num_positions, student_features, teacher_features, vocab_size: N, Ds, Dt, V.
         dtype: of X and W of the student, and of the teacher's if those have none of their own: an NKI type or the name
             of one.
-        direction: ``"forward"``.
+        direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a shard of the vocabulary.
         tiling: how the launch is cut up; None: as ``choose_linear_distillation_tiling`` says.
         teacher_dtype: of X and W of the teacher.
         target: the generation.
@@ -69,4 +79,5 @@ def profile_linear_distillation_launch(
     given: dict[str, Any] = {} if tiling is None else tiling._asdict()
     given |= {"student_weight_layout": student_weight_layout, "teacher_weight_layout": teacher_weight_layout, **options}
     with using(target=target):
-        return profile(KERNELS[direction][cores], *operands, parameters=parameters, **given)
+        vectors = [spec((num_positions,), "float32")] * _VECTORS[direction]
+        return profile(KERNELS[direction][cores], *operands, *vectors, parameters=parameters, **given)
