@@ -1,7 +1,11 @@
 """A small transformer learns from a larger one: ``python -m examples.distil_language_model``.
 
 The teacher is trained on English text first. Then two students of half its width see the same batches: one learns from
-the text alone, the other from the teacher's distributions. On the CPU the kernels are simulated.
+the text alone, the other from the teacher's distributions. With ``--fused`` the losses take hidden states and the
+weights of the output layers, and no logits of either model are computed. On the CPU the kernels are simulated.
+
+``--costs FILE.png`` trains nothing: it draws what loss and gradient of a large vocabulary take from logits and from
+hidden states, bytes of memory and modelled time.
 """
 
 from __future__ import annotations
@@ -9,8 +13,8 @@ from __future__ import annotations
 import argparse
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -19,11 +23,12 @@ from torch import Tensor
 
 from examples._corpus import QUICK_WORDS, Corpus, read_corpus
 from examples._display import counted, heading, make_console
+from examples._distillation_costs import QUICK_SHAPE, SHAPE, costs_of, draw_costs
 from examples._language_training import Learner, LossFunction, Plan
 from examples._learning import LAST_STEPS
 from examples._loss_plot import draw_losses, fault_of, has_matplotlib
 from examples._transformer import LanguageModel, Size
-from nkilib.torch import cross_entropy, distillation_loss
+from nkilib.torch import cross_entropy, distillation_loss, linear_cross_entropy, linear_distillation_loss
 
 TEMPERATURE = 2.0
 TEACHER, FROM_TEXT, FROM_TEACHER = "teacher", "student, from text", "student, from the teacher"
@@ -50,11 +55,60 @@ def loss_of_teacher(teacher: LanguageModel) -> LossFunction:
     return loss
 
 
+def fused_text_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+    """:func:`text_loss` from hidden states [batch, length, width]: logits are never in memory."""
+    return linear_cross_entropy(model.hidden(words), model.output.weight, following)
+
+
+def fused_loss_of_teacher(teacher: LanguageModel) -> LossFunction:
+    """:func:`loss_of_teacher` from the hidden states of both models."""
+
+    def loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
+        with torch.no_grad():
+            teacher_hidden = teacher.hidden(words)
+        return linear_distillation_loss(
+            model.hidden(words),
+            model.output.weight,
+            teacher_hidden,
+            teacher.output.weight.detach(),
+            following,
+            temperature=TEMPERATURE,
+            temperature_squared=True,
+        )
+
+    return loss
+
+
+@dataclass(frozen=True)
+class Losses:
+    """What teacher and students learn with.
+
+    Attributes:
+        name: of the function of nkilib.torch by which the second student learns.
+        text: the loss of a text.
+        of_teacher: the loss that a teacher makes.
+    """
+
+    name: str
+    text: LossFunction
+    of_teacher: Callable[[LanguageModel], LossFunction]
+
+
+FROM_LOGITS = Losses("distillation_loss", text_loss, loss_of_teacher)
+FUSED = Losses("linear_distillation_loss", fused_text_loss, fused_loss_of_teacher)
+
+
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; ``None`` means that of this process."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.distil_language_model",
         description="Distil a transformer into a smaller one with nkilib.torch.distillation_loss.",
+    )
+    parser.add_argument(
+        "--fused", action="store_true", help="output layers and loss in one, nkilib.torch.linear_distillation_loss"
+    )
+    parser.add_argument(
+        "--costs", type=Path, metavar="FILE.png", help="train nothing; draw memory and modelled time of both forms"
     )
     parser.add_argument("--steps", type=int, help=f"of each training (default {Plan.steps}, or {QUICK.steps})")
     parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the loss curves (needs matplotlib)")
@@ -62,10 +116,11 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     options = parser.parse_args(arguments)
     if options.steps is not None and options.steps < 1:
         parser.error(f"--steps must be at least 1, got {options.steps}")
-    if options.plot and not has_matplotlib():
-        parser.error("--plot needs matplotlib: pip install '.[plot]' in the checkout")
-    if options.plot and (fault := fault_of(options.plot)):
-        parser.error(f"--plot {fault}")
+    for name, path in (("--plot", options.plot), ("--costs", options.costs)):
+        if path and not has_matplotlib():
+            parser.error(f"{name} needs matplotlib: pip install '.[plot]' in the checkout")
+        if path and (fault := fault_of(path)):
+            parser.error(f"{name} {fault}")
     return options
 
 
@@ -88,10 +143,23 @@ def report(console: Console, losses: dict[str, list[float]]) -> None:
         console.print(f"{name}: {mean:.4f} nats of cross-entropy, mean of the last {counted(len(last), 'step')}.")
 
 
+def show_costs(console: Console, path: Path, is_quick: bool) -> None:
+    """Draw what both forms take, and say it in a line for each vocabulary."""
+    costs = costs_of(QUICK_SHAPE if is_quick else SHAPE)
+    for each in costs:
+        console.print(each.line(), highlight=False)
+    draw_costs(path, costs)
+    console.print(f"Wrote {path}.")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train all three; returns 0."""
+    """Train all three, or draw what a loss costs; returns 0."""
     options = parse_arguments(arguments)
     console = make_console()
+    if options.costs:
+        show_costs(console, options.costs, options.quick)
+        return 0
+    losses_from = FUSED if options.fused else FROM_LOGITS
     plan = QUICK if options.quick else Plan()
     if options.steps is not None:
         plan = replace(plan, steps=options.steps)
@@ -99,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     corpus = read_corpus(limit=QUICK_WORDS if options.quick else None)
     console.print(
         heading(
-            "A transformer learns from a larger one with nkilib.torch.distillation_loss",
+            f"A transformer learns from a larger one with nkilib.torch.{losses_from.name}",
             f"Text: pydoc_data.topics of this Python, {len(corpus) + 1:,} words, {corpus.vocabulary_size:,} distinct.",
             f"Teacher: width {plan.size.width}; students: width {of_student.size.width}; temperature {TEMPERATURE}.",
             "Device: cpu, kernels simulated, not hardware.",
@@ -107,9 +175,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     start = time.perf_counter()
     losses: dict[str, list[float]] = {}
-    teacher, losses[TEACHER] = train(corpus, plan, text_loss)
-    _, losses[FROM_TEXT] = train(corpus, of_student, text_loss)
-    _, losses[FROM_TEACHER] = train(corpus, of_student, loss_of_teacher(teacher))
+    teacher, losses[TEACHER] = train(corpus, plan, losses_from.text)
+    _, losses[FROM_TEXT] = train(corpus, of_student, losses_from.text)
+    _, losses[FROM_TEACHER] = train(corpus, of_student, losses_from.of_teacher(teacher))
     report(console, losses)
     if options.plot:
         marks = {

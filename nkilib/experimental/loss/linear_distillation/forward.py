@@ -165,7 +165,7 @@ class _Forward:
         if self.second is not None:
             self.second.begin(tiles)
         self.schedule.run(of_block.step)
-        self.pairs.waiting.take_all()
+        self.pairs.take_waiting()
         of_block.statistics.exchange(self.schedule.count)
         if self.second is not None:
             self.second.exchange()
@@ -264,7 +264,7 @@ class _BlockForward:
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
         if step.number % WINDOW == WINDOW - 1 and not is_last:
-            self.forward.pairs.waiting.take_all()
+            self.forward.pairs.take_waiting()
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
@@ -273,7 +273,7 @@ class _BlockForward:
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
         self._take(step, self.shared, self.statistics.shared_column(number), is_last)
-        self.forward.pairs.waiting.take_all()
+        self.forward.pairs.take_waiting()
 
     def finish(self, results: PairResults) -> None:
         """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""

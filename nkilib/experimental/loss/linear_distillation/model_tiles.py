@@ -175,8 +175,10 @@ class ModelTiles:
         """The tangents of a softcap, and the maxima of a group as the statistics have them."""
         cap = self.model.score_cap
         if cap is not None and not self.has_bias:
-            hyperbolic_tangents(column_sbuf, group.maxima_sbuf, cap)
             for place in range(group.tiles):
+                if place == group.tiles - 1:
+                    # The maximum of the last tile is there when its products are.
+                    hyperbolic_tangents(column_sbuf, group.maxima_sbuf, cap)
                 hyperbolic_tangents(group.scores_sbuf[:, place], group.scores_sbuf[:, place], cap)
         elif cap is not None:
             for place in range(group.tiles):

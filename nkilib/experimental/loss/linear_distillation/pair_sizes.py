@@ -52,7 +52,7 @@ def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForward
         student,
         teacher,
         nl.num_programs(),
-        pair_needs(launch),
+        pair_needs(launch).of_products(student.products + teacher.products),
         program_share,
     )
 

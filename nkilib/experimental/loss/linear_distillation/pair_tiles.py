@@ -83,7 +83,8 @@ class PairTiles:
         student, teacher: makers of the tiles of each model.
         gaps: differences of scores of a group, float32 [128, tiles, classes]; None where there are none to take.
         ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
-        waiting: passes of Vector that wait.
+        waiting: passes of Vector that are to be issued next.
+        fresh: those of the last group, which wait for a further one where products are short; None elsewhere.
     """
 
     launch: PairLaunch
@@ -93,6 +94,7 @@ class PairTiles:
     gaps: Ring | None
     ratio_sbuf: nl.NkiTensor | None
     waiting: WaitingPasses
+    fresh: WaitingPasses | None
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, classes: int) -> PairTiles:
@@ -108,7 +110,8 @@ class PairTiles:
             ratio_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=ratio_sbuf, value=launch.ratio)
         gaps = None if needs.mixed else Ring.of_sbuf(needs.turns, group, nl.float32)
-        return cls(launch, group[1], student, teacher, gaps, ratio_sbuf, WaitingPasses())
+        fresh = WaitingPasses() if needs.short else None
+        return cls(launch, group[1], student, teacher, gaps, ratio_sbuf, WaitingPasses(), fresh)
 
     @property
     def models(self) -> tuple[ModelTiles, ModelTiles]:
@@ -172,15 +175,26 @@ class PairTiles:
         for number, place in enumerate(places):
             for model, row in zip((student, teacher), statistics.models, strict=True):
                 row.take_sum(model.exponentials_sbuf[:, number], model.scores_sbuf[:, number], place)
+        passes = self.waiting
+        if self.fresh is not None:
+            self.waiting.waiting.extend(self.fresh.waiting)
+            self.fresh.waiting.clear()
+            passes = self.fresh
         for number, place in enumerate(places):
             if gap_passes:
-                self.waiting.add(gap_passes[number])
+                passes.add(gap_passes[number])
             # The terms take the place of the exponentials, which nothing reads after them.
             exponentials_sbuf, scores_sbuf = student.exponentials_sbuf[:, number], student.scores_sbuf[:, number]
             row = statistics.student
-            self.waiting.add(
+            passes.add(
                 EntropyPass(statistics.entropy, row, scores_sbuf, exponentials_sbuf, exponentials_sbuf, place, False)
             )
+
+    def take_waiting(self) -> None:
+        """Issue all passes that wait."""
+        self.waiting.take_all()
+        if self.fresh is not None:
+            self.fresh.take_all()
 
     def _gap_passes(self, group: PairGroup, statistics: PairStatistics) -> list[GapPass]:
         """The differences of the scores of a group, and the passes that sum them; none for a mixture."""

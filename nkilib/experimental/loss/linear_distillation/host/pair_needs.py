@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Tiles of positions whose scores stand side by side where Scalar takes tangents: it loads the tables of a tangent and
-# of an exponential once for a group of pairs.
-_GROUP_OF_CAP = 2
+# of an exponential once for a group of pairs. More where products are short.
+_GROUP_OF_CAP, _GROUP_OF_SHORT = 2, 3
 # Groups whose tiles are on chip at a time: one is multiplied while the sums of those before it are taken.
 _TURNS, _TURNS_OF_CAP = 3, 2
+# Products of so many passes of Tensor over a column of a pair of tiles are short.
+_SHORT = 16
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class PairNeeds:
         reverse: the student's probabilities are the weights of the divergence.
         target: the student's scores at labels are asked for.
         ratio: scores of both models have unlike units.
+        short: the products of a pair of tiles take little longer than what follows them.
     """
 
     student: ModelNeeds = ModelNeeds()
@@ -44,12 +47,17 @@ class PairNeeds:
     reverse: bool = False
     target: bool = False
     ratio: bool = False
+    short: bool = False
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
         """All options at once: what fits with them fits with any of them."""
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed)
+
+    def of_products(self, products: int) -> PairNeeds:
+        """The same for products of so many passes of Tensor over a column of a pair of tiles."""
+        return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
 
     @property
     def models(self) -> tuple[ModelNeeds, ModelNeeds]:
@@ -64,12 +72,14 @@ class PairNeeds:
     @property
     def group_tiles(self) -> int:
         """Tiles of positions of a group, at most."""
-        return _GROUP_OF_CAP if self.softcap else 1
+        if not self.softcap:
+            return 1
+        return _GROUP_OF_SHORT if self.short else _GROUP_OF_CAP
 
     @property
     def turns(self) -> int:
         """Groups whose tiles are on chip at a time."""
-        return _TURNS_OF_CAP if self.softcap else _TURNS
+        return _TURNS_OF_CAP if self.softcap and not self.short else _TURNS
 
     @property
     def rings(self) -> int:

@@ -184,7 +184,12 @@ def _forward(launch: _Launch) -> LinearTiling:
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
     sizes = PairForwardSizes(
-        launch.num_positions, launch.vocab_size, launch.student, launch.teacher, launch.cores, needs
+        launch.num_positions,
+        launch.vocab_size,
+        launch.student,
+        launch.teacher,
+        launch.cores,
+        needs.of_products(launch.student.products + launch.teacher.products),
     )
     if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
         return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
