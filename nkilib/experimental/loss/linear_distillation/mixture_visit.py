@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nkilib.experimental.loss.linear.blocks import Block, Span, Step, plan_blocks
-from nkilib.experimental.loss.linear.class_schedule import divide_classes
+from nkilib.experimental.loss.linear.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
@@ -44,7 +44,7 @@ class _Slot:
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> _Slot:
         """For blocks of at most so many tiles."""
-        kept = KeptPair.make(tiles * PARTITIONS, share, number) if share.size > 0 else None
+        kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
         )
@@ -109,10 +109,8 @@ class KeptVisit:
     Attributes:
         launch: of the kernel.
         store: of the results.
-        shares: the classes of each core.
+        schedule: of the core's classes, in both visits.
         blocks: of positions.
-        bodies, bare_bodies: blocks of classes in the program for each block of positions, and for the last second
-            visit.
         slots: that the blocks take in turn.
         terms: tiles on chip.
         sums: of a block of positions.
@@ -124,10 +122,8 @@ class KeptVisit:
 
     launch: PairLaunch
     store: MixtureStore
-    shares: list[Span]
+    schedule: ClassSchedule
     blocks: MixtureBlocks
-    bodies: int
-    bare_bodies: int
     slots: list[_Slot]
     terms: MixtureTerms
     sums: MixtureSums
@@ -140,17 +136,16 @@ class KeptVisit:
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
         """For a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
-        shares = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block).shares
-        share = shares[nl.program_id(0)]
+        division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
+        bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
+        share = division.shares[core]
         terms = MixtureTerms.make(launch, group_tiles(blocks.largest, class_block), class_block)
         sums = MixtureSums.make(blocks.largest)
         return cls(
             launch,
             store,
-            shares,
+            ClassSchedule.make(division, core, class_block, bodies),
             blocks,
-            sizes.most_bodies(blocks, class_block),
-            sizes.bare_bodies(blocks),
             [_Slot.make(tiles, share, number) for number, tiles in enumerate(blocks.slots)],
             terms,
             sums,
@@ -263,19 +258,31 @@ class KeptVisit:
         pending = self.pending
         if pending is None:
             return
-        terms = self.terms.with_wide_tiles()
+        terms = self.terms.with_wide_tiles(WINDOW)
         self.sums.clear()
         terms.restart()
-        plan = plan_blocks(self.shares, nl.program_id(0), terms.classes, self.bare_bodies, WINDOW)
+        steps: list[Step] = []
 
         def visit(step: Step) -> None:
-            of_step = _StepVisit(pending, terms, self.products, step)
-            of_step.load_group()
-            of_step.take_until(of_step.tiles)
-            self._close(step, step.number == plan.count - 1)
+            steps.append(step)
+            is_last = step.number == self.schedule.count - 1
+            if is_last or ends_a_window(step):
+                self._visit_window(pending, terms, steps, is_last)
+                steps.clear()
 
-        plan.run(visit)
+        self.schedule.run(visit)
         self.exchange()
+
+    def _visit_window(self, pending: _Pending, terms: MixtureTerms, steps: list[Step], is_last: bool) -> None:
+        """The blocks of classes of a window, several at a time where they have the same size."""
+        are_equal = len({step.block.size for step in steps}) == 1
+        most = terms.blocks if are_equal else 1
+        self.sums.clear_window()
+        for first in range(0, len(steps), most):
+            of_steps = _StepVisit(pending, terms, self.products, steps[first], min(most, len(steps) - first))
+            of_steps.load_group()
+            of_steps.take_until(of_steps.tiles)
+        self._close(steps[-1], is_last)
 
 
 class _StepVisit:
@@ -285,11 +292,14 @@ class _StepVisit:
         pending: the block of positions.
         terms: tiles on chip.
         products: passes that wait.
-        step: with the block of classes.
+        step: with the block of classes, or the first one of several blocks of the same size.
+        blocks: how many.
     """
 
-    def __init__(self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step) -> None:
-        self.pending, self.terms, self.products, self.step = pending, terms, products, step
+    def __init__(
+        self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step, blocks: int = 1
+    ) -> None:
+        self.pending, self.terms, self.products, self.step, self.blocks = pending, terms, products, step, blocks
         self._loaded: list[MixturePair] = []
         self._opened: list[MixturePair] = []
         self._tiles_loaded = self._tiles_taken = 0
@@ -306,8 +316,8 @@ class _StepVisit:
         if kept is None:
             return
         for tile in range(self._tiles_loaded, end):
-            pair = self.terms.next_pair(tile, self.step.block.size)
-            kept.load(pair.student_sbuf, pair.teacher_sbuf, tile, self.step.block)
+            pair = self.terms.next_pair(tile, self.blocks, self.step.block.size)
+            kept.load(pair.scores_sbuf, tile, self.step.block)
             self.terms.take_difference(pair)
             self._loaded.append(pair)
         self._tiles_loaded = end
