@@ -273,16 +273,28 @@ class KeptVisit:
         self.schedule.run(visit)
         self.exchange()
 
-    def _visit_window(self, pending: _Pending, terms: MixtureTerms, steps: list[Step], is_last: bool) -> None:
+    def _visit_window(self, pending: _Pending, wide: MixtureTerms, steps: list[Step], is_last: bool) -> None:
         """The blocks of classes of a window, several at a time where they have the same size."""
-        are_equal = len({step.block.size for step in steps}) == 1
-        most = terms.blocks if are_equal else 1
         self.sums.clear_window()
-        for first in range(0, len(steps), most):
-            of_steps = _StepVisit(pending, terms, self.products, steps[first], min(most, len(steps) - first))
-            of_steps.load_group()
-            of_steps.take_until(of_steps.tiles)
+        for run in _runs(steps, wide.blocks):
+            terms = wide if len(run) > 1 else self.terms
+            # Both cut their tiles from the same memory.
+            self.products.take_all()
+            of_run = _StepVisit(pending, terms, self.products, run[0], len(run))
+            of_run.load_group()
+            of_run.take_until(of_run.tiles)
         self._close(steps[-1], is_last)
+
+
+def _runs(steps: list[Step], most: int) -> list[list[Step]]:
+    """The steps in runs of at most so many with as many classes each."""
+    runs: list[list[Step]] = []
+    for step in steps:
+        if runs and len(runs[-1]) < most and runs[-1][0].block.size == step.block.size:
+            runs[-1].append(step)
+        else:
+            runs.append([step])
+    return runs
 
 
 class _StepVisit:
