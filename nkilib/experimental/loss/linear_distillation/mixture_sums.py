@@ -46,10 +46,6 @@ class MixtureSums:
         """Nothing is summed yet."""
         nisa.memset(dst=self.columns_sbuf, value=0.0)
 
-    def clear_window(self) -> None:
-        """Nothing is summed yet of the blocks of a window, of which some may share a place."""
-        nisa.memset(dst=self.columns_sbuf[:, :, :, 1 : 1 + WINDOW], value=0.0)
-
     def place(self, which: int, tile: int, step: Step) -> nl.NkiTensor:
         """Where a sum of a tile of positions and a block of classes goes, [128, 1]."""
         column = _column(step)

@@ -26,6 +26,9 @@ from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.experimental.loss.linear_distillation.visits import PairTotals, RunBlock, ScoreGroup
 from nkilib.nki import nisa, nl
 
+# Tiles of positions with a run of blocks of classes each, which the last second visit unrolls; more are a loop.
+_UNROLLED = 400
+
 
 @dataclass(frozen=True)
 class _Slot:
@@ -258,42 +261,45 @@ class KeptVisit:
         pending = self.pending
         if pending is None:
             return
-        terms = self.terms.with_wide_tiles(WINDOW)
         self.sums.clear()
-        terms.restart()
-        steps: list[Step] = []
-
-        def visit(step: Step) -> None:
-            steps.append(step)
-            is_last = step.number == self.schedule.count - 1
-            if is_last or ends_a_window(step):
-                self._visit_window(pending, terms, steps, is_last)
-                steps.clear()
-
-        self.schedule.run(visit)
+        self.terms.restart()
+        runs = _runs(_spans(self.schedule), min(WINDOW, self.terms.group))
+        if len(runs) * pending.tiles > _UNROLLED:
+            self.schedule.run(lambda step: self._visit_run(pending, self.terms, step, 1, self.schedule.count))
+        else:
+            wide = self.terms.with_wide_tiles(WINDOW)
+            for number, run in enumerate(runs):
+                terms = wide if len(run) > 1 else self.terms
+                step = Step(Block(*run[0]), number, run[0].size, None)
+                self._visit_run(pending, terms, step, len(run), len(runs))
         self.exchange()
 
-    def _visit_window(self, pending: _Pending, wide: MixtureTerms, steps: list[Step], is_last: bool) -> None:
-        """The blocks of classes of a window, several at a time where they have the same size."""
-        self.sums.clear_window()
-        for run in _runs(steps, wide.blocks):
-            terms = wide if len(run) > 1 else self.terms
-            # Both cut their tiles from the same memory.
-            self.products.take_all()
-            of_run = _StepVisit(pending, terms, self.products, run[0], len(run))
-            of_run.load_group()
-            of_run.take_until(of_run.tiles)
-        self._close(steps[-1], is_last)
+    def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
+        """Some blocks of classes with nothing beside them, from that of a step on; one of so many steps."""
+        # Wide tiles are cut from the memory of others.
+        self.products.take_all()
+        visit = _StepVisit(pending, terms, self.products, step, blocks)
+        visit.load_group()
+        visit.take_until(visit.tiles)
+        self._close(step, step.number == steps - 1)
 
 
-def _runs(steps: list[Step], most: int) -> list[list[Step]]:
-    """The steps in runs of at most so many with as many classes each."""
-    runs: list[list[Step]] = []
-    for step in steps:
-        if runs and len(runs[-1]) < most and runs[-1][0].block.size == step.block.size:
-            runs[-1].append(step)
+def _spans(schedule: ClassSchedule) -> list[Span]:
+    """All blocks of classes of a core, as the schedule has them."""
+    plan = schedule.plan
+    head = [] if schedule.head is None else [schedule.head]
+    count = plan.trips * plan.blocks_per_trip
+    return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
+
+
+def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
+    """The blocks in runs of at most so many with as many classes each."""
+    runs: list[list[Span]] = []
+    for block in blocks:
+        if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
+            runs[-1].append(block)
         else:
-            runs.append([step])
+            runs.append([block])
     return runs
 
 
