@@ -95,7 +95,7 @@ def test_very_many_positions_are_taken_in_parts(dtype: np.dtype[Any], beta: floa
 def test_softcaps_and_groups_of_tiles(with_bias: bool, caps: tuple[float | None, float | None], beta: float) -> None:
     """Several tiles of classes and of positions are opened before the first of them is made."""
     problem = pair_of(
-        Sizes(520, 24, 40, 1300), dtype=BF16, beta=beta, with_bias=with_bias, logit_softcap=caps[0], logit_scale=0.5
+        Sizes(390, 24, 40, 650), dtype=BF16, beta=beta, with_bias=with_bias, logit_softcap=caps[0], logit_scale=0.5
     )
     check_backward(with_teacher(problem, logit_softcap=caps[1]), Launch(class_block=1024))
 
