@@ -83,9 +83,9 @@ _OF_BACKWARD: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tupl
 )
 _OF_CLASSES: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tuple(
     ((positions, features, classes), {"sbuf_bytes": sbuf, "program_instructions": instructions})
-    for positions, features, classes in product((60, 100, 200), (_SMALL, (400, 300)), (100, 640, 900, 1100))
-    for sbuf in range(22000, 60000, 5000)
-    for instructions in (1, 60, 220, 260, 320, 380, 10000)
+    for positions, features, classes in product((60, 100, 200), (_SMALL, (400, 300)), (100, 640, 900))
+    for sbuf in range(23000, 60000, 9000)
+    for instructions in (1, 220, 260, 380)
 )
 
 
