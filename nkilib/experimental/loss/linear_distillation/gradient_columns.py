@@ -125,7 +125,8 @@ class _Rows:
 
     Attributes:
         moment_sbuf: the divergence that the gradient needs.
-        factor_sbuf: the gradient of each divergence, times its weight and the derivative of z by the logit.
+        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z by the logit, and 1 - beta
+            with a mixture.
         label_sbuf, label_factor_sbuf: as in :class:`LabelColumns`.
     """
 
@@ -156,10 +157,11 @@ class _Rows:
                 nisa.tensor_scalar(
                     dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
                 )
-        return cls(moment_sbuf, scaled(factor_sbuf, slope(launch.student)), label_sbuf, label_factor_sbuf)
+        rest = 1.0 - launch.options.beta if launch.is_mixed else 1.0
+        return cls(moment_sbuf, scaled(factor_sbuf, rest * slope(launch.student)), label_sbuf, label_factor_sbuf)
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """How large the gradients of logits may be: |Q (log(Q / P) - KL)| is less than KL + 1."""
+        """How large the gradients of logits may be: |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1."""
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
             dst=sizes_sbuf, data=self.moment_sbuf, op0=nl.add, operand0=1.0, op1=nl.maximum, operand1=1.0
@@ -182,8 +184,6 @@ def slope(student: ModelOperands) -> float:
 
 def _weight(launch: PairLaunch) -> float:
     """What the terms of a tile are multiplied with, but for the upstream gradient."""
-    if launch.is_mixed:
-        return -(1.0 - launch.options.beta)
     return -launch.student.scale if launch.is_reverse else -1.0
 
 

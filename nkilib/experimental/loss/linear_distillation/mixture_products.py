@@ -198,4 +198,6 @@ class _Products:
         for pair in group.pairs:
             self.terms.take_logs(pair, rows)
         for pair in group.pairs:
-            self.terms.take_sums(pair, rows, self.sums, group.step)
+            self.terms.take_exponentials(pair, rows, self.sums, group.step)
+        for pair in group.pairs:
+            self.terms.take_products(pair, self.sums, group.step)

@@ -142,8 +142,8 @@ class MixtureTerms:
                 dst=dst_sbuf, op=nl.softplus, data=pair.teacher_logs_sbuf, scale=factor, bias=bias_sbuf[:, of_tile]
             )
 
-    def take_sums(self, pair: MixturePair, rows: MixtureRows, sums: MixtureSums, step: Step) -> None:
-        """The sums of a tile, of which there are the logs."""
+    def take_exponentials(self, pair: MixturePair, rows: MixtureRows, sums: MixtureSums, step: Step) -> None:
+        """The exponentials of both models, and their sums."""
         of_tile = slice(pair.tile, pair.tile + 1)
         for model, scores_sbuf, bias_sbuf, which in (
             (self.launch.student, pair.student_sbuf, rows.student_bias_sbuf, STUDENT_MASS),
@@ -159,6 +159,9 @@ class MixtureTerms:
                 reduce_res=sums.place(which, pair.tile, step),
                 reduce_cmd=nisa.reduce_cmd.reset_reduce,
             )
+
+    def take_products(self, pair: MixturePair, sums: MixtureSums, step: Step) -> None:
+        """The sums of the logs times the exponentials, once there are both."""
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
             (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, STUDENT_LOGS),

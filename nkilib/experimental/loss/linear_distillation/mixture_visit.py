@@ -7,7 +7,8 @@ pairs of tiles it advances. Only the last block's is by itself, and takes wider 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nkilib.experimental.loss.linear.blocks import Block, Span, Step, plan_blocks
 from nkilib.experimental.loss.linear.class_schedule import divide_classes
@@ -19,7 +20,7 @@ from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import gro
 from nkilib.experimental.loss.linear_distillation.kept_pair import KeptPair
 from nkilib.experimental.loss.linear_distillation.mixture_results import MixtureStore
 from nkilib.experimental.loss.linear_distillation.mixture_rows import MixtureRows
-from nkilib.experimental.loss.linear_distillation.mixture_sums import MixtureSums
+from nkilib.experimental.loss.linear_distillation.mixture_sums import MixtureSums, ends_a_window
 from nkilib.experimental.loss.linear_distillation.mixture_terms import MixturePair, MixtureTerms
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.experimental.loss.linear_distillation.visits import PairTotals, RunBlock, ScoreGroup
@@ -65,6 +66,42 @@ class _Pending:
     slot: _Slot
 
 
+class _Waiting(NamedTuple):
+    """A tile with exponentials.
+
+    Attributes:
+        step: with its block of classes.
+        pair: the tile.
+    """
+
+    step: Step
+    pair: MixturePair
+
+
+@dataclass(frozen=True)
+class _WaitingProducts:
+    """Vector's passes over tiles, which wait until Scalar is done with these: Vector has other work meanwhile.
+
+    Attributes:
+        terms, sums: of the visit.
+        waiting: the tiles.
+    """
+
+    terms: MixtureTerms
+    sums: MixtureSums
+    waiting: list[_Waiting] = field(default_factory=list)
+
+    def add(self, step: Step, pair: MixturePair) -> None:
+        """Let a tile wait."""
+        self.waiting.append(_Waiting(step, pair))
+
+    def take_all(self) -> None:
+        """Issue all passes."""
+        for step, pair in self.waiting:
+            self.terms.take_products(pair, self.sums, step)
+        self.waiting.clear()
+
+
 @dataclass
 class KeptVisit:
     """The second visit of all blocks of positions.
@@ -82,6 +119,7 @@ class KeptVisit:
         turn: of the next block.
         pending: whose scores are kept; None at first.
         tiles_beside: tiles of the block of the first visit.
+        products: passes that wait.
     """
 
     launch: PairLaunch
@@ -93,6 +131,7 @@ class KeptVisit:
     slots: list[_Slot]
     terms: MixtureTerms
     sums: MixtureSums
+    products: _WaitingProducts
     turn: int = 0
     pending: _Pending | None = None
     tiles_beside: int = 0
@@ -103,6 +142,8 @@ class KeptVisit:
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
         shares = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block).shares
         share = shares[nl.program_id(0)]
+        terms = MixtureTerms.make(launch, group_tiles(blocks.largest, class_block), class_block)
+        sums = MixtureSums.make(blocks.largest)
         return cls(
             launch,
             store,
@@ -111,8 +152,9 @@ class KeptVisit:
             sizes.most_bodies(blocks, class_block),
             sizes.bare_bodies(blocks),
             [_Slot.make(tiles, share, number) for number, tiles in enumerate(blocks.slots)],
-            MixtureTerms.make(launch, group_tiles(blocks.largest, class_block), class_block),
-            MixtureSums.make(blocks.largest),
+            terms,
+            sums,
+            _WaitingProducts(terms, sums),
         )
 
     @property
@@ -156,7 +198,7 @@ class KeptVisit:
         """The second visit of a block of classes, for the block of positions before this one."""
         if self.pending is None:
             return iter(())
-        visit = _StepVisit(self.pending, self.terms, self.sums, step)
+        visit = _StepVisit(self.pending, self.terms, self.products, step)
         visit.load_group()
         return self._advance(visit, is_last)
 
@@ -199,13 +241,22 @@ class KeptVisit:
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
         """As many tiles at a time as spread evenly; none at first, while the scores of the first group are loaded."""
-        last = max(1, self.tiles_beside - 1)
-        for number in range(self.tiles_beside - 1):
-            visit.take_until(visit.tiles * number // last)
+        advances = self.tiles_beside
+        for number in range(advances):
+            # Of tiles that Scalar was given one pair of the first visit ago.
+            self.products.take_all()
+            is_over = number + 1 == advances
+            visit.take_until(visit.tiles if is_over else visit.tiles * number // (advances - 1))
+            if is_over:
+                self._close(visit.step, is_last)
             yield
-        visit.take_until(visit.tiles)
-        self.sums.close(visit.step, is_last)
-        yield
+
+    def _close(self, step: Step, is_last: bool) -> None:
+        """A block of classes is over."""
+        if is_last or ends_a_window(step):
+            # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
+            self.products.take_all()
+        self.sums.close(step, is_last)
 
     def _end(self) -> None:
         """The second visit of the last block of positions, in tiles of as many classes as a group has room for."""
@@ -218,10 +269,10 @@ class KeptVisit:
         plan = plan_blocks(self.shares, nl.program_id(0), terms.classes, self.bare_bodies, WINDOW)
 
         def visit(step: Step) -> None:
-            of_step = _StepVisit(pending, terms, self.sums, step)
+            of_step = _StepVisit(pending, terms, self.products, step)
             of_step.load_group()
             of_step.take_until(of_step.tiles)
-            self.sums.close(step, step.number == plan.count - 1)
+            self._close(step, step.number == plan.count - 1)
 
         plan.run(visit)
         self.exchange()
@@ -232,16 +283,16 @@ class _StepVisit:
 
     Attributes:
         pending: the block of positions.
-        terms, sums: of the visit.
+        terms: tiles on chip.
+        products: passes that wait.
         step: with the block of classes.
     """
 
-    def __init__(self, pending: _Pending, terms: MixtureTerms, sums: MixtureSums, step: Step) -> None:
-        self.pending, self.terms, self.sums, self.step = pending, terms, sums, step
+    def __init__(self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step) -> None:
+        self.pending, self.terms, self.products, self.step = pending, terms, products, step
         self._loaded: list[MixturePair] = []
         self._opened: list[MixturePair] = []
-        self._next_load = 0
-        self._taken = 0
+        self._tiles_loaded = self._tiles_taken = 0
 
     @property
     def tiles(self) -> int:
@@ -249,30 +300,32 @@ class _StepVisit:
         return self.pending.tiles
 
     def load_group(self) -> None:
-        """Load the scores of the next group, and take their differences."""
-        end = min(self._next_load + self.terms.group, self.tiles)
+        """Load the scores of the next group, if any, and take their differences."""
+        end = min(self._tiles_loaded + self.terms.group, self.tiles)
         kept = self.pending.slot.kept
-        self._loaded = []
         if kept is None:
             return
-        for tile in range(self._next_load, end):
+        for tile in range(self._tiles_loaded, end):
             pair = self.terms.next_pair(tile, self.step.block.size)
             kept.load(pair.student_sbuf, pair.teacher_sbuf, tile, self.step.block)
             self.terms.take_difference(pair)
             self._loaded.append(pair)
-        self._next_load = end
+        self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Take tiles until so many of all are taken."""
-        while self._taken < end:
-            if not self._opened:
-                self._open_group()
-            self.terms.take_sums(self._opened.pop(0), self.pending.slot.rows, self.sums, self.step)
-            self._taken += 1
-
-    def _open_group(self) -> None:
-        """The logs of the group that is loaded, while the next one is."""
-        self._opened = self._loaded
-        self.load_group()
-        for pair in self._opened:
-            self.terms.take_logs(pair, self.pending.slot.rows)
+        """Take logs and exponentials until so many of all tiles are taken; their products wait."""
+        rows = self.pending.slot.rows
+        while self._tiles_taken < end:
+            opens = not self._opened
+            if opens:
+                self._opened, self._loaded = self._loaded, []
+                for pair in self._opened:
+                    self.terms.take_logs(pair, rows)
+            pair = self._opened.pop(0)
+            self.terms.take_exponentials(pair, rows, self.products.sums, self.step)
+            if opens:
+                # The next group takes the place of the one before, of which nothing may wait any more.
+                self.products.take_all()
+                self.load_group()
+            self.products.add(self.step, pair)
+            self._tiles_taken += 1

@@ -29,7 +29,7 @@ _TILES_CHOSEN = 48
 # Rates of trn2 as modelled (docs/performance-model.md), and what a block of positions takes by itself.
 _COLUMNS_PER_US = 2400.0
 _SCALAR_COLUMNS_PER_US, _VECTOR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 1200.0, 960.0, 164.0, 1.28
-_LOADED_BYTES_PER_US, _KEPT_BYTES_PER_US = 331_000.0, 300_000.0
+_LOADED_BYTES_PER_US, _KEPT_BYTES_PER_US = 331_000.0, 365_000.0
 _BLOCK_US = 40.0
 _NEVER = float("inf")
 # A loop of fewer iterations costs more than it saves.
