@@ -22,7 +22,17 @@ from nkilib.experimental import loss
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.nki import nki, nl
-from tests.neuron import ctc, distillation, elementwise, linear_ids, log_probabilities, margins, rowwise, softmax
+from tests.neuron import (
+    ctc,
+    distillation,
+    elementwise,
+    linear_distillation,
+    linear_ids,
+    log_probabilities,
+    margins,
+    rowwise,
+    softmax,
+)
 
 ROWS: Final = 5
 CLASSES: Final = 37
@@ -241,6 +251,7 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
     yield from rowwise.launches_of_type(numpy_type)
     yield from ctc.launches_of_type(numpy_type)
     yield from distillation.launches_of_type(numpy_type)
+    yield from linear_distillation.launches_of_type(numpy_type)
     yield "inline", calls_plain, {**base, "dtype": dtype}
     yield "extended_inline", calls_extended, {**base, "grad_loss_hbm": _numbers(6, ROWS), "dtype": dtype}
 
@@ -295,6 +306,7 @@ _MATRICES: Final = (
     "input_hbm",
     "log_probs_hbm",
     "student_hbm",
+    "student_input_hbm",
     "x_hbm",
     "grad_hbm",
     "anchor_hbm",

@@ -152,14 +152,16 @@ def test_in_place_the_argument_may_change_or_not() -> None:
 
 def linear_sizes(given: dict[str, Any]) -> tuple[int, int]:
     """Positions, and classes of all shards."""
-    held = given["weight_hbm"].shape[1 if given.get("weight_layout") == "dv" else 0]
-    return len(given["input_hbm"]), given.get("num_classes", held)
+    of_model = "student_" if "student_weight_hbm" in given else ""
+    held = given[f"{of_model}weight_hbm"].shape[1 if given.get(f"{of_model}weight_layout") == "dv" else 0]
+    return len(given[f"{of_model}input_hbm"]), given.get("num_classes", held)
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
 def test_a_case_states_the_sizes_of_its_logits(name: str) -> None:
     given = CASES[name].arguments()
-    if "weight_hbm" in given and "target_hbm" not in given:  # of an output layer, not of losses
+    is_linear = "weight_hbm" in given or "student_weight_hbm" in given
+    if is_linear and "target_hbm" not in given:  # of an output layer, not of losses
         found = linear_sizes(given)
     else:
         *rows, columns = matrix_of(given).shape

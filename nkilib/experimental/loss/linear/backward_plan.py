@@ -48,8 +48,8 @@ _FEATURES_OF_RESIDENT_WEIGHT = 6144
 # Banks of PSUM for tiles of logits.
 LOGIT_BANKS = 5
 # Opened tiles beside each other, at most, where there is room: Scalar loads a table of functions to open tiles and one
-# to make them for all but one of them. Of more than there are banks it would wait for the products: with two operand pairs
-# there are no more than the fewest.
+# to make them for all but one of them. Of more than there are banks it would wait for the products: two operand pairs
+# have no more than the fewest.
 _OPENED_MOST = LOGIT_BANKS + 1
 # Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
 _STEPS_OF_STREAMS = 9

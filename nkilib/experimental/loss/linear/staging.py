@@ -61,25 +61,30 @@ class Staging:
             nisa.tensor_copy(dst=dst_sbuf[:, first:end, :], src=staged_sbuf, engine=nisa.engine.gpsimd)
 
 
-def with_rounded_bias(launch: Operands) -> Operands:
+def with_rounded_bias(launch: Operands, prefix: str = "") -> Operands:
     """With a bias of the type of the products; where it has another one, each core makes itself a copy in HBM.
 
-    Without a ``compute_dtype`` the bias stays as it is.
+    Without a ``compute_dtype`` the bias stays as it is. ``prefix`` tells the copies of several models apart.
     """
     bias_hbm = launch.bias_hbm
     if launch.compute_dtype is None or bias_hbm is None or bias_hbm.dtype == launch.dtype:
         return launch
-    rounded_hbm = nl.ndarray(tuple(bias_hbm.shape), dtype=launch.dtype, buffer=nl.private_hbm, name="rounded_bias_hbm")
+    rounded_hbm = nl.ndarray(
+        tuple(bias_hbm.shape), dtype=launch.dtype, buffer=nl.private_hbm, name=f"rounded_{prefix}bias_hbm"
+    )
     nisa.dma_copy(dst=rounded_hbm, src=bias_hbm)
     return replace(launch, bias_hbm=rounded_hbm)
 
 
-def with_rounded_input(launch: Operands) -> Operands:
-    """With X in the type of the products; where it has another one, the cores share a copy in HBM, half each."""
+def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
+    """With X in the type of the products; where it has another one, the cores share a copy in HBM, half each.
+
+    ``prefix`` tells the copies of several models apart.
+    """
     if launch.input_hbm.dtype == launch.dtype:
         return launch
     rounded_hbm = nl.ndarray(
-        tuple(launch.input_hbm.shape), dtype=launch.dtype, buffer=nl.shared_hbm, name="rounded_input_hbm"
+        tuple(launch.input_hbm.shape), dtype=launch.dtype, buffer=nl.shared_hbm, name=f"rounded_{prefix}input_hbm"
     )
     cores = nl.num_programs()
     half = div_ceil(launch.num_positions, cores)

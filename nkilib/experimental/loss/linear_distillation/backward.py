@@ -33,7 +33,9 @@ def backward_of_core(
     """
     require_fitting_plan(launch.function, tiling, BackwardPlan.of(sizes, *tiling))
     parts = parts_of_positions(launch)
-    student, teacher = (with_rounded_bias(with_rounded_input(model)) for model in launch.models)
+    student, teacher = (
+        with_rounded_bias(with_rounded_input(model, model.prefix), model.prefix) for model in launch.models
+    )
     launch = replace(launch, student=student, teacher=teacher)
 
     def problem_of(block: Block) -> BackwardProblem:

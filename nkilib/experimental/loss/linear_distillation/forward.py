@@ -54,7 +54,8 @@ def forward_of_core(
         second: the second visit of a mixture, which stores the divergence and its moment; None without one.
         has_divergence: False leaves divergence and moment to whoever comes later.
     """
-    launch = replace(launch, student=with_rounded_bias(launch.student), teacher=with_rounded_bias(launch.teacher))
+    student, teacher = (with_rounded_bias(model, model.prefix) for model in launch.models)
+    launch = replace(launch, student=student, teacher=teacher)
     if second is not None:
         forward = _Forward.make(launch, tiling, sizes, second, False)
         second.run_blocks(lambda block, opens, reopens: forward.run(block, results, opens, reopens))

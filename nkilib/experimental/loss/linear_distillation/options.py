@@ -82,6 +82,11 @@ class ModelOperands(LinearOperands):
     temperature: float = field(default=1.0, kw_only=True)
 
     @property
+    def prefix(self) -> str:
+        """Of the names of its tensors."""
+        return f"{self.name}_"
+
+    @property
     def unit(self) -> float:
         """What a score is multiplied with to give a logit: s without a softcap, c with one."""
         return self.logit_scale if self.softcap is None else self.softcap

@@ -69,9 +69,12 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     """
     tiles = min(div_ceil(tiling.position_block, TILE), div_ceil(launch.num_positions, TILE))
     needed, most = bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
+    remedy = f"None takes what {chooser} says"
+    if bytes_of(1, TILE) > most:
+        remedy = "no smaller one fits either: pass compute_dtype=nl.bfloat16 for less, or fewer features"
     require(
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.student.num_features} and "
         f"{launch.teacher.num_features} features at most {most} bytes of a partition, got {needed} with "
-        f"position_block={tiling.position_block} and class_block={tiling.class_block}; None takes what {chooser} says",
+        f"position_block={tiling.position_block} and class_block={tiling.class_block}; {remedy}",
     )

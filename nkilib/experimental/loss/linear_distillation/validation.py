@@ -38,8 +38,8 @@ def validated_pair_classes(
     function = student.function
     require_indirect_dma(function)
     for model in (student, teacher):
-        validate_operands(model, _prefix(model))
-        validate_bias(model, _prefix(model))
+        validate_operands(model, model.prefix)
+        validate_bias(model, model.prefix)
     require(
         teacher.num_positions == student.num_positions,
         f"{function}: teacher_input_hbm must have the {student.num_positions} rows of student_input_hbm, "
@@ -127,10 +127,6 @@ def validated_forward_tiling(
     return tiling
 
 
-def _prefix(model: ModelOperands) -> str:
-    return f"{model.name}_"
-
-
 def _validate_options(function: str, options: PairOptions) -> None:
     """The options of the loss."""
     beta, temperature = options.beta, options.temperature
@@ -153,7 +149,7 @@ def _validate_options(function: str, options: PairOptions) -> None:
 
 def _validate_logits(model: ModelOperands) -> None:
     """Scale and softcap of one model's logits."""
-    function, prefix = model.function, _prefix(model)
+    function, prefix = model.function, model.prefix
     scale, cap = model.logit_scale, model.softcap
     require(
         _is_number(scale) and LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX,

@@ -207,14 +207,14 @@ class PairForwardSizes:
         return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
 
     def _shared_by_override(self, override: int, class_block: int) -> int:
-        """So many, or all that there are."""
+        """So many, or what leaves a tile of its own to each core."""
         most = _SHARED_BLOCKS_MAX * class_block
         if override > most:
             raise ValueError(
                 f"linear_distillation_forward: PlanLimits.shared_classes must be at most {_SHARED_BLOCKS_MAX} blocks "
                 f"of {class_block} classes, of which statistics have room, got {override}; give at most {most}"
             )
-        return min(override, self.vocab_size)
+        return max(0, min(override, self.vocab_size - TILE * self.cores))
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""

@@ -1,4 +1,4 @@
-"""How a forward is cut up whose scores are kept for a second visit: what fits SBUF, blocks of positions, the program."""
+"""How a forward is cut up whose scores are kept for a second visit: room in SBUF, blocks of positions, the program."""
 
 from __future__ import annotations
 
