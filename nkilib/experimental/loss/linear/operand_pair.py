@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.launch import LinearOperands
-from nkilib.experimental.loss.linear.sizes import TILE
+from nkilib.experimental.loss.linear.sizes import TILE, CastBytes
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,14 @@ class PairSizes:
     @classmethod
     def of_operands(cls, operands: LinearOperands) -> PairSizes:
         """The sizes of a pair."""
-        first = operands.has_classes_first
-        casts = operands.casts
-        return cls(
-            operands.num_features,
-            dtype_bytes(operands.dtype),
-            first,
-            weight_itemsize=casts.weight,
-            # A weight whose features are its rows is cast by the transfer itself.
-            staging_bytes=casts.backward_staging(first) if first else 0,
-        )
+        itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
+        return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
+
+    @classmethod
+    def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
+        """The sizes of a pair, which say what memory its weight is cast in: none if the transfer itself casts it."""
+        staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
+        return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
 
     @property
     def feature_tiles(self) -> int:

@@ -7,11 +7,13 @@ tests hold the choice against it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -20,19 +22,23 @@ from nkilib.experimental.loss.linear.launch import (
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
-from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling
+from nkilib.experimental.loss.linear.operand_pair import PairSizes
+from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
+from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
     StreamSizes,
     choose_forward_tiling,
 )
+from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
 from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
-__all__ = ["FORWARD", "choose_linear_distillation_tiling"]
+__all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
 
-FORWARD = "forward"
+FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
 _CALLER = "choose_linear_distillation_tiling"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -43,6 +49,7 @@ class _Launch(NamedTuple):
     Attributes:
         num_positions, vocab_size: N and V.
         student, teacher: the operands of each model, as the forward takes them.
+        layouts: of both weights.
         cores, target, extended, beta, memory_limit: of the launch.
     """
 
@@ -50,6 +57,7 @@ class _Launch(NamedTuple):
     vocab_size: int
     student: StreamSizes
     teacher: StreamSizes
+    layouts: tuple[str, str]
     cores: int
     target: str
     extended: bool
@@ -92,7 +100,7 @@ def choose_linear_distillation_tiling(
         student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
         vocab_size: V, classes of both weights, 1 to 2^24.
         dtype: bfloat16, float16 or float32, of the student's products: as NKI, numpy, torch or a string names it.
-        direction: ``"forward"``.
+        direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a mixture over a shard.
         teacher_dtype: of the teacher's products; None: ``dtype``.
         cores: of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
@@ -150,7 +158,10 @@ def choose_linear_distillation_tiling(
         _stream(features[model], products[model], operands[model], layouts[model]) for model in range(2)
     )
     limit = MEMORY_LIMIT if memory_limit is None else memory_limit
-    launch = _Launch(positions, classes, student, teacher, cores, target, bool(extended), float(beta), limit)
+    both_layouts = student_weight_layout, teacher_weight_layout
+    launch = _Launch(
+        positions, classes, student, teacher, both_layouts, cores, target, bool(extended), float(beta), limit
+    )
     return _CHOICES[direction](launch)
 
 
@@ -180,10 +191,10 @@ def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits
     return choose_forward_tiling(sizes, sbuf_bytes)
 
 
-def _forward(launch: _Launch) -> LinearTiling:
-    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
-    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
-    sizes = PairForwardSizes(
+def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
+    """The sizes of a visit of the classes that has both products."""
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
+    return PairForwardSizes(
         launch.num_positions,
         launch.vocab_size,
         launch.student,
@@ -191,9 +202,47 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.cores,
         needs.of_products(launch.student.products + launch.teacher.products),
     )
+
+
+def _mixture(launch: _Launch) -> LinearTiling:
+    sizes = MixtureSizes(_forward_sizes(launch, mixed=True))
+    return choose_mixture_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+
+
+def _forward(launch: _Launch) -> LinearTiling:
+    mixed = 0.0 < launch.beta < 1.0
+    sizes = _forward_sizes(launch, mixed)
     if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
         return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
     return forward_tiling(sizes, launch.target)
 
 
-_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {FORWARD: _forward}
+def _backward(launch: _Launch) -> LinearTiling:
+    """Of a part of the positions where they are split."""
+    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
+    student, teacher = launch.student, launch.teacher
+    first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)
+    parts = position_parts(launch.num_positions, max(student.num_features, teacher.num_features))
+    further = PairSizes.of_weight(teacher.num_features, teacher.itemsize, teacher_first, teacher.weight_itemsize)
+    staging = CastBytes(weight=student.weight_itemsize).backward_staging(first)
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
+    sizes = BackwardSizes(
+        parts.size,
+        student.num_features,
+        launch.vocab_size,
+        student.itemsize,
+        first,
+        gradient_needs(replace(needs, target=launch.extended)),
+        parts.is_split or launch.extended,
+        weight_itemsize=student.weight_itemsize,
+        staging_bytes=max(staging, further.staging_bytes),
+        further=(further,),
+    )
+    return backward_tiling(sizes, launch.cores, launch.target)
+
+
+_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
+    FORWARD: _forward,
+    BACKWARD: _backward,
+    MIXTURE: _mixture,
+}
