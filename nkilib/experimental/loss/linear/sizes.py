@@ -97,12 +97,14 @@ class PositionParts(NamedTuple):
         return 1 + (self.rest > 0)
 
 
-def position_parts(num_positions: int, num_features: int, ids: int = 1) -> PositionParts:
+def position_parts(
+    num_positions: int, num_features: int, ids: int = 1, unsplit: int = POSITIONS_UNSPLIT
+) -> PositionParts:
     """One part, or of many positions the fewest parts, as equal as tiles of 128 positions can be.
 
-    Of several target ids of a position a part has fewer positions.
+    Of several target ids of a position a part has fewer positions. At most ``unsplit`` positions are one part.
     """
-    limit = limited_positions(POSITIONS_UNSPLIT)
+    limit = limited_positions(unsplit)
     if ids > 1:
         limit = min(limit, _IDS_OF_PART // searched_ids(ids) * TILE)
     if num_positions <= limit:

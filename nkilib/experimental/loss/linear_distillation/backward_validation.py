@@ -44,7 +44,6 @@ def validated_backward_tiling(
         AssertionError: with function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
-    chosen = None
     try:
         chosen = backward_tiling(sizes, nl.num_programs(), target)
     except ValueError:
@@ -52,8 +51,9 @@ def validated_backward_tiling(
         require(
             position_block is not None and class_block is not None,
             f"{launch.function}: student_input_hbm and teacher_input_hbm must have so few features that tiles of both "
-            f"fit SBUF, got {student.num_features} of {student.dtype} and {teacher.num_features} of {teacher.dtype}; "
-            f"pass compute_dtype=nl.bfloat16",
+            f"models fit SBUF, got {student.num_features} in {student.dtype} and {teacher.num_features} in "
+            f"{teacher.dtype}; pass compute_dtype=nl.bfloat16",
         )
+        # Blocks that are asked for are refused where they do not fit, with what they take.
         chosen = LinearTiling(nl.tile_size.pmax, nl.tile_size.pmax)
     return validated_blocks(launch.function, chosen, position_block, class_block, "choose_linear_distillation_tiling")

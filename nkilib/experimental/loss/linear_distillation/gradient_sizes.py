@@ -8,7 +8,8 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.linear.backward import program_share
 from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
 from nkilib.experimental.loss.linear.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.sizes import PositionParts, position_parts
+from nkilib.experimental.loss.linear.sizes import PositionParts
+from nkilib.experimental.loss.linear_distillation.host.backward_tiling import pair_parts
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
@@ -23,8 +24,9 @@ def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
 
 def parts_of_positions(launch: PairLaunch) -> PositionParts:
     """One part, or several of very many positions."""
-    features = max(model.num_features for model in launch.models)
-    return position_parts(launch.num_positions, features)
+    student, teacher = launch.models
+    feature_bytes = sum(model.num_features * dtype_bytes(model.dtype) for model in launch.models)
+    return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
 
 
 def backward_sizes(launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool) -> BackwardSizes:

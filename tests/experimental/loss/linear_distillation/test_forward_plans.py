@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_shards_of_a_vocabulary_join_by_the_chain_rule(beta: float) -> None:
     )
     whole = check_forward(problem)
     shards = []
-    for first, end in zip(edges, edges[1:], strict=False):
+    for first, end in pairwise(edges):
         models = [
             replace(model, weight=model.weight[first:end], bias=model.bias[first:end])
             for model in (problem.student, problem.teacher)

@@ -6,7 +6,7 @@ from nkilib.experimental.loss.linear.tile_needs import TileNeeds
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
 # Float32 columns of positions: what stays, and what they are computed from.
-_COLUMNS = 20
+_COLUMNS = 14
 # Tiles that an opened one keeps: the student's scores, and the teacher's or the differences of both.
 _OPENED = 2
 

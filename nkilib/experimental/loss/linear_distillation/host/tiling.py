@@ -23,8 +23,8 @@ from nkilib.experimental.loss.linear.launch import (
     WEIGHT_LAYOUTS,
 )
 from nkilib.experimental.loss.linear.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
-from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling
+from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling
+from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling, pair_parts
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
     StreamSizes,
@@ -222,7 +222,8 @@ def _backward(launch: _Launch) -> LinearTiling:
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     student, teacher = launch.student, launch.teacher
     first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)
-    parts = position_parts(launch.num_positions, max(student.num_features, teacher.num_features))
+    feature_bytes = student.num_features * student.itemsize + teacher.num_features * teacher.itemsize
+    parts = pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
     further = PairSizes.of_weight(teacher.num_features, teacher.itemsize, teacher_first, teacher.weight_itemsize)
     staging = CastBytes(weight=student.weight_itemsize).backward_staging(first)
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
