@@ -32,7 +32,7 @@ from nkilib.torch.functions.linear_distillation.statistics import (
     share_of,
 )
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
-from nkilib.torch.functions.vocab_parallel.statistics import greatest_of_ranks, product, sums_of_ranks
+from nkilib.torch.functions.vocab_parallel.statistics import greatest_of_ranks, sums_of_ranks
 
 _TYPES: Final = (None, "bfloat16", "float16", "float32")
 
@@ -170,7 +170,7 @@ def _combined(
     if logprob.shape == maximum.shape:
         # In this order, since large logits cancel exactly in the difference.
         logprob = _of_counted((logprob - maximum) - log_sum, given, labels)
-    loss = found.divergence if given.row_weight is None else product(given.row_weight, found.divergence)
+    loss = found.divergence if given.row_weight is None else given.row_weight * found.divergence
     loss = _of_counted(loss, given, labels)
     return DistillationResults(loss, found.entropy, found.moment, *whole.statistics, logprob)
 

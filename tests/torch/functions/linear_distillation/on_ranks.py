@@ -1,18 +1,26 @@
-"""What each of the processes of ``vocab_parallel.ranks_run`` does with a distillation of output layers in parts."""
+"""What each of the processes of ``vocab_parallel.ranks_run`` does with a distillation of output layers in parts.
+
+``python -m tests.torch.functions.linear_distillation.on_ranks DIRECTORY RANKS`` does it in RANKS processes, for sweeps.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+import torch.multiprocessing
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor
 
+import nkilib.simulator
 from nkilib.torch import LinearDistillationOutputs, linear_distillation_loss
 from tests.torch.functions.linear_distillation.problem import OUTPUTS, DistillationProblem, Kept, make_distillation
 
@@ -151,3 +159,18 @@ def distillation_calls_to_refuse(group: dist.ProcessGroup | None) -> dict[str, C
         "unlike labels": call(labels=given["labels"] if rank else None),
         "label": call(labels=given["labels"] + 11 * ranks, outputs=("logprob",)),
     }
+
+
+def main(rank: int, directory: Path, ranks: int) -> None:
+    """Run everything of a group of all ranks, and save it as ``DIRECTORY/RANK.pt``."""
+    store = f"file://{directory / 'store'}"
+    dist.init_process_group("gloo", store, timedelta(seconds=60), rank=rank, world_size=ranks)
+    with nkilib.simulator.using(uninitialized="error", target="trn2", precise_fp=True):
+        torch.save(distillation_on_ranks(None), directory / f"{rank}.pt")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    processes = int(sys.argv[2])
+    torch.multiprocessing.start_processes(main, (Path(sys.argv[1]), processes), processes, start_method="fork")

@@ -11,7 +11,11 @@ from torch import Tensor
 
 from nkilib.torch import LinearDistillationOutputs, distillation_loss, linear_distillation_loss
 from tests.torch.functions.linear_cross_entropy.problem import CLASSES, DTYPES, FEATURES
-from tests.torch.functions.linear_distillation.problem import TEACHER_FEATURES, make_distillation
+from tests.torch.functions.linear_distillation.problem import (
+    TEACHER_FEATURES,
+    DistillationProblem,
+    make_distillation,
+)
 from tests.torch.inputs import make_logits
 
 RECIPES: dict[str, dict[str, Any]] = {
@@ -166,13 +170,36 @@ def test_a_masked_class(beta: float, mask: str) -> None:
     problem.labels[:] = 2
     is_infinite = mask == {0.0: "student", 1.0: "teacher"}.get(beta)
     if is_infinite:
-        loss = linear_distillation_loss(**problem.leaves(), **problem.arguments, reduction="none")
-        assert loss.isposinf().all()
+        _check_infinite(problem)
         return
     outputs, gradients = problem.ours()
     problem.check(outputs, gradients)
     if in_student:
         assert gradients["linear_bias"][[1, 7]].eq(0.0).all()
+
+
+def _check_infinite(problem: DistillationProblem) -> None:
+    """The gradient of KL(P || Q) is that of its formula; positions that are ignored have none."""
+    leaves = problem.leaves()
+    loss = linear_distillation_loss(**leaves, **problem.arguments, reduction="none")
+    assert loss.isposinf().all()
+    if problem.beta == 0.0:
+        q, p = (
+            F.linear(given[f"{model}input"], given[weight], given[bias]).softmax(-1)
+            for given, model, weight, bias in (
+                (problem.leaves_of, "", "linear_weight", "linear_bias"),
+                (problem.constants, "teacher_", "teacher_weight", "teacher_bias"),
+            )
+        )
+        of_logits = q - p
+        expected = (of_logits @ leaves["linear_weight"], of_logits.t() @ leaves["input"], of_logits.sum(0))
+        found = torch.autograd.grad(loss.sum(), list(leaves.values()))
+        for gradient, of_formula in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, of_formula, rtol=1e-4, atol=1e-5)
+    arguments = {**problem.arguments, "labels": torch.full_like(problem.labels, -100)}
+    ignored = linear_distillation_loss(**leaves, **arguments, reduction="sum")
+    assert ignored == 0.0
+    assert not any(each.any() for each in torch.autograd.grad(ignored, list(leaves.values())))
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (2, 0)])

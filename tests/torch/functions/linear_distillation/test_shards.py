@@ -66,6 +66,25 @@ def test_one_rank_with_all_classes_has_the_results_of_the_whole(adds: bool, beta
     problem.check(outputs, gradients)  # type: ignore[arg-type]
 
 
+@BETAS
+@pytest.mark.parametrize("masked", ["linear_bias", "teacher_bias"])
+def test_what_is_infinite_of_the_whole_is_infinite_of_ranks(masked: str, beta: float) -> None:
+    """And the gradients are those of the whole, NaN where these are."""
+    problem = make_distillation(POSITIONS, bias=True, weighted=True, beta=beta)
+    {**problem.leaves_of, **problem.constants}[masked][[1, 7]] = -torch.inf
+    problem.labels[:] = 2
+    leaves, together = problem.leaves(), problem.leaves()
+    outputs = outputs_of(problem, **leaves)
+    whole = linear_distillation_loss(**together, **problem.arguments, reduction="none", outputs=OUTPUTS)
+    assert isinstance(whole, LinearDistillationOutputs)
+    torch.testing.assert_close(outputs, whole)
+    assert outputs.loss.isposinf().all() == ((masked, beta) in (("linear_bias", 0.0), ("teacher_bias", 1.0)))
+    found, expected = (
+        torch.autograd.grad(each.loss.sum(), list(by.values())) for each, by in ((outputs, leaves), (whole, together))
+    )
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 @pytest.fixture
 def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
     """What is launched for gradients, by the name of the operator."""

@@ -377,15 +377,31 @@ def test_a_distillation_is_that_of_the_whole_on_every_rank(
     form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
 ) -> None:
     """Whether the teacher has the classes of the student on each rank, or has to be gathered."""
-    found = _distillation(name, form, ranks, found_by_ranks)
+    _check_distillation(name, form, _distillation(name, form, ranks, found_by_ranks))
+
+
+def _check_distillation(name: str, form: str, found: Found) -> None:
+    """Results and gradients are those of the whole; every rank has the same, and the gradients of its own classes."""
     first, gradients = found[0]["outputs"], dict(found[0]["gradients"])
     assert all(torch.equal(each["outputs"][output], values) for each in found for output, values in first.items())
     assert all(torch.equal(each["gradients"]["input"], gradients["input"]) for each in found)
     if form == "parts":
+        held = of_distillation.CLASSES // len(found)
         for part in gradients.keys() - {"input"}:
-            assert [len(each["gradients"][part]) for each in found] == [of_distillation.CLASSES // ranks] * ranks
+            assert [len(each["gradients"][part]) for each in found] == [held] * len(found)
             gradients[part] = torch.cat([each["gradients"][part] for each in found])
     DISTILLATIONS[name].check(LinearDistillationOutputs(**first), gradients)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_a_distillation_of_more_ranks(ranks: int, tmp_path: Path) -> None:
+    run_module("tests.torch.functions.linear_distillation.on_ranks", str(tmp_path), str(ranks), timeout=SECONDS)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    for name, forms in of_distillation.FORMS.items():
+        for form in forms:
+            if form != "gathered":
+                _check_distillation(name, form, [each[name][form] for each in found])
 
 
 @by_ranks
