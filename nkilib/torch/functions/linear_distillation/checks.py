@@ -32,6 +32,10 @@ OUTPUTS: Final = ("entropy", "logprob")
 OF_WEIGHT: Final = LINEAR_DISTILLATION._replace(input="linear_weight", noun="weight")
 
 _OPTIONAL: Final = ("linear_bias", "teacher_bias", "labels", "row_weight", "grad_weight_sum")
+# Of hidden states of one position, both models together, in the types of their products: what fits on chip with all
+# options; and where operands are rounded, which takes room too.
+_BYTES_MOST: Final = 64 * 1024
+_ROUNDED_BYTES_MOST: Final = 56 * 1024
 # Of the softcaps, or logit scales without one, of both models.
 _UNITS_APART_MOST: Final = 1e12
 _INSTEAD: Final = "pass the logits of torch.nn.functional.linear to nkilib.torch.distillation_loss"
@@ -231,6 +235,29 @@ def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: i
     if positions > POSITIONS_MAX:
         raise ValueError(
             f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them"
+        )
+
+
+def check_features_fit(caller: Caller, given: DistillationArguments, compute_dtype: str | None) -> None:
+    """Refuse features of both models that together do not fit on chip.
+
+    Args:
+        caller: who is named in errors.
+        given: the arguments.
+        compute_dtype: the name of the type that operands are rounded to; None: they are not.
+
+    Raises:
+        NotImplementedError: always then.
+    """
+    models = (given.student, given.teacher)
+    types = [each.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for each in models]
+    sizes = [each.weight.shape[1] * dtype.itemsize for each, dtype in zip(models, types, strict=True)]
+    most = _BYTES_MOST if compute_dtype is None else _ROUNDED_BYTES_MOST
+    if sum(sizes) > most:
+        raise NotImplementedError(
+            f"{caller}: hidden states of a position may take at most {most} bytes of both models together in the types "
+            f"of the products, got {sizes[0]} of input and {sizes[1]} of teacher_input; pass both models in bfloat16, "
+            f"or compute_dtype=torch.bfloat16, or {_INSTEAD.removeprefix('pass ')}"
         )
 
 

@@ -19,6 +19,7 @@ from nkilib.torch.functions.linear_distillation.arguments import STUDENT, TEACHE
 from nkilib.torch.functions.linear_distillation.autograd import DERIVATIVE
 from nkilib.torch.functions.linear_distillation.checks import (
     check_arguments,
+    check_features_fit,
     check_given,
     checked_compute_dtype,
     checked_outputs,
@@ -187,8 +188,9 @@ def linear_distillation_loss(
             all ranks: they do not see the same shards or options.
         RuntimeError: a tensor of the teacher, or ``row_weight``, requires grad (pass it detached); devices differ.
         IndexError: on the CPU, a label out of range whose log-probability is asked for.
-        NotImplementedError: another device; a number of features or classes that no kernel takes; DTensors placed
-            otherwise; a derivative in forward mode, or a second one.
+        NotImplementedError: another device; a number of features or classes that no kernel takes, as more than 16,384
+            float32 features of both models together, or 32,768 of 16 bits; DTensors placed otherwise; a derivative in
+            forward mode, or a second one.
     """
     chosen = checked_beta(_CALLER, direction, beta)
     check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
@@ -210,6 +212,7 @@ def linear_distillation_loss(
     given, shards = placed.given, placed.shards
     check_arguments(_CALLER, given, None if shards is None else shards.num_classes)
     recipe = replace(recipe, compute_dtype=checked_compute_dtype(_CALLER, given, compute_dtype))
+    check_features_fit(_CALLER, given, recipe.compute_dtype)
     counted, wanted = Labels(ignore_index), Wanted("logprob" in names)
     operands = _operands(given)
     if shards is None:

@@ -85,6 +85,14 @@ REFUSED: dict[str, tuple[type[Exception], str, dict[str, Any]]] = {
         "teacher_weight must have 16 to 16384 features, got 8; pass the logits .* to nkilib.torch.distillation_loss",
         {"teacher_weight": TW[:, :8], "teacher_input": TX[:, :8]},
     ),
+    "many features": (
+        NotImplementedError,
+        "at most 65536 bytes of both models together .* got 40960 of input and 40960 of teacher_input; pass",
+        {
+            name: torch.zeros(len(GIVEN[name]), 10240)
+            for name in ("input", "linear_weight", "teacher_input", "teacher_weight")
+        },
+    ),
     "no type": (TypeError, "'compute_dtype' must be torch.dtype, not str", {"compute_dtype": "bf16"}),
     "a type without products": (ValueError, "compute_dtype must be torch.bfloat16", {"compute_dtype": torch.float64}),
     "a sum": (ValueError, "grad_weight_sum must be float32", {"grad_weight_sum": W.half()}),
