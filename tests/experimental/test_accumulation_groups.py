@@ -34,6 +34,7 @@ from nkilib.experimental.loss import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
 from nkilib.nki import nisa, nki, nl
 
 PACKAGE = Path(nkilib.__file__).parent
@@ -167,6 +168,18 @@ def token_scores() -> None:
     linear_token_scores_backward[2](x, weight, targets, lse, rng.standard_normal((300, 9)).astype(np.float32))
 
 
+def two_models(beta: float, **options: Any) -> None:
+    """The backward of a student and its teacher, whose logits take turns in the same banks."""
+    rng = np.random.default_rng(6)
+    operands = [
+        (rng.standard_normal((rows, features)) / features**0.5).astype(ml_dtypes.bfloat16)
+        for features in (300, 400)
+        for rows in (300, 900)
+    ]
+    vectors = [np.ones(300, np.float32) for _ in range(6)]
+    linear_distillation_backward[2](*operands, *vectors, beta=beta, **options)
+
+
 def ctc() -> None:
     """CTC's gradient sums the probabilities of the states of a class, of more labels than a product takes."""
     rng = np.random.default_rng(3)
@@ -189,6 +202,8 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "linear, W^T streams, [D, V]": partial(streamed_weight, "dv"),
     "linear, one launch": one_launch,
     "linear, several target ids": token_scores,
+    "linear, two models": partial(two_models, 0.0),
+    "linear, several blocks of a mixture": partial(two_models, 0.5, position_block=128, class_block=256),
     "ctc": ctc,
 }
 
