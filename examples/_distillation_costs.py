@@ -9,14 +9,16 @@ from typing import NamedTuple
 
 from nkilib import simulator
 from nkilib.experimental.loss import (
+    choose_linear_distillation_tiling,
     distillation_backward,
     distillation_forward,
     linear_distillation_backward,
     linear_distillation_forward,
 )
+from nkilib.experimental.loss.linear.host.memory import backward_bytes
 
 CORES = 2
-_BFLOAT16_BYTES, _FLOAT32_BYTES = 2, 4
+_BFLOAT16_BYTES = 2
 _MICROSECONDS_PER_MILLISECOND = 1e3
 # Vectors [N] in float32 that the backward of either form takes: statistics of both models, and the upstream gradient.
 _VECTORS = 6
@@ -86,6 +88,7 @@ def costs_of(problem: Problem) -> list[Costs]:
 def _costs(problem: Problem, vocabulary: int) -> Costs:
     positions, student, teacher = problem.positions, problem.student, problem.teacher
     operands = _tensors((positions, student), (vocabulary, student), (positions, teacher), (vocabulary, teacher))
+    tiling = choose_linear_distillation_tiling(positions, student, teacher, vocabulary, "bfloat16", "backward")
     vectors = [simulator.spec((positions,), "float32")] * _VECTORS
     forward = simulator.profile(linear_distillation_forward[CORES], *operands)
     backward = simulator.profile(linear_distillation_backward[CORES], *operands, *vectors)
@@ -101,7 +104,7 @@ def _costs(problem: Problem, vocabulary: int) -> Costs:
             2 * _BFLOAT16_BYTES * positions * vocabulary / 2**20, (products + of_logits) / _MICROSECONDS_PER_MILLISECOND
         ),
         Cost(
-            CORES * _FLOAT32_BYTES * positions * student / 2**20,  # a float32 sum of dX on each core
+            backward_bytes(positions, student, *tiling, cores=CORES) / 2**20,
             (forward.time_us + backward.time_us) / _MICROSECONDS_PER_MILLISECOND,
         ),
     )

@@ -36,6 +36,9 @@ class Chooser(NamedTuple):
 _ROWS: Final = ("chunks", "tail", "is_short", "is_tiny")
 _LOSS: Final = "experimental.loss"
 _LINEAR: Final = f"{_LOSS}.linear_cross_entropy"
+_PAIR: Final = f"{_LOSS}.linear_distillation"
+# What both have in common.
+_SHARED: Final = f"{_LOSS}.linear"
 _OF_BACKWARD: Final = ("class_tiles", "weight_group", "pieces_of_stripe", "keeps_pieces", "keeps_inputs")
 CHOOSERS: Final[dict[str, Chooser]] = {
     "softmax of rows": Chooser("experimental.softmax.rows", "forward_plan", properties=_ROWS),
@@ -51,8 +54,10 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "classes of a linear forward": Chooser(f"{_LINEAR}.forward", "divide_classes"),
     "linear backward": Chooser(f"{_LINEAR}.backward", "require_fitting_plan", 2, _OF_BACKWARD),
     "linear gradients in one launch": Chooser(f"{_LINEAR}.one_launch", "require_fitting_plan", 2, _OF_BACKWARD),
-    "linear backward of a program": Chooser(f"{_LINEAR}.backward", "plan_of_program", properties=_OF_BACKWARD),
-    "loop of a linear backward": Chooser(f"{_LINEAR}.backward", "planned_cover"),
+    "linear backward of a program": Chooser(f"{_SHARED}.backward", "plan_of_program", properties=_OF_BACKWARD),
+    "loop of a linear backward": Chooser(f"{_SHARED}.backward", "planned_cover"),
+    "tiling of a linear distillation": Chooser(f"{_PAIR}.validation", "forward_tiling"),
+    "linear distillation backward": Chooser(f"{_PAIR}.backward", "require_fitting_plan", 2, _OF_BACKWARD),
     "tiling of a distillation": Chooser(f"{_LOSS}.distillation.kernels", "choose_distillation_tiling"),
     "mixture": Chooser(f"{_LOSS}.distillation.mixture_forward", "mixture_plan"),
     "chunks at a time of a mixture's gradient": Chooser(f"{_LOSS}.distillation.mixture_backward", "gradient_group"),

@@ -13,6 +13,7 @@ from benchmarks.fuzz.families import (
     distillation,
     elementwise,
     linear,
+    linear_distillation,
     linear_scores,
     margins,
     nll_loss,
@@ -39,6 +40,7 @@ FUZZED: Final[dict[str, Fuzzed]] = {
     "linear_cross_entropy": Fuzzed(linear.drawn, 8.0, ("LinearCrossEntropyLoss",)),
     "vocab_parallel_linear_cross_entropy": Fuzzed(linear.drawn, 2.0),
     "linear_token_scores": Fuzzed(linear_scores.drawn, 4.0),
+    "linear_distillation_loss": Fuzzed(linear_distillation.drawn, 4.0, ("LinearDistillationLoss",)),
     "cross_entropy": Fuzzed(cross_entropy.drawn, 5.0, ("CrossEntropyLoss",)),
     "vocab_parallel_cross_entropy": Fuzzed(cross_entropy.drawn, 2.0),
     "token_scores": Fuzzed(cross_entropy.drawn, 2.0),
@@ -55,6 +57,7 @@ FUZZED: Final[dict[str, Fuzzed]] = {
 
 EXCLUDED: Final[dict[str, str]] = {
     "CrossEntropyOutputs": "a type of results, which calls with return_outputs give",
+    "LinearDistillationOutputs": "a type of results, which linear_distillation_loss with outputs gives",
     "LinearTokenScores": "a type of results, which linear_token_scores gives",
     "TokenScores": "a type of results, which token_scores gives",
     "int32_targets": "a check and a cast on the host: no kernel runs",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 _TARGETS = ("trn2", "trn3")  # the kernels need trn2 or newer
 DTYPES = ("bfloat16", "float32", "float16")
-_DIRECTIONS = ("forward", "backward", "forward_backward")
+_DIRECTIONS = ("forward", "backward", "forward_backward", "mixture")
 
 
 def add_launch_arguments(
@@ -30,7 +30,7 @@ def add_launch_arguments(
         "--direction",
         choices=_DIRECTIONS,
         default=_DIRECTIONS[0] if is_required else None,
-        help=f"default {_DIRECTIONS[0]}",
+        help=f"default {_DIRECTIONS[0]}; mixture with --family linear_distillation",
     )
     command.add_argument(
         "--target", choices=targets, default="trn2" if is_required else None, help="generation (default trn2)"

@@ -31,6 +31,9 @@ from nkilib.torch.functions.kl_div.functional import kl_div
 from nkilib.torch.functions.kl_div.modules import KLDivLoss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
+from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
+from nkilib.torch.functions.linear_distillation.modules import LinearDistillationLoss
+from nkilib.torch.functions.linear_distillation.results import LinearDistillationOutputs
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.linear_token_scores.results import LinearTokenScores
 from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
@@ -63,6 +66,8 @@ __all__ = [
     "KLDivLoss",
     "L1Loss",
     "LinearCrossEntropyLoss",
+    "LinearDistillationLoss",
+    "LinearDistillationOutputs",
     "LinearTokenScores",
     "LogSoftmax",
     "MSELoss",
@@ -90,6 +95,7 @@ __all__ = [
     "kl_div",
     "l1_loss",
     "linear_cross_entropy",
+    "linear_distillation_loss",
     "linear_token_scores",
     "log_softmax",
     "margin_ranking_loss",

@@ -20,8 +20,10 @@ BATCH = (spec((N, 4, V), "bfloat16"), spec((4, 5), "int32"), *[spec((4,), "int32
 FURTHER = {
     "ctc_loss": ("--sequences", "4", "--labels", "5"),
     "linear_token_scores": ("--features", "32", "--ids", "5"),
+    "linear_distillation": ("--features", "32", "--teacher-features", "48"),
 }
 HIDDEN = (spec((N, 32), "bfloat16"), spec((V, 32), "bfloat16"), spec((N, 5), "int32"))
+PAIR = (*HIDDEN[:2], spec((N, 48), "bfloat16"), spec((V, 48), "bfloat16"))
 LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
     ("softmax", "forward"): (softmax.softmax_forward, (MATRIX,), {}),
     ("softmax", "backward"): (softmax.softmax_backward, (MATRIX, MATRIX), {}),
@@ -64,6 +66,9 @@ LAUNCHES: dict[tuple[str, str], tuple[Any, tuple[Any, ...], dict[str, Any]]] = {
         (*HIDDEN, COLUMN, spec((N, 5), "float32")),
         {},
     ),
+    ("linear_distillation", "forward"): (loss.linear_distillation_forward, PAIR, {}),
+    ("linear_distillation", "mixture"): (loss.linear_distillation_mixture, (*PAIR, *[COLUMN] * 4), {}),
+    ("linear_distillation", "backward"): (loss.linear_distillation_backward, (*PAIR, *[COLUMN] * 6), {}),
     ("distillation", "forward"): (distillation_forward, (MATRIX, MATRIX), {}),
     ("distillation", "backward"): (distillation_backward, (MATRIX, MATRIX, *[COLUMN] * 6), {}),
 }
@@ -84,9 +89,9 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 def test_every_public_kernel_has_a_family() -> None:
     named = {name for family in FAMILIES for name in family.NAMES}
     kernels = {name.removeprefix("extended_") for name in public_kernels()}
-    assert {
-        name.removesuffix("_forward_backward").removesuffix("_forward").removesuffix("_backward") for name in kernels
-    } == named
+    for direction in ("_forward_backward", "_forward", "_backward", "_mixture"):
+        kernels = {name.removesuffix(direction) for name in kernels}
+    assert kernels == named
 
 
 @pytest.mark.parametrize(("family", "direction"), LAUNCHES)
@@ -133,6 +138,11 @@ def test_the_choice_is_that_of_the_options(capsys: pytest.CaptureFixture[str]) -
         ("cosine_embedding_loss", ("--each", "1"), "the kernel"),
         ("multi_margin_loss", ("--chunk-size", "128", "256"), "choose_multi_margin_tiling"),
         ("distillation", ("--chunk-size", "128", "300"), "choose_distillation_tiling"),
+        (
+            "linear_distillation",
+            (*FURTHER["linear_distillation"], "--class-block", "128", "256"),
+            "choose_linear_distillation_tiling",
+        ),
     ],
 )
 def test_tune_lists_what_was_asked_for_and_the_choice(
@@ -173,6 +183,10 @@ def test_nll_loss_streams_its_input_or_gathers(capsys: pytest.CaptureFixture[str
         ),
         (("--family", "linear_cross_entropy"), "argument --features: is required for linear_cross_entropy"),
         (("--family", "softmax", "--direction", "forward_backward"), "forward_backward is of linear cross-entropy"),
+        (("--family", "softmax", "--direction", "mixture"), "mixture is of distillation from hidden states"),
+        (("--features", "32", "--direction", "mixture"), "mixture is of distillation from hidden states"),
+        (("--features", "32", "--teacher-features", "48"), "is for kernels with --family linear_distillation"),
+        (("--family", "linear_distillation", "--features", "32"), "argument --teacher-features: is required"),
     ],
 )
 @pytest.mark.parametrize("name", ["profile", "tune"])

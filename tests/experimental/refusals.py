@@ -281,6 +281,39 @@ DISTILLATION_KERNELS = {
 
 
 @dataclass(frozen=True)
+class PairKernel(Kernel):
+    """A kernel over hidden states and output weights of two models; a matrix is the student's input."""
+
+    def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
+        """The arguments of a call that works on such an input, and on a teacher of half as many features."""
+        rows, features = shape[-2:]
+        return {
+            self.words["matrix"]: np.ones(shape, np.float32),
+            "student_weight_hbm": np.ones((CLASSES, features), np.float32),
+            "teacher_input_hbm": np.ones((rows, features // 2), np.float32),
+            "teacher_weight_hbm": np.ones((CLASSES, features // 2), np.float32),
+            **self.further(rows, CLASSES),
+        }
+
+
+_OF_STUDENT_INPUTS = {"matrix": "student_input_hbm"}
+# Of products of ones.
+_MAXIMA = {"student_maximum_hbm": float(COLUMNS), "teacher_maximum_hbm": float(COLUMNS // 2)}
+_SAVED_OF_PAIR = ("moment_hbm", *_MAXIMA, "student_log_sum_hbm", "teacher_log_sum_hbm", "grad_divergence_hbm")
+PAIR_KERNELS = {
+    kernel.name: kernel
+    for kernel in (
+        PairKernel(loss.linear_distillation_forward, lambda rows, columns: {}, _OF_STUDENT_INPUTS),
+        PairKernel(
+            loss.linear_distillation_backward,
+            lambda rows, columns: {name: np.full(rows, _MAXIMA.get(name, 1.0), np.float32) for name in _SAVED_OF_PAIR},
+            _OF_STUDENT_INPUTS,
+        ),
+    )
+}
+
+
+@dataclass(frozen=True)
 class SoftmaxKernel(Kernel):
     """A kernel along an axis; a matrix is x, or the upstream gradient."""
 

@@ -9,6 +9,7 @@ import nkilib.torch
 from nkilib.torch import (
     cross_entropy,
     linear_cross_entropy,
+    linear_distillation_loss,
     linear_token_scores,
     token_scores,
     vocab_parallel_cross_entropy,
@@ -50,11 +51,13 @@ def test_every_argument_of_the_functions_has_its_row() -> None:
         token_scores,
         linear_cross_entropy,
         linear_token_scores,
+        linear_distillation_loss,
         vocab_parallel_linear_cross_entropy,
     )
     arguments = {name for function in functions for name in inspect.signature(function).parameters}
     tensors = {"input", "logits", "logits_shard", "target", "weight", "normalizer"}
     tensors |= {"linear_weight", "linear_bias", "grad_weight_sum"}
+    tensors |= {"teacher_input", "teacher_weight", "teacher_bias", "labels", "row_weight"}
     assert named("tensor", 0) == tensors
     assert named("constant", 0) == arguments - tensors - {"group"}
 

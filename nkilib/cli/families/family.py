@@ -53,7 +53,7 @@ class Family(ABC):
         """Why such a launch is none."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is of linear cross-entropy: add --features"
-        return None
+        return self._no_mixture
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
@@ -66,6 +66,15 @@ class Family(ABC):
     @abstractmethod
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Of a launch; ``arguments`` are options of the kernel."""
+
+    @property
+    def _no_mixture(self) -> str | None:
+        """Why a launch in that direction is none."""
+        if self.direction == "mixture":
+            return (
+                "argument --direction: mixture is of distillation from hidden states: add --family linear_distillation"
+            )
+        return None
 
     @property
     def direction(self) -> str:

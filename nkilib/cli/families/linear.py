@@ -32,7 +32,9 @@ class LinearKernels(Family):
     @property
     def refusal(self) -> str | None:
         """Why such a launch is none."""
-        return None if self.options.features else "argument --features: is required for linear_cross_entropy"
+        if not self.options.features:
+            return "argument --features: is required for linear_cross_entropy"
+        return self._no_mixture
 
     @property
     def kernel(self) -> str:
@@ -86,7 +88,9 @@ class TokenScoreKernels(LinearKernels):
         """Why such a launch is none."""
         if self.direction == "forward_backward":
             return "argument --direction: forward_backward is of linear cross-entropy: leave out --family"
-        return None if self.options.features else "argument --features: is required for linear_token_scores"
+        if not self.options.features:
+            return "argument --features: is required for linear_token_scores"
+        return self._no_mixture
 
     @property
     def kernel(self) -> str:

@@ -37,13 +37,6 @@ class LogitsKernels(Family):
         """Whether ``--arg`` gives some."""
         return bool(self.options.extended)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why such a launch is none."""
-        if self.direction == "forward_backward":
-            return "argument --direction: forward_backward is of linear cross-entropy: add --features"
-        return None
-
     def chosen(self, **arguments: Any) -> Tiling:
         """The default."""
         from nkilib.experimental.loss import choose_tiling

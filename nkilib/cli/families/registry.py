@@ -12,6 +12,7 @@ from .distillation import DistillationKernels
 from .elementwise import ElementwiseKernels
 from .family import Family
 from .linear import LAYOUTS, LinearKernels, TokenScoreKernels
+from .linear_distillation import LinearDistillationKernels
 from .logits import LogitsKernels
 from .margins import MultilabelMarginKernels, MultiMarginKernels
 from .nll_loss import NllLossKernels
@@ -25,6 +26,7 @@ FAMILIES: Final[Sequence[type[Family]]] = (
     SoftmaxKernels,
     NllLossKernels,
     DistillationKernels,
+    LinearDistillationKernels,
     ElementwiseKernels,
     RowwiseKernels,
     MultiMarginKernels,
@@ -50,6 +52,12 @@ def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> Non
     command.add_argument("--weight-layout", choices=LAYOUTS, help="with --features: W is [V, D] (default) or [D, V]")
     command.add_argument(
         "--ids", type=positive, metavar="K", help="with --family linear_token_scores: target ids a position (default 1)"
+    )
+    command.add_argument(
+        "--teacher-features",
+        type=positive,
+        metavar="DT",
+        help="with --family linear_distillation: features of the teacher, beside --features of the student",
     )
     command.add_argument(
         "--axis", choices=AXES, help="with --family softmax: of [N, V] the last (default) or the first"

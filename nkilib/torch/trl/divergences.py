@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -68,37 +69,48 @@ class DivergenceRecipe:
                 :func:`nkilib.torch.linear_distillation_loss`.
         """
         student, teacher = Head.of(operands[:3]), Head.of(operands[3:])
-        found = linear_distillation_loss(
-            student.hidden,
-            student.weight,
-            teacher.hidden.detach(),
-            teacher.weight.detach(),
-            linear_bias=student.bias,
-            teacher_bias=None if teacher.bias is None else teacher.bias.detach(),
-            beta=float(self.beta),  # configurations have integers too
-            temperature=float(self.temperature),
-            temperature_squared=False,
-            reduction="none",
-            logit_scale=float(self.student.scale),
-            logit_softcap=read_cap(self.student.softcap),
-            teacher_logit_scale=float(self.teacher.scale),
-            teacher_logit_softcap=read_cap(self.teacher.softcap),
-            outputs=("entropy",),
-            compute_dtype=_compute_dtype(student, teacher),
-        )
+        compute_dtype = _products(student, teacher)
+        with _without_autocast(student.hidden.device):
+            found = linear_distillation_loss(
+                student.hidden,
+                student.weight,
+                teacher.hidden.detach(),
+                teacher.weight.detach(),
+                linear_bias=student.bias,
+                teacher_bias=None if teacher.bias is None else teacher.bias.detach(),
+                beta=float(self.beta),  # configurations have integers too
+                temperature=float(self.temperature),
+                temperature_squared=False,
+                reduction="none",
+                logit_scale=float(self.student.scale),
+                logit_softcap=read_cap(self.student.softcap),
+                teacher_logit_scale=float(self.teacher.scale),
+                teacher_logit_softcap=read_cap(self.teacher.softcap),
+                outputs=("entropy",),
+                compute_dtype=compute_dtype,
+            )
         scores = cast(LinearDistillationOutputs, found)
         return scores.loss, cast(Tensor, scores.entropy)
 
 
-def _compute_dtype(student: Head, teacher: Head) -> torch.dtype | None:
-    """The type of the products, none of which rounds more than TRL does.
+def _products(student: Head, teacher: Head) -> torch.dtype | None:
+    """The type of the products, none of which rounds more than TRL does; None is that of each model's own operands.
 
-    TRL rounds the operands of each model to the type of autocast, or of that model's hidden states, and multiplies them
-    in float32. Types of the two that differ are those of the operands themselves as a rule (None); where a weight would
-    have to be rounded for it, nothing is.
+    TRL rounds hidden states and weight of a model to the type of autocast, or of its hidden states, and multiplies them
+    in float32; it rounds no bias. The kernels round all to one type, or nothing. So where a bias would be rounded too,
+    or the models differ, operands that have to be rounded are multiplied in float32 as they are.
     """
+    heads = (student, teacher)
     autocast = autocast_dtype(student.hidden.device)
-    if autocast is not None or student.hidden.dtype == teacher.hidden.dtype:
-        return autocast or student.hidden.dtype
-    is_alike = all(each.hidden.dtype == each.weight.dtype for each in (student, teacher))
-    return None if is_alike else torch.float32
+    dtypes = [autocast or each.hidden.dtype for each in heads]
+    pairs = list(zip(heads, dtypes, strict=True))
+    if all(each.hidden.dtype == dtype == each.weight.dtype for each, dtype in pairs):
+        return None
+    rounds_bias = any(each.bias is not None and each.bias.dtype != dtype for each, dtype in pairs)
+    return torch.float32 if rounds_bias or len(set(dtypes)) > 1 else dtypes[0]
+
+
+def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """In which no operand is rounded that the call does not name."""
+    is_on = autocast_dtype(device) is not None
+    return torch.autocast(device.type, enabled=False) if is_on else nullcontext()

@@ -8,6 +8,7 @@ from tests.experimental.plans import (
     distillation,
     elementwise,
     linear_backward,
+    linear_distillation,
     linear_forward,
     linear_forward_backward,
     linear_ids,
@@ -44,6 +45,7 @@ FAMILIES: dict[str, PlanFamily] = {
         linear_operand_types.FAMILY,
         linear_ids.FORWARDS,
         linear_ids.BACKWARDS,
+        *linear_distillation.FAMILIES,
     )
 }
 

@@ -187,6 +187,8 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     assert set(nkilib.torch.__all__) - of_losses == {
         "CrossEntropyOutputs",
         "DistillationLoss",
+        "LinearDistillationLoss",
+        "LinearDistillationOutputs",
         "LinearTokenScores",
         "LogSoftmax",
         "Softmax",
@@ -194,6 +196,7 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
         "TokenScores",
         "distillation_loss",
         "int32_targets",
+        "linear_distillation_loss",
         "linear_token_scores",
         "log_softmax",
         "softmax",

@@ -13,7 +13,7 @@ from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.results import Found
 from nkilib.experimental.loss.linear.blocks import Block, Step
-from nkilib.experimental.loss.linear.class_schedule import ClassDivision, ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.class_stream import ClassStream
 from nkilib.experimental.loss.linear.operands import PARTITIONS, store_positions
 from nkilib.experimental.loss.linear.positions import load_input
@@ -112,10 +112,9 @@ class _Forward:
             tiles, bodies = plan.tiles, sizes.most_bodies(plan)
             shared = sizes.shared_classes(plan, tiling.class_block)
             division = divide_classes(launch.vocab_size, shared, nl.num_programs(), tiling.class_block)
+            schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
         else:
-            tiles, bodies = second.tiles, second.bodies
-            division = ClassDivision(second.shares, ())
-        schedule = ClassSchedule.make(division, nl.program_id(), tiling.class_block, bodies)
+            tiles, schedule = second.tiles, second.schedule
         largest = max(schedule.largest, 1)
         staging = Staging.make(sizes.staging_bytes)
 
@@ -340,7 +339,7 @@ class _BlockForward:
         group = pairs.open(tiles.start, inputs, classes, self.statistics, column, first)
         if through.targets is not None:
             through.targets.gather(group.student.wide_sbuf, tiles.start - through.tiles.start)
-        if second is not None:
+        if second is not None and group.scores is not None:
             second.keep(group.scores, step)
         pairs.take_sums(group, self.statistics)
 

@@ -1,46 +1,60 @@
-"""The scores of both models for a block of positions, which a core keeps in HBM between its two visits."""
+"""The scores of both models for a block of positions, which a core keeps in HBM between its two visits.
+
+For each block of classes a position has the student's scores and then the teacher's: what a transfer moves for a
+position is contiguous, and twice as long as the scores of one model. DMA moves rows of less than 2 KiB more slowly.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nkilib.experimental.loss.linear.blocks import Block, Span
-from nkilib.experimental.loss.linear.kept_logits import KeptLogits
-from nkilib.experimental.loss.linear_distillation.options import STUDENT, TEACHER
+from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear_distillation.visits import ScoreGroup
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
+
+_MODELS = 2
 
 
 @dataclass(frozen=True)
 class KeptPair:
-    """The scratches of one core.
-
-    Two tensors: a store to a class that a loop of the device counts waits for the stores before it to that tensor.
+    """A scratch of one core.
 
     Attributes:
-        student, teacher: scores of each model.
+        first_class: of the core.
+        scratch_hbm: float32 [positions, models * classes of the core].
     """
 
-    student: KeptLogits
-    teacher: KeptLogits
+    first_class: int
+    scratch_hbm: nl.NkiTensor
 
     @classmethod
-    def make(cls, positions: int, share: Span, slot: int) -> KeptPair:
-        """For so many positions, whole tiles, and a core's share of the classes; number ``slot`` of its kind."""
-
-        def scratch(name: str) -> KeptLogits:
-            shape = (positions, share.size)
-            name = f"kept_{name}_scores_{slot}_hbm"
-            return KeptLogits(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))
-
-        return cls(scratch(STUDENT), scratch(TEACHER))
+    def make(cls, tiles: int, share: Span, number: int) -> KeptPair:
+        """For so many tiles of positions and a core's share of the classes; the name has the number."""
+        shape = (tiles * PARTITIONS, _MODELS * share.size)
+        name = f"kept_scores_{number}_hbm"
+        return cls(share.first, nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name=name))
 
     def store(self, scores: ScoreGroup, classes: Block) -> None:
-        """Keep the scores of a group of tiles, those behind the last position too."""
-        self.student.store(scores.student_sbuf, scores.start, classes)
-        self.teacher.store(scores.teacher_sbuf, scores.start, classes)
+        """Keep the scores of a group of tiles, those of rows behind the last position too."""
+        for number in range(scores.tiles):
+            nisa.dma_copy(
+                dst=self._of_tile(scores.start + number, classes, 1)[:, 0], src=scores.pair_sbuf[:, :, number]
+            )
 
-    def load(self, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor, tile: int, classes: Block) -> None:
-        """Load what is kept of one tile of positions, float32 [128, classes] each."""
-        self.student.load(student_sbuf, tile, classes)
-        self.teacher.load(teacher_sbuf, tile, classes)
+    def load(self, dst_sbuf: nl.NkiTensor, tile: int, classes: Block) -> None:
+        """Load what is kept of one tile of positions.
+
+        Args:
+            dst_sbuf: float32 [128, blocks, models, classes].
+            tile: its number.
+            classes: the first block of classes of equal blocks, one after the other.
+        """
+        nisa.dma_copy(dst=dst_sbuf, src=self._of_tile(tile, classes, int(dst_sbuf.shape[1])))
+
+    def _of_tile(self, tile: int, classes: Block, blocks: int) -> nl.NkiTensor:
+        """The view [128, blocks, models, classes]."""
+        first = (classes.first - self.first_class) * _MODELS
+        of_classes = Block(first, blocks * _MODELS * classes.size).of(self.scratch_hbm, 1)
+        of_tile = of_classes.slice(0, tile * PARTITIONS, (tile + 1) * PARTITIONS)
+        return of_tile.reshape_dim(1, (blocks, _MODELS, classes.size))

@@ -7,7 +7,7 @@ Scalar and Vector work on a group of tiles, Tensor multiplies the next one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.blocks import Block, Step
@@ -16,7 +16,7 @@ from nkilib.experimental.loss.linear.class_stream import ClassStream, ClassTiles
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.positions import load_input
 from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionPlan
-from nkilib.experimental.loss.linear.staging import Staging
+from nkilib.experimental.loss.linear.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles
 from nkilib.experimental.loss.linear_distillation.mixture_rows import MixtureRows, PairVectors
 from nkilib.experimental.loss.linear_distillation.mixture_scores import PairScores
@@ -41,6 +41,7 @@ def mixture_of_core(
         tiling: that fits SBUF.
         store: for the sums of each block of positions.
     """
+    launch = replace(launch, student=with_rounded_bias(launch.student), teacher=with_rounded_bias(launch.teacher))
     plan = sizes.position_plan(tiling)
     products = _Products.make(launch, vectors, sizes, tiling, plan, store)
     looped = plan.whole * plan.size if plan.is_loop else 0
@@ -182,7 +183,7 @@ class _Products:
 
     def _open(self, tiles: range, step: Step, classes: tuple[ClassTiles, ClassTiles]) -> _Group:
         """The scores of a group, and their differences."""
-        pairs = [self.terms.next_pair(tile, step.block.size) for tile in tiles]
+        pairs = [self.terms.next_pair(tile, 1, step.block.size) for tile in tiles]
         first = step.number * len(self.inputs[0])
         for pair in pairs:
             inputs = (self.inputs[0][pair.tile], self.inputs[1][pair.tile])

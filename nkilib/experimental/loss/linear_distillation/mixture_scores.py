@@ -110,5 +110,6 @@ class PairScores:
         classes: tuple[ClassTiles, ClassTiles],
     ) -> None:
         """The scores of pair ``number``."""
-        self.student.take(2 * number, pair.student_sbuf, pair.student_logs_sbuf, inputs[0], classes[0])
-        self.teacher.take(2 * number + 1, pair.teacher_sbuf, pair.student_logs_sbuf, inputs[1], classes[1])
+        tangents_sbuf = pair.student_logs_sbuf[:, 0]
+        self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
+        self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])

@@ -19,14 +19,13 @@ nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import log, log1p
 
 from nkilib.experimental.loss.distillation.totals import sum_of_products
 from nkilib.experimental.loss.linear.blocks import Step
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-from nkilib.experimental.loss.linear.rings import Ring
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS, TILES_OF_PAIR
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS
 from nkilib.experimental.loss.linear_distillation.mixture_rows import MixtureRows
 from nkilib.experimental.loss.linear_distillation.mixture_sums import (
     STUDENT_LOGS,
@@ -35,26 +34,43 @@ from nkilib.experimental.loss.linear_distillation.mixture_sums import (
     TEACHER_MASS,
     MixtureSums,
 )
-from nkilib.experimental.loss.linear_distillation.model_tiles import multiply_by
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
 class MixturePair:
-    """The scores of a tile of positions and a block of classes, float32 [128, classes].
+    """The scores of a tile of positions and some classes, with a place for what is made of them.
 
     Attributes:
         tile: number of the tile of positions.
-        student_sbuf, teacher_sbuf: the scores of each model, which their exponentials take the place of.
-        student_logs_sbuf, teacher_logs_sbuf: for softplus(x) and softplus(-x), where x stands first.
+        scores_sbuf: of both models, float32 [128, blocks, models, classes], which their exponentials take the place of.
+        logs: for softplus(x) and softplus(-x), where x stands first, float32 [128, blocks, classes] each.
     """
 
     tile: int
-    student_sbuf: nl.NkiTensor
-    teacher_sbuf: nl.NkiTensor
-    student_logs_sbuf: nl.NkiTensor
-    teacher_logs_sbuf: nl.NkiTensor
+    scores_sbuf: nl.NkiTensor
+    logs: tuple[nl.NkiTensor, nl.NkiTensor]
+
+    @property
+    def student_sbuf(self) -> nl.NkiTensor:
+        """The student's scores, [128, blocks, classes]."""
+        return self.scores_sbuf[:, :, 0]
+
+    @property
+    def teacher_sbuf(self) -> nl.NkiTensor:
+        """The teacher's scores."""
+        return self.scores_sbuf[:, :, 1]
+
+    @property
+    def student_logs_sbuf(self) -> nl.NkiTensor:
+        """softplus(x)."""
+        return self.logs[0]
+
+    @property
+    def teacher_logs_sbuf(self) -> nl.NkiTensor:
+        """softplus(-x)."""
+        return self.logs[1]
 
 
 @dataclass(frozen=True)
@@ -64,64 +80,65 @@ class MixtureTerms:
     Attributes:
         launch: of the kernel.
         group: tiles of positions that are taken at a time.
-        memories_sbuf: what the tiles are cut from, float32 [128, columns], as in :class:`MixturePair`.
-        rings: the tiles, likewise.
+        blocks: of classes that a tile has room for, side by side.
+        class_block: classes of each.
+        scores_sbuf: what the tiles of scores are cut from, float32 [128, blocks, models, classes].
+        logs: what the tiles of logs are cut from, float32 [128, blocks, classes] each.
         ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
+        taken: tiles that were taken since the last :meth:`restart`, which counts them.
     """
 
     launch: PairLaunch
     group: int
-    memories_sbuf: list[nl.NkiTensor]
-    rings: list[Ring]
+    blocks: int
+    class_block: int
+    scores_sbuf: nl.NkiTensor
+    logs: tuple[nl.NkiTensor, nl.NkiTensor]
     ratio_sbuf: nl.NkiTensor | None
+    taken: list[int] = field(default_factory=lambda: [0])
 
     @classmethod
     def make(cls, launch: PairLaunch, group: int, class_block: int) -> MixtureTerms:
         """For groups of so many tiles, of at most so many classes."""
-        shape = (PARTITIONS, GROUPS * group * class_block)
-        memories_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(TILES_OF_PAIR)]
+        count = GROUPS * group
+        scores_sbuf = nl.ndarray((PARTITIONS, count, 2, class_block), dtype=nl.float32, buffer=nl.sbuf)
+        student_sbuf, teacher_sbuf = (
+            nl.ndarray((PARTITIONS, count, class_block), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
+        )
         ratio_sbuf = None
         if launch.ratio != 1.0:
             ratio_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=ratio_sbuf, value=launch.ratio)
-        return cls._of_memory(launch, group, memories_sbuf, ratio_sbuf)
+        return cls(launch, group, 1, class_block, scores_sbuf, (student_sbuf, teacher_sbuf), ratio_sbuf)
 
-    def with_wide_tiles(self) -> MixtureTerms:
-        """The same memory in tiles that have the classes of a whole group, which is a tile."""
-        return self._of_memory(self.launch, 1, self.memories_sbuf, self.ratio_sbuf)
-
-    @classmethod
-    def _of_memory(
-        cls, launch: PairLaunch, group: int, memories_sbuf: list[nl.NkiTensor], ratio_sbuf: nl.NkiTensor | None
-    ) -> MixtureTerms:
-        count = GROUPS * group
-        size = int(memories_sbuf[0].shape[1]) // count
-        rings = [
-            Ring([memory_sbuf[:, number * size : (number + 1) * size] for number in range(count)])
-            for memory_sbuf in memories_sbuf
-        ]
-        return cls(launch, group, memories_sbuf, rings, ratio_sbuf)
-
-    @property
-    def classes(self) -> int:
-        """How many a tile has room for."""
-        return int(self.rings[0].tiles[0].shape[1])
+    def with_wide_tiles(self, blocks: int) -> MixtureTerms:
+        """The same memory in tiles of several blocks of classes, at most as many as a group has tiles of one."""
+        return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
         """Begin with the first tiles: where a loop of the device begins or ends."""
-        for ring in self.rings:
-            ring.restart()
+        self.taken[0] = 0
 
-    def next_pair(self, tile: int, classes: int) -> MixturePair:
-        """The tiles for a tile of positions."""
-        return MixturePair(tile, *(ring.next_tile()[:, 0:classes] for ring in self.rings))
+    def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
+        """The place for a tile of positions and so many blocks of so many classes, taken longest ago."""
+        turns = int(self.scores_sbuf.shape[1]) // self.blocks
+        start = self.taken[0] % turns * self.blocks
+        self.taken[0] += 1
+        student_sbuf, teacher_sbuf = (log_sbuf[:, start : start + blocks, 0:classes] for log_sbuf in self.logs)
+        return MixturePair(
+            tile, self.scores_sbuf[:, start : start + blocks, :, 0:classes], (student_sbuf, teacher_sbuf)
+        )
 
     def take_difference(self, pair: MixturePair) -> None:
         """ratio * teacher - student."""
         teacher_sbuf = pair.teacher_sbuf
         if self.ratio_sbuf is not None:
             teacher_sbuf = pair.teacher_logs_sbuf
-            multiply_by(teacher_sbuf, pair.teacher_sbuf, self.ratio_sbuf)
+            _, blocks, classes = teacher_sbuf.shape
+            ratios_sbuf = self.ratio_sbuf.expand_dim(2).broadcast(1, blocks).broadcast(2, classes)
+            nisa.tensor_tensor(
+                dst=teacher_sbuf, data1=pair.teacher_sbuf, data2=ratios_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd
+            )
         nisa.tensor_tensor(
             dst=pair.teacher_logs_sbuf,
             data1=teacher_sbuf,

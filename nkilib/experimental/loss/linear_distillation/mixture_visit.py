@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from nkilib.experimental.loss.linear.blocks import Block, Span, Step, plan_blocks
-from nkilib.experimental.loss.linear.class_schedule import divide_classes
+from nkilib.experimental.loss.linear.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
@@ -25,6 +25,9 @@ from nkilib.experimental.loss.linear_distillation.mixture_terms import MixturePa
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.experimental.loss.linear_distillation.visits import PairTotals, RunBlock, ScoreGroup
 from nkilib.nki import nisa, nl
+
+# Tiles of positions with a run of blocks of classes each, which the last second visit unrolls; more are a loop.
+_UNROLLED = 400
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class _Slot:
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> _Slot:
         """For blocks of at most so many tiles."""
-        kept = KeptPair.make(tiles * PARTITIONS, share, number) if share.size > 0 else None
+        kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
         )
@@ -109,10 +112,8 @@ class KeptVisit:
     Attributes:
         launch: of the kernel.
         store: of the results.
-        shares: the classes of each core.
+        schedule: of the core's classes, in both visits.
         blocks: of positions.
-        bodies, bare_bodies: blocks of classes in the program for each block of positions, and for the last second
-            visit.
         slots: that the blocks take in turn.
         terms: tiles on chip.
         sums: of a block of positions.
@@ -124,10 +125,8 @@ class KeptVisit:
 
     launch: PairLaunch
     store: MixtureStore
-    shares: list[Span]
+    schedule: ClassSchedule
     blocks: MixtureBlocks
-    bodies: int
-    bare_bodies: int
     slots: list[_Slot]
     terms: MixtureTerms
     sums: MixtureSums
@@ -140,17 +139,16 @@ class KeptVisit:
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
         """For a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
-        shares = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block).shares
-        share = shares[nl.program_id(0)]
+        division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
+        bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
+        share = division.shares[core]
         terms = MixtureTerms.make(launch, group_tiles(blocks.largest, class_block), class_block)
         sums = MixtureSums.make(blocks.largest)
         return cls(
             launch,
             store,
-            shares,
+            ClassSchedule.make(division, core, class_block, bodies),
             blocks,
-            sizes.most_bodies(blocks, class_block),
-            sizes.bare_bodies(blocks),
             [_Slot.make(tiles, share, number) for number, tiles in enumerate(blocks.slots)],
             terms,
             sums,
@@ -263,19 +261,46 @@ class KeptVisit:
         pending = self.pending
         if pending is None:
             return
-        terms = self.terms.with_wide_tiles()
         self.sums.clear()
-        terms.restart()
-        plan = plan_blocks(self.shares, nl.program_id(0), terms.classes, self.bare_bodies, WINDOW)
-
-        def visit(step: Step) -> None:
-            of_step = _StepVisit(pending, terms, self.products, step)
-            of_step.load_group()
-            of_step.take_until(of_step.tiles)
-            self._close(step, step.number == plan.count - 1)
-
-        plan.run(visit)
+        self.terms.restart()
+        runs = _runs(_spans(self.schedule), min(WINDOW, self.terms.group))
+        if len(runs) * pending.tiles > _UNROLLED:
+            self.schedule.run(lambda step: self._visit_run(pending, self.terms, step, 1, self.schedule.count))
+        else:
+            wide = self.terms.with_wide_tiles(WINDOW)
+            for number, run in enumerate(runs):
+                terms = wide if len(run) > 1 else self.terms
+                step = Step(Block(*run[0]), number, run[0].size, None)
+                self._visit_run(pending, terms, step, len(run), len(runs))
         self.exchange()
+
+    def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
+        """Some blocks of classes with nothing beside them, from that of a step on; one of so many steps."""
+        # Wide tiles are cut from the memory of others.
+        self.products.take_all()
+        visit = _StepVisit(pending, terms, self.products, step, blocks)
+        visit.load_group()
+        visit.take_until(visit.tiles)
+        self._close(step, step.number == steps - 1)
+
+
+def _spans(schedule: ClassSchedule) -> list[Span]:
+    """All blocks of classes of a core, as the schedule has them."""
+    plan = schedule.plan
+    head = [] if schedule.head is None else [schedule.head]
+    count = plan.trips * plan.blocks_per_trip
+    return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
+
+
+def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
+    """The blocks in runs of at most so many with as many classes each."""
+    runs: list[list[Span]] = []
+    for block in blocks:
+        if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
+            runs[-1].append(block)
+        else:
+            runs.append([block])
+    return runs
 
 
 class _StepVisit:
@@ -285,11 +310,14 @@ class _StepVisit:
         pending: the block of positions.
         terms: tiles on chip.
         products: passes that wait.
-        step: with the block of classes.
+        step: with the block of classes, or the first one of several blocks of the same size.
+        blocks: how many.
     """
 
-    def __init__(self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step) -> None:
-        self.pending, self.terms, self.products, self.step = pending, terms, products, step
+    def __init__(
+        self, pending: _Pending, terms: MixtureTerms, products: _WaitingProducts, step: Step, blocks: int = 1
+    ) -> None:
+        self.pending, self.terms, self.products, self.step, self.blocks = pending, terms, products, step, blocks
         self._loaded: list[MixturePair] = []
         self._opened: list[MixturePair] = []
         self._tiles_loaded = self._tiles_taken = 0
@@ -306,8 +334,8 @@ class _StepVisit:
         if kept is None:
             return
         for tile in range(self._tiles_loaded, end):
-            pair = self.terms.next_pair(tile, self.step.block.size)
-            kept.load(pair.student_sbuf, pair.teacher_sbuf, tile, self.step.block)
+            pair = self.terms.next_pair(tile, self.blocks, self.step.block.size)
+            kept.load(pair.scores_sbuf, tile, self.step.block)
             self.terms.take_difference(pair)
             self._loaded.append(pair)
         self._tiles_loaded = end

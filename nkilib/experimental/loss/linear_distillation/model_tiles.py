@@ -88,10 +88,10 @@ class ModelTiles:
         needs: ModelNeeds,
         lowest: float,
         banks: list[nl.NkiTensor],
-        group: tuple[int, int, int],
-        turns: int,
+        scores: Ring,
     ) -> ModelTiles:
-        """For groups of at most that shape, so many of which are on chip at a time."""
+        """For groups of scores that take these tiles, [128, tiles, classes]."""
+        turns, group = len(scores.tiles), tuple(scores.tiles[0].shape)
 
         def number(value: float, is_needed: bool) -> nl.NkiTensor | None:
             if not is_needed:
@@ -104,7 +104,7 @@ class ModelTiles:
             model,
             lowest,
             LogitTiles(model.num_features, None, banks, [], []),
-            Ring.of_sbuf(turns, group, nl.float32),
+            scores,
             Ring.of_sbuf(turns, group, nl.float32),
             Ring.of_sbuf(turns, group[:2], nl.float32),
             number(-1.0, needs.bias),

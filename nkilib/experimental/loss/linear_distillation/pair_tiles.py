@@ -45,12 +45,14 @@ class PairGroup:
         start: number of the first tile of positions.
         column: of the statistics.
         student, teacher: the tiles of each model.
+        scores: of both models, where they stand in one tile; None where they do not.
     """
 
     start: int
     column: int
     student: ModelGroup
     teacher: ModelGroup
+    scores: ScoreGroup | None
 
     @property
     def models(self) -> tuple[ModelGroup, ModelGroup]:
@@ -67,11 +69,6 @@ class PairGroup:
         """Of the tiles in the statistics."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
-    @property
-    def scores(self) -> ScoreGroup:
-        """The scores of both models."""
-        return ScoreGroup(self.start, self.student.scores_sbuf, self.teacher.scores_sbuf)
-
 
 @dataclass(frozen=True)
 class PairTiles:
@@ -81,6 +78,7 @@ class PairTiles:
         launch: of the kernel.
         group_tiles: tiles of positions of a group, at most.
         student, teacher: makers of the tiles of each model.
+        both: of a mixture, the tiles of the scores of both models, float32 [128, models, tiles, classes]; else None.
         gaps: differences of scores of a group, float32 [128, tiles, classes]; None where there are none to take.
         ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
         waiting: passes of Vector that are to be issued next.
@@ -91,6 +89,7 @@ class PairTiles:
     group_tiles: int
     student: ModelTiles
     teacher: ModelTiles
+    both: Ring | None
     gaps: Ring | None
     ratio_sbuf: nl.NkiTensor | None
     waiting: WaitingPasses
@@ -101,9 +100,18 @@ class PairTiles:
         """For blocks of at most so many tiles of positions, and of so many classes."""
         group = (PARTITIONS, min(tiles, needs.group_tiles), classes)
         banks = [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.psum) for _ in range(_BANKS)]
+        both = _both_scores(group, needs) if needs.mixed else None
         student, teacher = (
-            ModelTiles.make(model, of_model, launch.lowest(model), banks, group, needs.turns)
-            for model, of_model in zip(launch.models, needs.models, strict=True)
+            ModelTiles.make(
+                model,
+                of_model,
+                launch.lowest(model),
+                banks,
+                Ring.of_sbuf(needs.turns, group, nl.float32)
+                if both is None
+                else Ring([tile_sbuf[:, which] for tile_sbuf in both.tiles]),
+            )
+            for which, (model, of_model) in enumerate(zip(launch.models, needs.models, strict=True))
         )
         ratio_sbuf = None
         if needs.ratio and not needs.mixed:
@@ -111,7 +119,7 @@ class PairTiles:
             nisa.memset(dst=ratio_sbuf, value=launch.ratio)
         gaps = None if needs.mixed else Ring.of_sbuf(needs.turns, group, nl.float32)
         fresh = WaitingPasses() if needs.short else None
-        return cls(launch, group[1], student, teacher, gaps, ratio_sbuf, WaitingPasses(), fresh)
+        return cls(launch, group[1], student, teacher, both, gaps, ratio_sbuf, WaitingPasses(), fresh)
 
     @property
     def models(self) -> tuple[ModelTiles, ModelTiles]:
@@ -122,6 +130,8 @@ class PairTiles:
         """A block of positions begins."""
         for model in self.models:
             model.restart()
+        if self.both is not None:
+            self.both.restart()
         if self.gaps is not None:
             self.gaps.restart()
 
@@ -166,7 +176,10 @@ class PairTiles:
         for which, model in enumerate(self.models):
             model.take_bias(statistics.models[which], span, column)
         self.waiting.take_all()
-        return PairGroup(start, column, groups[0], groups[1])
+        scores = None
+        if self.both is not None:
+            scores = ScoreGroup(start, self.both.next_tile()[:, :, 0:tiles, 0:size])
+        return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
         """All sums over the classes of a group; those of Vector wait."""
@@ -222,3 +235,9 @@ class PairTiles:
             multiply_by(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
             first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)
+
+
+def _both_scores(group: tuple[int, int, int], needs: PairNeeds) -> Ring:
+    """Tiles that hold the scores of both models of a group: what is kept of a position is contiguous then."""
+    partitions, tiles, classes = group
+    return Ring.of_sbuf(needs.turns, (partitions, 2, tiles, classes), nl.float32)

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from nkilib.experimental.loss.linear.blocks import Block, Span, Step
+from nkilib.experimental.loss.linear.blocks import Block, Step
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule
 from nkilib.nki import nl
 
 
@@ -21,17 +22,16 @@ class ScoreGroup:
 
     Attributes:
         start: number of the first tile of positions, counted in the block of positions.
-        student_sbuf, teacher_sbuf: float32 [128, tiles, classes], each in the unit of its model.
+        pair_sbuf: float32 [128, models, tiles, classes], student and teacher, each in the unit of its model.
     """
 
     start: int
-    student_sbuf: nl.NkiTensor
-    teacher_sbuf: nl.NkiTensor
+    pair_sbuf: nl.NkiTensor
 
     @property
     def tiles(self) -> int:
         """How many tiles of positions."""
-        return int(self.student_sbuf.shape[1])
+        return int(self.pair_sbuf.shape[2])
 
 
 @dataclass(frozen=True)
@@ -88,16 +88,12 @@ class SecondVisit(Protocol):
     """
 
     @property
-    def shares(self) -> list[Span]:
-        """The classes of each core: no core works on those of another one."""
+    def schedule(self) -> ClassSchedule:
+        """How the core goes through its classes, without any that the cores share."""
 
     @property
     def tiles(self) -> int:
         """Tiles of the largest block of positions."""
-
-    @property
-    def bodies(self) -> int:
-        """How many blocks of classes the program may have for each block of positions."""
 
     def run_blocks(self, run: RunBlock) -> None:
         """Run the first visit of each block of positions, and at last the second one that has none beside it."""

@@ -207,12 +207,17 @@ def gradient_errors(
     return {name: worst_error(value, getattr(exact, name), getattr(bounds, name)) for name, value in found.items()}
 
 
-def check_backward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
-    """Launch a backward and hold every gradient to its bound."""
+def check_backward(
+    problem: PairProblem, launch: Launch = USUAL, adds: bool = False, **options: Any
+) -> dict[str, Array]:
+    """Launch a backward, which may add dW to a sum, and hold every gradient to its bound."""
     truth = rounded(problem, launch.compute_dtype)
-    upstream = upstream_of(truth)
+    upstream, start = upstream_of(truth), None
+    if adds:
+        start = np.random.default_rng(6).standard_normal(problem.student.weight.shape).astype(np.float32)
+        options = {**options, "grad_weight_sum_hbm": start.copy()}
     found = launched_backward(problem, upstream, launch, **options)
-    for name, worst in gradient_errors(found, truth, upstream).items():
+    for name, worst in gradient_errors(found, truth, upstream, added_to=start).items():
         assert worst <= 1.0, (name, worst)
     return found
 

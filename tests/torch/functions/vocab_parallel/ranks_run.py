@@ -21,6 +21,7 @@ import torch.multiprocessing
 
 import nkilib.simulator
 from nkilib.torch import CrossEntropyOutputs, vocab_parallel_cross_entropy
+from tests.torch.functions.linear_distillation.on_ranks import distillation_calls_to_refuse, distillation_on_ranks
 from tests.torch.functions.linear_token_scores.on_ranks import score_calls_to_refuse, scores_on_ranks
 from tests.torch.functions.vocab_parallel.cases import (
     Case,
@@ -131,7 +132,10 @@ def _found_by(group: dist.ProcessGroup | None) -> Results:
     linear["refusals"] = {name: _message(call) for name, call in linear_calls_to_refuse(group).items()}
     scores = scores_on_ranks(group)
     scores["refusals"] = {name: _message(call) for name, call in score_calls_to_refuse(group).items()}
-    return {**found, "refusals": refusals(group), "linear": linear, "scores": scores}
+    distillation = distillation_on_ranks(group)
+    distillation["refusals"] = {name: _message(call) for name, call in distillation_calls_to_refuse(group).items()}
+    of_layers = {"linear": linear, "scores": scores, "distillation": distillation}
+    return {**found, "refusals": refusals(group), **of_layers}
 
 
 def main(rank: int, directory: Path) -> None:

@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from nkilib.torch import LinearTokenScores
+from nkilib.torch import LinearDistillationOutputs, LinearTokenScores
 from tests.torch.fresh import run_module
 from tests.torch.functions.linear_cross_entropy.problem import Problem
+from tests.torch.functions.linear_distillation import on_ranks as of_distillation
+from tests.torch.functions.linear_distillation.on_ranks import distillation_problems, of_rank
 from tests.torch.functions.linear_token_scores.on_ranks import SIZES, own_input, score_problems
 from tests.torch.functions.linear_token_scores.problem import ScoreProblem
 from tests.torch.functions.vocab_parallel.cases import (
@@ -353,3 +355,87 @@ def test_no_rank_of_scores_waits_for_one_that_has_refused(ranks: int, found_by_r
             assert each[kind].startswith("ValueError: linear_token_scores: all ranks must see the same shards and opt")
             assert difference in each[kind]
         assert each["target"].startswith("IndexError: linear_token_scores: Target ")
+
+
+DISTILLATIONS = distillation_problems()
+
+
+def _by_distillation(*forms: str) -> Any:
+    return pytest.mark.parametrize(
+        ("name", "form"),
+        [(name, form) for name, of_name in of_distillation.FORMS.items() for form in of_name if form in forms],
+    )
+
+
+def _distillation(name: str, form: str, ranks: int, found_by_ranks: dict[int, Found]) -> Found:
+    return [each["distillation"][name][form] for each in found_by_ranks[ranks]]
+
+
+@by_ranks
+@_by_distillation("parts", "dtensors", "teacher by features")
+def test_a_distillation_is_that_of_the_whole_on_every_rank(
+    form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
+) -> None:
+    """Whether the teacher has the classes of the student on each rank, or has to be gathered."""
+    _check_distillation(name, form, _distillation(name, form, ranks, found_by_ranks))
+
+
+def _check_distillation(name: str, form: str, found: Found) -> None:
+    """Results and gradients are those of the whole; every rank has the same, and the gradients of its own classes."""
+    first, gradients = found[0]["outputs"], dict(found[0]["gradients"])
+    assert all(torch.equal(each["outputs"][output], values) for each in found for output, values in first.items())
+    assert all(torch.equal(each["gradients"]["input"], gradients["input"]) for each in found)
+    if form == "parts":
+        held = of_distillation.CLASSES // len(found)
+        for part in gradients.keys() - {"input"}:
+            assert [len(each["gradients"][part]) for each in found] == [held] * len(found)
+            gradients[part] = torch.cat([each["gradients"][part] for each in found])
+    DISTILLATIONS[name].check(LinearDistillationOutputs(**first), gradients)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", [4, 6])
+def test_a_distillation_of_more_ranks(ranks: int, tmp_path: Path) -> None:
+    run_module("tests.torch.functions.linear_distillation.on_ranks", str(tmp_path), str(ranks), timeout=SECONDS)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(ranks)]
+    for name, forms in of_distillation.FORMS.items():
+        for form in forms:
+            if form != "gathered":
+                _check_distillation(name, form, [each[name][form] for each in found])
+
+
+@by_ranks
+@_by_distillation("gathered")
+def test_layers_that_are_gathered_for_a_distillation_have_the_average_of_the_gradients_of_all_ranks(
+    form: str, name: str, ranks: int, found_by_ranks: dict[int, Found]
+) -> None:
+    found, problem = _distillation(name, form, ranks, found_by_ranks), DISTILLATIONS[name]
+    exact = [of_rank(problem, rank).exact() for rank in range(ranks)]
+    for each, of_own in zip(found, exact, strict=True):
+        for output, values in each["outputs"].items():
+            assert_within(values, of_own.results[output], of_own.result_bounds[output])
+        assert_within(each["gradients"]["input"], of_own.gradients["input"], of_own.gradient_bounds["input"])
+    for part in found[0]["gradients"].keys() - {"input"}:
+        expected = torch.stack([each.gradients[part] for each in exact]).mean(0)
+        bound = torch.stack([each.gradient_bounds[part] for each in exact]).mean(0)
+        for each in found:
+            actual = each["gradients"][part]
+            rounding = 2.0 * torch.finfo(actual.dtype).eps * expected.abs().max()
+            assert torch.equal(actual, found[0]["gradients"][part])
+            assert_within(actual, expected, bound + rounding)
+
+
+@by_ranks
+def test_no_rank_of_a_distillation_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict[int, Found]) -> None:
+    told = {
+        "unlike widths": f"classes of rank 0 from {12 - ranks} to 11",
+        "unlike options": "beta from 0.5 to 1",
+        "unlike outputs": "with_logprob from 0 to 1",
+        "unlike needs": "input requires grad from 0 to 1",
+        "unlike labels": "labels from 0 to 1",
+    }
+    for each in (found["distillation"]["refusals"] for found in found_by_ranks[ranks]):
+        for kind, difference in told.items():
+            assert each[kind].startswith("ValueError: linear_distillation_loss: all ranks must see the same shards and")
+            assert difference in each[kind]
+        assert each["label"].startswith("IndexError: linear_distillation_loss: Target ")

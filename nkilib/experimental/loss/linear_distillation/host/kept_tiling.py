@@ -32,9 +32,8 @@ from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import SUM
 # Numbers of a position: its sums with a window, the scalars of two blocks, and what results are made of.
 _NUMBERS = SUMS * (WINDOW + 3) + 2 * 6 + 24
 _FLOAT32_BYTES = 4
-# Instructions of the second visit for a pair of tiles, and for a block of classes; of the last second visit altogether.
-_OF_PAIR, _OF_STEP = 11, 4
-_BARE_INSTRUCTIONS = 2000
+# Instructions of the second visit for a pair of tiles, and for a block of classes.
+_OF_PAIR, _OF_STEP = 9, 4
 # A loop's start and end, and the edge of an iteration, us.
 _LOOP_US, _TRIP_US = 25.0, 5.0
 
@@ -74,10 +73,6 @@ class KeptSizes:
         """How many blocks of classes the program of a core may have for each block of positions."""
         return max(2 * WINDOW, self._bodies_that_fit(blocks, class_block))
 
-    def bare_bodies(self, blocks: MixtureBlocks) -> int:
-        """How many blocks of classes the last second visit may have in the program."""
-        return max(2 * WINDOW, _BARE_INSTRUCTIONS // (blocks.copies[-1] * _OF_PAIR + _OF_STEP))
-
     def time_us(self, tiling: LinearTiling) -> float:
         """About how long the launch takes, of which a loop over blocks of positions stands once."""
         blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // TILE)
@@ -103,8 +98,9 @@ class KeptSizes:
     def _bodies_that_fit(self, blocks: MixtureBlocks, class_block: int) -> int:
         of_pair, of_block = self.forward.pair_instructions, self.forward.block_instructions + _OF_STEP
         copies = blocks.copies
-        each = sum(copies) * of_pair + sum(copies[:-1]) * _OF_PAIR + len(copies) * of_block
-        return (limited_instructions(self.forward.most_instructions) - _BARE_INSTRUCTIONS) // each
+        # Each block has a second visit, the last one by itself.
+        each = sum(copies) * (of_pair + _OF_PAIR) + (len(copies) + 1) * of_block
+        return limited_instructions(self.forward.most_instructions) // each
 
 
 def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:

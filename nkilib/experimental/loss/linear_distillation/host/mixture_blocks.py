@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import TILE
+from nkilib.experimental.loss.linear.sizes import TILE, WINDOW
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
 
 # Bytes of HBM that kept scores take unless a launch says otherwise.
@@ -126,8 +126,11 @@ class PairWork:
         """Of a tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _BETWEEN
-        wide = div_ceil(columns, GROUP_COLUMNS) * _BETWEEN
+        # Without products beside it the second visit takes tiles of several blocks of classes.
+        of_tile = min(GROUP_COLUMNS, WINDOW * self.class_block)
+        wide = div_ceil(columns, of_tile) * (4 * _BETWEEN / _SCALAR_COLUMNS_PER_US + 2 * _TABLE_US)
         tables = 2 * _TABLE_US * columns / GROUP_COLUMNS
+        rate = _KEPT_BYTES_PER_US * min(1.0, 0.6 + 0.2 * self.class_block / TILE)
         scalar, vector = (columns + between) / _SCALAR_COLUMNS_PER_US, (columns + between) / _VECTOR_COLUMNS_PER_US
         return BlockTimes(
             self.products * columns / _COLUMNS_PER_US,
@@ -135,9 +138,9 @@ class PairWork:
             self.vector_passes * vector,
             4 * scalar + tables,
             2 * vector,
-            4 * (columns + wide) / _SCALAR_COLUMNS_PER_US + tables,
+            4 * columns / _SCALAR_COLUMNS_PER_US + wide,
             columns * self.loaded_bytes / _LOADED_BYTES_PER_US,
-            columns * PAIR_BYTES * TILE / _KEPT_BYTES_PER_US,
+            columns * PAIR_BYTES * TILE / rate,
         )
 
 

@@ -10,10 +10,10 @@ from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_forward,
     linear_distillation_mixture,
 )
+from nkilib.experimental.loss.linear_distillation.host.tiling import BACKWARD, FORWARD, MIXTURE
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 
-FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
 KERNELS: Final = {
     FORWARD: linear_distillation_forward,
     BACKWARD: linear_distillation_backward,

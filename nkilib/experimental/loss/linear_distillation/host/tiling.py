@@ -33,11 +33,12 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
 from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
-__all__ = ["BACKWARD", "FORWARD", "choose_linear_distillation_tiling"]
+__all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
 
-FORWARD, BACKWARD = "forward", "backward"
+FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
 _CALLER = "choose_linear_distillation_tiling"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
@@ -99,7 +100,7 @@ def choose_linear_distillation_tiling(
         student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
         vocab_size: V, classes of both weights, 1 to 2^24.
         dtype: bfloat16, float16 or float32, of the student's products: as NKI, numpy, torch or a string names it.
-        direction: ``"forward"`` or ``"backward"``.
+        direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a mixture over a shard.
         teacher_dtype: of the teacher's products; None: ``dtype``.
         cores: of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
@@ -190,10 +191,10 @@ def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits
     return choose_forward_tiling(sizes, sbuf_bytes)
 
 
-def _forward(launch: _Launch) -> LinearTiling:
-    mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
-    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=reverse)
-    sizes = PairForwardSizes(
+def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
+    """The sizes of a visit of the classes that has both products."""
+    needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
+    return PairForwardSizes(
         launch.num_positions,
         launch.vocab_size,
         launch.student,
@@ -201,6 +202,16 @@ def _forward(launch: _Launch) -> LinearTiling:
         launch.cores,
         needs.of_products(launch.student.products + launch.teacher.products),
     )
+
+
+def _mixture(launch: _Launch) -> LinearTiling:
+    sizes = MixtureSizes(_forward_sizes(launch, mixed=True))
+    return choose_mixture_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+
+
+def _forward(launch: _Launch) -> LinearTiling:
+    mixed = 0.0 < launch.beta < 1.0
+    sizes = _forward_sizes(launch, mixed)
     if mixed and keeps_scores(launch.num_positions, launch.vocab_size, launch.memory_limit):
         return forward_tiling(KeptSizes(sizes, launch.memory_limit), launch.target)
     return forward_tiling(sizes, launch.target)
@@ -231,4 +242,8 @@ def _backward(launch: _Launch) -> LinearTiling:
     return backward_tiling(sizes, launch.cores, launch.target)
 
 
-_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {FORWARD: _forward, BACKWARD: _backward}
+_CHOICES: Final[dict[str, Callable[[_Launch], LinearTiling]]] = {
+    FORWARD: _forward,
+    BACKWARD: _backward,
+    MIXTURE: _mixture,
+}

@@ -1,0 +1,80 @@
+"""Distillation from hidden states: the divergence of a student from a teacher, from the operands of both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .linear import LinearKernels
+
+if TYPE_CHECKING:
+    from nkilib.experimental.loss import LinearTiling
+    from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.trips import AskedTrips
+
+_POSITION_BLOCKS = (256, 512, 1024, 2048)
+_CLASS_BLOCKS = {"forward": (256, 384, 512), "mixture": (256, 384, 512), "backward": (256, 384, 512, 768, 1024)}
+# Options that the choice of a tiling depends on by themselves; any other is one of the extended ones.
+_OF_CHOICE = ("beta", "memory_limit")
+
+
+@dataclass(frozen=True)
+class LinearDistillationKernels(LinearKernels):
+    """Divergences from hidden states and output weights of both models; W of both has one layout."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
+    OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "teacher_features")
+    CHOOSER: ClassVar[str] = "choose_linear_distillation_tiling"
+    WHICH: ClassVar[str] = "with --family linear_distillation"
+
+    @property
+    def refusal(self) -> str | None:
+        """Why such a launch is none."""
+        if self.direction == "forward_backward":
+            return "argument --direction: forward_backward is of linear cross-entropy: leave out --family"
+        for name in ("features", "teacher_features"):
+            if not getattr(self.options, name):
+                return f"argument --{name.replace('_', '-')}: is required for linear_distillation"
+        return None
+
+    @property
+    def kernel(self) -> str:
+        """Its name."""
+        return f"linear_distillation_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> LinearTiling:
+        """The default."""
+        from nkilib.experimental.loss import choose_linear_distillation_tiling
+
+        given = {name: arguments[name] for name in _OF_CHOICE if name in arguments}
+        return choose_linear_distillation_tiling(
+            *self._sizes,
+            target=self.target,
+            student_weight_layout=self._layout,
+            teacher_weight_layout=self._layout,
+            extended=bool(arguments.keys() - set(_OF_CHOICE)),
+            **given,
+        )
+
+    def tilings(self) -> set[LinearTiling]:
+        """To try."""
+        from nkilib.experimental.loss import LinearTiling
+
+        classes = self.options.class_block or _CLASS_BLOCKS[self.direction]
+        return {LinearTiling(*each) for each in product(self.options.position_block or _POSITION_BLOCKS, classes)}
+
+    def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Of a launch, which has no loop whose trips could be asked for."""
+        from nkilib.experimental.loss import LinearTiling
+        from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
+
+        layouts = {f"{name}_weight_layout": self._layout for name in ("student", "teacher")}
+        given = {"target": self.target, "cores": cores, **layouts, **arguments}
+        return profile_linear_distillation_launch(*self._sizes, LinearTiling(*tiling), **given)
+
+    @property
+    def _sizes(self) -> tuple[int, int, int, int, str, str]:
+        options = self.options
+        sizes = options.positions, options.features, options.teacher_features, options.vocab
+        return (*sizes, self.dtype, self.direction)

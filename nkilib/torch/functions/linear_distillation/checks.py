@@ -1,0 +1,273 @@
+"""What ``linear_distillation_loss`` refuses, from shapes, types and devices alone: values are never looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import prod
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN
+from nkilib.experimental.loss.linear.launch import (
+    CLASSES_MAX,
+    FEATURES_MAX,
+    FEATURES_MIN,
+    LOGIT_SCALE_MAX,
+    LOGIT_SCALE_MIN,
+    POSITIONS_MAX,
+)
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.losses import check_float_dtype
+from nkilib.torch.functions.distillation.semantics import check_labels
+from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
+from nkilib.torch.functions.linear_distillation.arguments import TEACHER, DistillationArguments, Model
+from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION, Recipe
+
+OUTPUTS: Final = ("entropy", "logprob")
+# Who is named where the weight, of which each rank may have a part, does not fit.
+OF_WEIGHT: Final = LINEAR_DISTILLATION._replace(input="linear_weight", noun="weight")
+
+_OPTIONAL: Final = ("linear_bias", "teacher_bias", "labels", "row_weight", "grad_weight_sum")
+# Of hidden states of one position, both models together, in the types of their products: what fits on chip with all
+# options; and where operands are rounded, which takes room too.
+_BYTES_MOST: Final = 64 * 1024
+_ROUNDED_BYTES_MOST: Final = 56 * 1024
+# Of the softcaps, or logit scales without one, of both models.
+_UNITS_APART_MOST: Final = 1e12
+_INSTEAD: Final = "pass the logits of torch.nn.functional.linear to nkilib.torch.distillation_loss"
+
+
+def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...]:
+    """The names of the scores that are asked for.
+
+    Raises:
+        TypeError: no iterable, or a string.
+        ValueError: another name; ``"logprob"`` without labels.
+    """
+    if isinstance(outputs, str) or not isinstance(outputs, Iterable):
+        remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""
+        raise TypeError(f"{caller}: argument 'outputs' must be an iterable of names, not {outputs!r}{remedy}")
+    names = tuple(outputs)
+    for name in names:
+        if name not in OUTPUTS:
+            raise ValueError(
+                f"{caller}: outputs must be among {', '.join(OUTPUTS)}, got {name!r}; leave it out, the loss is always "
+                f"there"
+            )
+    if "logprob" in names and labels is None:
+        raise ValueError(
+            f"{caller}: labels must be given for the output 'logprob', which is theirs, got None; pass the tokens"
+        )
+    return names
+
+
+def checked_recipe(
+    caller: Caller,
+    beta: float,
+    temperature: float,
+    logit_scale: Any,
+    logit_softcap: Any,
+    teacher_logit_scale: Any,
+    teacher_logit_softcap: Any,
+) -> Recipe:
+    """Scales and caps as Python numbers, with what else makes the loss.
+
+    Raises:
+        TypeError: one is no number.
+        ValueError: it is out of range.
+    """
+    recipe = Recipe(
+        beta,
+        float(temperature),
+        _checked_scale(caller, "logit_scale", logit_scale),
+        _checked_scale(caller, "teacher_logit_scale", teacher_logit_scale),
+        _checked_softcap(caller, "logit_softcap", logit_softcap),
+        _checked_softcap(caller, "teacher_logit_softcap", teacher_logit_softcap),
+    )
+    _check_units(caller, recipe)
+    return recipe
+
+
+def _check_units(caller: Caller, recipe: Recipe) -> None:
+    """A masked class has a finite logit in the unit of the other model too."""
+    student, teacher = recipe.student_unit, recipe.teacher_unit
+    if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
+        names = [
+            f"{model}logit_{'scale' if cap is None else 'softcap'}"
+            for model, cap in (("", recipe.student_logit_softcap), ("teacher_", recipe.teacher_logit_softcap))
+        ]
+        raise ValueError(
+            f"{caller}: {names[0]} {student}, and {names[1]} {teacher}, may be {_UNITS_APART_MOST:g} times apart at "
+            f"most; pass softcaps of the size of the logits"
+        )
+
+
+def _checked_scale(caller: Caller, name: str, value: Any) -> float:
+    scale = checks.checked_number(caller, name, value)
+    if not LOGIT_SCALE_MIN <= scale <= LOGIT_SCALE_MAX:
+        raise ValueError(
+            f"{caller}: {name} must be a number from {LOGIT_SCALE_MIN} to {LOGIT_SCALE_MAX}, got {scale}; pass 1.0 for "
+            f"none"
+        )
+    return scale
+
+
+def _checked_softcap(caller: Caller, name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    cap = checks.checked_number(caller, name, value)
+    if not SOFTCAP_MIN <= cap <= OPTION_MAX:
+        raise ValueError(
+            f"{caller}: {name} must be a number from {SOFTCAP_MIN} to {OPTION_MAX} or None, got {cap}; pass None for "
+            f"no cap"
+        )
+    return cap
+
+
+def check_given(caller: Caller, given: DistillationArguments) -> None:
+    """Refuse what is no tensor, and gradients of what is a constant.
+
+    Raises:
+        TypeError: an argument is no tensor.
+        RuntimeError: the teacher or ``row_weight`` requires grad.
+    """
+    checks.check_tensors(caller, given.tensors(), optional=_OPTIONAL)
+    for name, tensor in {**given.teacher.tensors(), "row_weight": given.row_weight}.items():
+        checks.check_constant(caller, name, tensor)
+
+
+def check_arguments(caller: Caller, given: DistillationArguments, classes: int | None) -> None:
+    """Refuse plain tensors that do not fit each other or the kernels.
+
+    Args:
+        caller: who is named in errors.
+        given: the arguments, of this rank.
+        classes: of all ranks; None: those of the weight.
+
+    Raises:
+        TypeError: a type that the hardware has not; labels that are no integers.
+        ValueError: shapes do not fit each other; more positions than a launch takes; ``grad_weight_sum`` does not fit.
+        RuntimeError: devices differ.
+        NotImplementedError: another device, number of features or of classes; a derivative in forward mode.
+    """
+    tensors = given.tensors()
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, given.student.input, {name: tensors[name] for name in tensors if name != "input"})
+    for model in (given.student, given.teacher):
+        _check_model(caller, model)
+    _check_alike(caller, given)
+    check_labels(caller, given.labels, given.student.positions)
+    _check_row_weight(caller, given.row_weight, given.student.positions)
+    held = given.student.weight.shape[0]
+    _check_kernels_take(caller, given, held if classes is None else classes)
+    check_sum(caller, given.student.weight, given.grad_weight_sum)
+
+
+def _check_model(caller: Caller, model: Model) -> None:
+    """Hidden states, weight and bias of one model."""
+    input, weight, bias = model.tensors()
+    for name, tensor in model.tensors().items():
+        if tensor is not None:
+            check_float_dtype(caller, name, tensor)
+    if model.input.dim() < 1:
+        raise ValueError(f"{caller}: {input} must have the features as its last dimension, got no dimension")
+    if model.weight.dim() != 2:
+        raise ValueError(
+            f"{caller}: {weight} must be [classes, features], as the weight of torch.nn.Linear, got shape "
+            f"{tuple(model.weight.shape)}"
+        )
+    if model.input.shape[-1] != model.weight.shape[1]:
+        raise ValueError(
+            f"{caller}: {input} and {weight} must have equal last dimensions, the features, got "
+            f"{model.input.shape[-1]} and {model.weight.shape[1]}; {weight} is [classes, features], as the weight of "
+            f"torch.nn.Linear"
+        )
+    if model.bias is not None and model.bias.shape != model.weight.shape[:1]:
+        raise ValueError(
+            f"{caller}: {bias} must be one number for each of the {model.weight.shape[0]} classes of {weight}, got "
+            f"shape {tuple(model.bias.shape)}"
+        )
+
+
+def _check_alike(caller: Caller, given: DistillationArguments) -> None:
+    """Positions and classes of both models."""
+    student, teacher = given.student, given.teacher
+    if student.positions != teacher.positions:
+        raise ValueError(
+            f"{caller}: {TEACHER.input} must have the positions of input, {student.positions}, got "
+            f"{teacher.positions}; features may differ, in the last dimension"
+        )
+    if student.weight.shape[0] != teacher.weight.shape[0]:
+        raise ValueError(
+            f"{caller}: {TEACHER.weight} must have the classes of linear_weight, {student.weight.shape[0]} here, got "
+            f"{teacher.weight.shape[0]}; slice both to those that the models share, and give every rank the same of "
+            f"both"
+        )
+
+
+def _check_row_weight(caller: Caller, row_weight: Tensor | None, positions: tuple[int, ...]) -> None:
+    if row_weight is None:
+        return
+    if not row_weight.is_floating_point():
+        raise TypeError(f"{caller}: row_weight must be floating, got {row_weight.dtype}; pass row_weight.float()")
+    if row_weight.shape != positions:
+        raise ValueError(
+            f"{caller}: row_weight must have the shape of the positions, {positions}, got {tuple(row_weight.shape)}; "
+            f"expand it"
+        )
+
+
+def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: int) -> None:
+    for model in (given.student, given.teacher):
+        features = model.weight.shape[1]
+        if not FEATURES_MIN <= features <= FEATURES_MAX:
+            raise NotImplementedError(
+                f"{caller}: {model.names.weight} must have {FEATURES_MIN} to {FEATURES_MAX} features, got {features}; "
+                f"{_INSTEAD}"
+            )
+    if not 0 < classes <= CLASSES_MAX:
+        raise NotImplementedError(f"{caller}: there must be 1 to {CLASSES_MAX} classes, got {classes}; {_INSTEAD}")
+    positions = prod(given.student.positions)
+    if positions > POSITIONS_MAX:
+        raise ValueError(
+            f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them"
+        )
+
+
+def check_features_fit(caller: Caller, given: DistillationArguments, compute_dtype: str | None) -> None:
+    """Refuse features of both models that together do not fit on chip.
+
+    Args:
+        caller: who is named in errors.
+        given: the arguments.
+        compute_dtype: the name of the type that operands are rounded to; None: they are not.
+
+    Raises:
+        NotImplementedError: always then.
+    """
+    models = (given.student, given.teacher)
+    types = [each.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for each in models]
+    sizes = [each.weight.shape[1] * dtype.itemsize for each, dtype in zip(models, types, strict=True)]
+    most = _BYTES_MOST if compute_dtype is None else _ROUNDED_BYTES_MOST
+    if sum(sizes) > most:
+        raise NotImplementedError(
+            f"{caller}: hidden states of a position may take at most {most} bytes of both models together in the types "
+            f"of the products, got {sizes[0]} of input and {sizes[1]} of teacher_input; pass both models in bfloat16, "
+            f"or compute_dtype=torch.bfloat16, or {_INSTEAD.removeprefix('pass ')}"
+        )
+
+
+def checked_compute_dtype(caller: Caller, given: DistillationArguments, compute_dtype: Any) -> str | None:
+    """The name of the type that operands are rounded to, None where they have it.
+
+    Raises:
+        TypeError: no type.
+        ValueError: one that products do not have.
+    """
+    check_compute_dtype(caller, compute_dtype)
+    rounded: torch.dtype | None = given.rounding_dtype(compute_dtype)
+    return None if rounded is None else DTYPE_NAMES[rounded]

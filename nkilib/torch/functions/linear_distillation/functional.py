@@ -1,0 +1,260 @@
+"""``linear_distillation_loss``: divergence of a student from a teacher, from the hidden states of both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import overload
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.torch.dispatch.layout import as_rows
+from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
+from nkilib.torch.functions.distillation.semantics import check_numbers, check_reduction, checked_beta, reduced
+from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
+from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
+from nkilib.torch.functions.linear_distillation.arguments import STUDENT, TEACHER, DistillationArguments, Model
+from nkilib.torch.functions.linear_distillation.autograd import DERIVATIVE
+from nkilib.torch.functions.linear_distillation.checks import (
+    check_arguments,
+    check_features_fit,
+    check_given,
+    checked_compute_dtype,
+    checked_outputs,
+    checked_recipe,
+)
+from nkilib.torch.functions.linear_distillation.operators import FORWARD, Labels, Memory, Wanted
+from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION as _CALLER
+from nkilib.torch.functions.linear_distillation.parts import plain_arguments
+from nkilib.torch.functions.linear_distillation.results import DistillationResults, LinearDistillationOutputs
+from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
+
+
+@overload
+def linear_distillation_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor | None = ...,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    linear_bias: Tensor | None = ...,
+    teacher_bias: Tensor | None = ...,
+    direction: str = ...,
+    beta: float | None = ...,
+    temperature: float = ...,
+    temperature_squared: bool = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    logit_scale: float = ...,
+    logit_softcap: float | None = ...,
+    teacher_logit_scale: float = ...,
+    teacher_logit_softcap: float | None = ...,
+    row_weight: Tensor | None = ...,
+    outputs: tuple[()] = ...,
+    compute_dtype: torch.dtype | None = ...,
+    grad_weight_sum: Tensor | None = ...,
+    memory_limit: int | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def linear_distillation_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor | None = ...,
+    group: dist.ProcessGroup | None = ...,
+    *,
+    linear_bias: Tensor | None = ...,
+    teacher_bias: Tensor | None = ...,
+    direction: str = ...,
+    beta: float | None = ...,
+    temperature: float = ...,
+    temperature_squared: bool = ...,
+    reduction: str = ...,
+    ignore_index: int = ...,
+    logit_scale: float = ...,
+    logit_softcap: float | None = ...,
+    teacher_logit_scale: float = ...,
+    teacher_logit_softcap: float | None = ...,
+    row_weight: Tensor | None = ...,
+    outputs: Iterable[str],
+    compute_dtype: torch.dtype | None = ...,
+    grad_weight_sum: Tensor | None = ...,
+    memory_limit: int | None = ...,
+) -> Tensor | LinearDistillationOutputs: ...
+
+
+def linear_distillation_loss(
+    input: Tensor,
+    linear_weight: Tensor,
+    teacher_input: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor | None = None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    linear_bias: Tensor | None = None,
+    teacher_bias: Tensor | None = None,
+    direction: str = "forward",
+    beta: float | None = None,
+    temperature: float = 1.0,
+    temperature_squared: bool = False,
+    reduction: str = "mean",
+    ignore_index: int = -100,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    teacher_logit_scale: float = 1.0,
+    teacher_logit_softcap: float | None = None,
+    row_weight: Tensor | None = None,
+    outputs: Iterable[str] = (),
+    compute_dtype: torch.dtype | None = None,
+    grad_weight_sum: Tensor | None = None,
+    memory_limit: int | None = None,
+) -> Tensor | LinearDistillationOutputs:
+    """How far the student's distribution is from the teacher's, in nats, from the hidden states of both models.
+
+    It equals, with ``F`` for ``torch.nn.functional``::
+
+        student = logit_scale * F.linear(input, linear_weight, linear_bias)
+        teacher = teacher_logit_scale * F.linear(teacher_input, teacher_weight, teacher_bias)
+        z_s, z_t = softcap(student, logit_softcap), softcap(teacher, teacher_logit_softcap)
+        nkilib.torch.distillation_loss(z_s, z_t, labels=labels, direction=direction, beta=beta, ...)
+
+    in float32, without logits of either model in memory and without a rounding of logits, in one launch forward and one
+    backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of a block of positions, as many as
+    ``memory_limit`` allows. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the types of these
+    tensors, come from float32 sums and are rounded once; one that nobody asks for is not computed, and the teacher has
+    none. No value is looked at, so nothing waits for the device; on the CPU alone labels are checked for their range,
+    where ``"logprob"`` is asked for.
+
+    A class that a bias of -inf masks in both models adds nothing. One that is masked in the teacher alone adds nothing
+    to KL(P || Q), and makes KL(Q || P) infinite; one that is masked in the student alone makes KL(P || Q) infinite, and
+    adds nothing to KL(Q || P), where P is the teacher's softmax and Q the student's. Jensen-Shannon is always finite.
+    Where KL(P || Q) is infinite, the gradient by the logits is that of the formula, Q - P; where KL(Q || P) is, it is
+    NaN or infinite, and so are those of weight and bias: give such positions the label ``ignore_index``.
+
+    Args:
+        input: [..., Ds], the student's hidden states, bfloat16, float16 or float32.
+        linear_weight: [V, Ds] of the student, in one of these types; with ``group`` the rows of this rank. As for
+            :func:`nkilib.torch.linear_token_scores`, a DTensor of ``Shard(0)`` beside a replicated ``input`` is a
+            vocabulary in parts; beside a plain ``input`` a DTensor is gathered, as FSDP2 would, and its gradient
+            averaged over the ranks.
+        teacher_input: [..., Dt], the teacher's hidden states of the same positions, in one of these types.
+        teacher_weight: [V, Dt] of the same classes; with ``group`` those of this rank. A DTensor is gathered, but where
+            this rank has the classes that it needs.
+        labels: integers [...]; positions where they are ``ignore_index`` do not count. None: all count.
+        group: the ranks that share the vocabulary, each as many classes; None: both weights have all classes.
+        linear_bias, teacher_bias: [V], in one of these types, used in float32; -inf masks a class.
+        direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; of no effect with ``beta``.
+        beta: from 0 to 1: 0 is KL(teacher || student), 1 KL(student || teacher), and between them it is generalized
+            Jensen-Shannon, as for :func:`nkilib.torch.distillation_loss`.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. A number, a constant of the
+            compiled kernel, as scales and caps: each new value compiles anew.
+        temperature_squared: multiply the loss by T^2.
+        reduction: ``"mean"`` over the positions that count, ``"batchmean"`` over ``input.size(0)``, ``"sum"`` or
+            ``"none"``.
+        ignore_index: an int32.
+        logit_scale, teacher_logit_scale: from 1e-6 to 1e6, multiply the logits, before the cap.
+        logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves
+            them.
+        row_weight: [...] floating, a factor for the loss of each position, used in float32; a constant. A mean divides
+            by the number of positions that count, not by the sum of their weights; entropies and log-probabilities are
+            not weighted.
+        outputs: names of scores of the student to return too: ``"entropy"``, and with labels ``"logprob"``. Gradients
+            flow through the log-probability, and not through the entropy.
+        compute_dtype: bfloat16, float16 or float32, of the products. None: that of autocast if it is on, else each
+            model is multiplied in its own type; if hidden states and weight of a model have unlike types, all are
+            rounded to that of ``input``.
+        grad_weight_sum: [V, Ds] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
+            unrounded, and hands none on.
+        memory_limit: bytes of HBM that the kept float32 logits of both models may take, for ``beta`` between 0 and 1;
+            of no effect otherwise, and with ``group``. Where they do not allow 128 positions, both products are
+            computed twice. None: the kernel's default.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
+        no position counts. With ``outputs`` a named tuple of it and the scores, of the shape of the positions; None for
+        a score that is not asked for. With ``group`` or a sharded vocabulary, the same on every rank.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: an unknown ``reduction``, ``direction`` or name in ``outputs``; ``"logprob"`` without labels; shapes
+            differ; a number out of range; ``grad_weight_sum`` does not fit; a group beside a DTensor. On the CPU, on
+            all ranks: they do not see the same shards or options.
+        RuntimeError: a tensor of the teacher, or ``row_weight``, requires grad (pass it detached); devices differ.
+        IndexError: on the CPU, a label out of range whose log-probability is asked for.
+        NotImplementedError: another device; a number of features or classes that no kernel takes, as more than 16,384
+            float32 features of both models together, or 32,768 of 16 bits; DTensors placed otherwise; a derivative in
+            forward mode, or a second one.
+    """
+    chosen = checked_beta(_CALLER, direction, beta)
+    check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
+    check_reduction(_CALLER, reduction)
+    names = checked_outputs(_CALLER, outputs, labels)
+    recipe = checked_recipe(
+        _CALLER, chosen, temperature, logit_scale, logit_softcap, teacher_logit_scale, teacher_logit_softcap
+    )
+    check_memory_limit(_CALLER, memory_limit)
+    given = DistillationArguments(
+        Model(STUDENT, input, linear_weight, linear_bias),
+        Model(TEACHER, teacher_input, teacher_weight, teacher_bias),
+        labels,
+        row_weight,
+        grad_weight_sum,
+    )
+    check_given(_CALLER, given)
+    placed = plain_arguments(_CALLER, given, group)
+    given, shards = placed.given, placed.shards
+    check_arguments(_CALLER, given, None if shards is None else shards.num_classes)
+    recipe = replace(recipe, compute_dtype=checked_compute_dtype(_CALLER, given, compute_dtype))
+    check_features_fit(_CALLER, given, recipe.compute_dtype)
+    counted, wanted = Labels(ignore_index), Wanted("logprob" in names)
+    operands = _operands(given)
+    if shards is None:
+        kept = Memory(memory_limit if recipe.is_mixed else None)
+        keywords = FORWARD.keywords_from(recipe, counted, kept, wanted)
+        results = DistillationResults(*DERIVATIVE.apply(False, *operands, **keywords))
+    else:
+        results = vocab_parallel_results(_CALLER, operands, recipe, counted, wanted, shards, placed.group)
+    loss = results.divergence
+    if temperature_squared:
+        loss = loss * float(temperature) ** 2
+    counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
+    loss = reduced(loss, given.student.positions, counts, reduction)
+    return _returned(loss, results, names, given.student.positions) if names else loss
+
+
+def _operands(given: DistillationArguments) -> DistillationOperands:
+    """The rows of positions, and of the teacher constants alone."""
+    student, teacher = given.student, given.teacher
+    rows, bias = as_rows(student.input, -1), student.kernel_bias
+    wanted = wanted_gradients(rows, student.weight, bias)
+    summed = given.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
+    teacher_bias = teacher.kernel_bias
+    return DistillationOperands(
+        rows,
+        student.weight,
+        as_rows(teacher.input.detach(), -1),
+        teacher.weight.detach(),
+        None if given.labels is None else given.labels.reshape(-1),
+        bias,
+        None if teacher_bias is None else teacher_bias.detach(),
+        None if given.row_weight is None else given.row_weight.detach().to(torch.float32).reshape(-1),
+        summed,
+    )
+
+
+def _returned(
+    loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
+) -> LinearDistillationOutputs:
+    """With the scores that are asked for, in the shape of the positions."""
+
+    def score(name: str) -> Tensor | None:
+        return getattr(results, name).reshape(positions) if name in names else None
+
+    return LinearDistillationOutputs(loss, score("entropy"), score("logprob"))

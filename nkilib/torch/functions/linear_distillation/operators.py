@@ -1,0 +1,279 @@
+"""The operators ``torch.ops.nkilib.linear_distillation_*``, described.
+
+Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
+any integer type. Derivatives are in :mod:`.autograd`, reductions and shapes in :mod:`.functional`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss.linear_distillation import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import register
+from nkilib.torch.functions.cross_entropy.operators import Columns
+from nkilib.torch.functions.cross_entropy.target_indices import check_range, kernel_target
+from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, WantedGradients, as_weight, vocabulary
+from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
+
+LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input", "torch.nn.functional.kl_div")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What both models' logits and the loss are made of, as all kernels have it.
+
+    Attributes:
+        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
+        temperature: T, divides the logits of both models.
+        student_logit_scale, teacher_logit_scale: multiply product and bias, before the cap.
+        student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for none.
+        compute_dtype: the name of the type that operands of another one are rounded to; None: as they are.
+    """
+
+    beta: float = 0.0
+    temperature: float = 1.0
+    student_logit_scale: float = 1.0
+    teacher_logit_scale: float = 1.0
+    student_logit_softcap: float | None = None
+    teacher_logit_softcap: float | None = None
+    compute_dtype: str | None = None
+
+    @property
+    def is_mixed(self) -> bool:
+        """The divergence needs the mixture of both distributions."""
+        return 0.0 < self.beta < 1.0
+
+    @property
+    def student_unit(self) -> float:
+        """What a logit of the student is a multiple of, before the temperature: its cap, or its scale without one."""
+        return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
+
+    @property
+    def teacher_unit(self) -> float:
+        """The same of the teacher."""
+        return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
+
+
+@dataclass(frozen=True)
+class Labels:
+    """``ignore_index``: the label of positions that do not count, an int32."""
+
+    ignore_index: int = -100
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """``with_logprob``: the student's log-probability of the label."""
+
+    with_logprob: bool = False
+
+
+@dataclass(frozen=True)
+class WantedTarget:
+    """``with_target``: the student's logit of the label."""
+
+    with_target: bool = False
+
+
+@dataclass(frozen=True)
+class Memory:
+    """``memory_limit``: bytes that float32 logits may take in HBM between two visits; None: the kernel's default."""
+
+    memory_limit: int | None = None
+
+
+_INPUT: Final = Input("input", keyword="student_input_hbm", dimensions=2, dtypes=DTYPES)
+_LINEAR_WEIGHT: Final = Input("linear_weight", keyword="student_weight_hbm", dimensions=2, dtypes=DTYPES)
+_TEACHER_INPUT: Final = Input("teacher_input", dimensions=2, dtypes=DTYPES)
+_TEACHER_WEIGHT: Final = Input("teacher_weight", dimensions=2, dtypes=DTYPES)
+_MODELS: Final = (_INPUT, _LINEAR_WEIGHT, _TEACHER_INPUT, _TEACHER_WEIGHT)
+_LABELS: Final = Input("labels", is_optional=True, dimensions=1)
+_LINEAR_BIAS: Final = Input(
+    "linear_bias", keyword="student_bias_hbm", is_optional=True, dimensions=1, dtypes=(torch.float32,)
+)
+_TEACHER_BIAS: Final = Input("teacher_bias", is_optional=True, dimensions=1, dtypes=(torch.float32,))
+_BIASES: Final = (_LINEAR_BIAS, _TEACHER_BIAS)
+_ROW_WEIGHT: Final = Input("row_weight", is_optional=True, dimensions=1, dtypes=(torch.float32,))
+_SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
+_GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
+
+# By which a result that is no constant has a derivative.
+_OF_STUDENT: Final = ("input", "linear_weight", "linear_bias")
+# What the forward knows of both softmaxes.
+_STATISTICS: Final = ("student_maximum", "student_log_sum", "teacher_maximum", "teacher_log_sum")
+_RESULTS: Final = ("divergence", "entropy", "moment", *_STATISTICS, "logprob", "target_logit")
+_ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
+
+
+def _check_labels(call: Call) -> None:
+    """Refuse labels out of range where the student's logit of each is asked for."""
+    if call.options.get("with_logprob", False) or call.options.get("with_target", False):
+        name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
+        check_range(name, labels, call.options["ignore_index"], vocabulary(call))
+
+
+def _compute_dtype(call: Call) -> dict[str, Any]:
+    name = call.options["compute_dtype"]
+    return {"compute_dtype": None if name is None else TILE_DTYPES[getattr(torch, name)]}
+
+
+def _arguments(call: Call) -> dict[str, Any]:
+    """What kernels are given in place of the labels and of names of types."""
+    labels = call.tensors["labels"]
+    if labels is None:
+        return _compute_dtype(call)
+    classes, ignore_index = kernel_target(labels, call.options["ignore_index"], vocabulary(call))
+    return {**_compute_dtype(call), "labels_hbm": classes.detach(), "ignore_index": ignore_index}
+
+
+def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+    return found["logprob"] + 0.0  # the negative of 0 has a sign
+
+
+# Results: DistillationResults.
+FORWARD: Final = register(
+    Operator(
+        "linear_distillation_forward",
+        inputs=(*_MODELS, _LABELS, *_BIASES, _ROW_WEIGHT, _SUM_FOR_BACKWARD),
+        options=(Recipe, Labels, Memory, Wanted),
+        outputs=(
+            Output("divergence", depends_on=_OF_STUDENT),
+            Output("entropy"),
+            Output("moment"),
+            *(Output(name) for name in _STATISTICS),
+            Output("logprob", depends_on=_OF_STUDENT, computed=_log_probability),
+        ),
+        kernel=linear_distillation_forward,
+        results=_RESULTS,
+        on_request=_ON_REQUEST,
+        arguments=_arguments,
+        check_values=_check_labels,
+        instead=LINEAR_DISTILLATION.instead,
+    )
+)
+
+
+def _has_bias(call: Call) -> bool:
+    return call.tensors["linear_bias"] is not None
+
+
+_GRAD_INPUT: Final = Output("grad_input", None, as_first, requested_by="grad_input_wanted")
+_GRAD_LINEAR_WEIGHT: Final = Output(
+    "grad_linear_weight", lambda call: call.tensor("linear_weight").dtype, as_weight, requested_by="grad_weight_wanted"
+)
+_GRAD_LINEAR_BIAS: Final = Output(
+    "grad_linear_bias", shape=lambda call: as_weight(call)[:1], exists=_has_bias, requested_by="grad_bias_wanted"
+)
+_GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
+
+
+def _backward_arguments(call: Call) -> dict[str, Any]:
+    return {**_arguments(call), **({} if _has_bias(call) else {"grad_bias_wanted": False})}
+
+
+_SAVED: Final = (Input("moment"), *(Input(name) for name in _STATISTICS))
+_BACKWARD_INPUTS: Final = (
+    *_MODELS,
+    *_SAVED,
+    Input("grad_divergence"),
+    _LABELS,
+    *_BIASES,
+    _ROW_WEIGHT,
+    Input("grad_logprob", is_optional=True),
+)
+
+BACKWARD: Final = register(
+    Operator(
+        "linear_distillation_backward",
+        inputs=_BACKWARD_INPUTS,
+        options=(Recipe, Labels, WantedGradients),
+        outputs=_GRADIENTS,
+        kernel=linear_distillation_backward,
+        on_request={each.name: each.request for each in _GRADIENTS},
+        arguments=_backward_arguments,
+        instead=LINEAR_DISTILLATION.instead,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+BACKWARD_ADDING: Final = register(
+    replace(
+        BACKWARD,
+        name="linear_distillation_backward_adding",
+        inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
+        without=("grad_weight_wanted",),
+        outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
+        results=tuple(each.name for each in _GRADIENTS),
+        on_request={each.name: each.request for each in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        writes={"grad_weight_sum": "grad_linear_weight"},
+    )
+)
+
+# What a shard without classes has of either softmax.
+_OF_NO_CLASSES: Final = {"maximum": torch.finfo(torch.float32).min, "log_sum": -torch.inf}
+
+# Of a part of the classes, as all that follows. Results: ShardResults.
+SHARD_STATISTICS: Final = register(
+    replace(
+        FORWARD,
+        name="linear_distillation_shard_statistics",
+        inputs=(*_MODELS, _LABELS, *_BIASES),
+        options=(Recipe, Labels, Columns, WantedTarget),
+        outputs=(
+            Output("divergence"),
+            Output("entropy"),
+            *(Output(name, fill=_OF_NO_CLASSES[name.partition("_")[2]]) for name in _STATISTICS),
+            Output("target_logit", requested_by="with_target"),
+        ),
+    )
+)
+
+# Results: MixtureSums.
+SHARD_MIXTURE: Final = register(
+    Operator(
+        "linear_distillation_shard_mixture",
+        inputs=(*_MODELS, *(Input(name) for name in _STATISTICS), *_BIASES),
+        options=(Recipe,),
+        outputs=tuple(Output(name) for name in ("student_terms", "teacher_terms", "student_mass", "teacher_mass")),
+        kernel=linear_distillation_mixture,
+        arguments=_compute_dtype,
+        instead=LINEAR_DISTILLATION.instead,
+    )
+)
+
+
+def _shard_backward_arguments(call: Call) -> dict[str, Any]:
+    return {**_backward_arguments(call), "grad_input_float32": True}
+
+
+SHARD_BACKWARD: Final = register(
+    replace(
+        BACKWARD,
+        name="linear_distillation_shard_backward",
+        options=(Recipe, Labels, Columns, WantedGradients),
+        outputs=tuple(unrounded(each) for each in BACKWARD.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)
+
+# Adds the gradient of the weight to ``grad_weight_sum`` instead of returning it.
+SHARD_BACKWARD_ADDING: Final = register(
+    replace(
+        BACKWARD_ADDING,
+        name="linear_distillation_shard_backward_adding",
+        options=(Recipe, Labels, Columns, WantedGradients),
+        outputs=tuple(unrounded(each) for each in BACKWARD_ADDING.outputs),
+        arguments=_shard_backward_arguments,
+    )
+)

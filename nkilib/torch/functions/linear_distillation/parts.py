@@ -1,0 +1,178 @@
+"""Arguments of which output layers are DTensors: this rank's part of the vocabulary, or layers gathered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.dtensors import check_member, chunk_sizes, dtensor, shards_of
+from nkilib.torch.functions.linear_distillation.arguments import DistillationArguments, Model
+from nkilib.torch.functions.linear_distillation.checks import OF_WEIGHT
+from nkilib.torch.functions.vocab_parallel.shards import (
+    VocabularyShards,
+    check_no_group,
+    group_place,
+    shards_of_ranks,
+)
+from nkilib.torch.functions.vocab_parallel_linear.gathering import averaged, constant
+from nkilib.torch.functions.vocab_parallel_linear.parts import as_weight, same_everywhere, spread_of_classes
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
+
+@dataclass(frozen=True)
+class PlacedArguments:
+    """The arguments as plain tensors.
+
+    Attributes:
+        given: of this rank.
+        shards: which classes each rank has; None: this one has all.
+        group: that shares the vocabulary; None for all processes.
+    """
+
+    given: DistillationArguments
+    shards: VocabularyShards | None
+    group: dist.ProcessGroup | None
+
+
+def plain_arguments(caller: Caller, given: DistillationArguments, group: Any) -> PlacedArguments:
+    """The arguments without DTensors.
+
+    Hidden states that are replicated, and a weight of the student whose classes are sharded over one dimension of the
+    mesh, are a vocabulary in parts. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight
+    that is a DTensor is gathered, and its gradient averaged over the ranks. The teacher's weight, wherever it is, is
+    gathered for the classes that the student's has here; where this rank's shard holds them already, nothing is.
+
+    Raises:
+        NotImplementedError: a placement without a rule, with those to redistribute to.
+        ValueError: a group beside a DTensor.
+    """
+    weight, input = dtensor(given.student.weight), dtensor(given.student.input)
+    if weight is None:
+        if input is not None:
+            raise NotImplementedError(
+                f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
+                f"one, of placements Shard(0); pass input.to_local(), or distribute linear_weight"
+            )
+        if group is None:
+            return PlacedArguments(_of_own_positions(caller, given, given.student), None, None)
+        place = group_place(caller, group)
+        rows = given.student.weight.shape[0] if given.student.weight.dim() else 0
+        shards = shards_of_ranks(OF_WEIGHT, rows, place, None, None)
+        return PlacedArguments(_of_own_classes(caller, given, given.student, shards, group), shards, group)
+    check_no_group(OF_WEIGHT, group, None)
+    if input is None:
+        return PlacedArguments(_of_own_positions(caller, given, _gathered_student(caller, weight, given)), None, None)
+    spread = spread_of_classes(caller, OF_WEIGHT, weight)
+    student = replace(
+        given.student,
+        input=same_everywhere(caller, "input", input),
+        weight=weight.to_local(),
+        bias=as_weight(caller, "linear_bias", given.student.bias, weight),
+    )
+    summed = as_weight(caller, "grad_weight_sum", given.grad_weight_sum, weight)
+    shards = VocabularyShards(spread.sizes, dist.get_rank(spread.group))
+    own = _of_own_classes(caller, replace(given, grad_weight_sum=summed), student, shards, spread.group)
+    return PlacedArguments(own, shards, spread.group)
+
+
+def _gathered_student(caller: Caller, weight: DTensor, given: DistillationArguments) -> Model:
+    """With weight and bias of all ranks, whose gradients are averaged over them."""
+    check_member(OF_WEIGHT, weight.device_mesh)
+    if given.grad_weight_sum is not None:
+        raise NotImplementedError(
+            f"{caller}: grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered: its "
+            f"gradient is a sum over the ranks; leave it out"
+        )
+    bias = dtensor(given.student.bias)
+    return replace(
+        given.student,
+        weight=averaged(caller, "linear_weight", weight),
+        bias=given.student.bias if bias is None else averaged(caller, "linear_bias", bias),
+    )
+
+
+def _of_own_positions(caller: Caller, given: DistillationArguments, student: Model) -> DistillationArguments:
+    """Every tensor of a position is plain; the teacher's layer is gathered."""
+    for name, tensor in (
+        (given.teacher.names.input, given.teacher.input),
+        ("labels", given.labels),
+        ("row_weight", given.row_weight),
+    ):
+        if dtensor(tensor) is not None:
+            raise NotImplementedError(
+                f"{caller}: {name} must be plain where input is, got a DTensor; pass {name}.to_local()"
+            )
+    teacher = replace(
+        given.teacher,
+        weight=_gathered(caller, given.teacher.names.weight, given.teacher.weight),
+        bias=None if given.teacher.bias is None else _gathered(caller, given.teacher.names.bias, given.teacher.bias),
+    )
+    return replace(given, student=student, teacher=teacher)
+
+
+def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
+    placed = dtensor(tensor)
+    if placed is None:
+        return tensor
+    check_member(caller._replace(input=name), placed.device_mesh)
+    return constant(caller, name, placed)
+
+
+def _of_own_classes(
+    caller: Caller,
+    given: DistillationArguments,
+    student: Model,
+    shards: VocabularyShards,
+    group: dist.ProcessGroup | None,
+) -> DistillationArguments:
+    """Every tensor of a position is the same on all ranks; the teacher's layer has the classes of the student's."""
+    names = given.teacher.names
+
+    def own(name: str, tensor: Tensor) -> Tensor:
+        placed = dtensor(tensor)
+        if placed is None:
+            return tensor
+        if _holds_own_classes(caller, name, placed, shards, group):
+            return placed.to_local()
+        whole = _gathered(caller, name, placed)
+        if whole.dim() == 0 or whole.shape[0] != shards.num_classes:
+            raise ValueError(
+                f"{caller}: {name}, a DTensor, must have the {shards.num_classes} classes of all ranks, got shape "
+                f"{tuple(whole.shape)}; slice both weights to the classes that the models share"
+            )
+        return shards.own_part(whole)
+
+    teacher = replace(
+        given.teacher,
+        input=same_everywhere(caller, names.input, given.teacher.input),
+        weight=own(names.weight, given.teacher.weight),
+        bias=None if given.teacher.bias is None else own(names.bias, given.teacher.bias),
+    )
+    return replace(
+        given,
+        student=student,
+        teacher=teacher,
+        labels=None if given.labels is None else same_everywhere(caller, "labels", given.labels),
+        row_weight=None if given.row_weight is None else same_everywhere(caller, "row_weight", given.row_weight),
+    )
+
+
+def _holds_own_classes(
+    caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
+) -> bool:
+    """Whether this rank's shard has the classes that the student's has: the same group shares both alike."""
+    mesh = tensor.device_mesh
+    several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
+    if any(placement.is_partial() for placement in tensor.placements) or len(several) != 1:
+        return False
+    (at,) = several
+    if shards_of(caller, name, tensor) != {at: 0} or chunk_sizes(tensor.shape[0], mesh.size(at)) != shards.sizes:
+        return False
+    of_teacher, of_student = mesh.get_group(at), group or dist.group.WORLD
+    return dist.get_process_group_ranks(of_teacher) == dist.get_process_group_ranks(of_student)

@@ -1,0 +1,119 @@
+"""Divergence, entropy and statistics of all classes from those of shards: formulas alone, nothing is communicated.
+
+With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
+the entropy of the softmaxes over its classes alone, the chain rule is::
+
+    KL(P || Q) = sum_r P_r (D_r + log(P_r / Q_r))
+    H(Q) = sum_r Q_r (H_r - log Q_r)
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nkilib.torch.functions.linear_distillation.results import MixtureSums, ShardResults
+from nkilib.torch.functions.vocab_parallel.statistics import product
+
+# Kernels take a bias of -inf as a finite one, twice as low as logits may be.
+_LOWEST: Final = -(2.0**115)
+# Up to this distance of a ratio from 1 its logarithm is that of the distance, which is small where shares are near.
+_NEAR: Final = 0.5
+
+
+class Share(NamedTuple):
+    """What a shard has of the softmax of one model, [N] float32 each.
+
+    Attributes:
+        value: from 0 to 1.
+        log: its logarithm, finite where the value is too small for float32; -inf of a shard that is masked or has no
+            classes.
+    """
+
+    value: Tensor
+    log: Tensor
+
+
+class MaskedLogits(NamedTuple):
+    """A shard whose largest logit is lower has masked classes alone."""
+
+    student: float
+    teacher: float
+
+
+def masked_logits(student_unit: float, teacher_unit: float, temperature: float) -> MaskedLogits:
+    """The lowest z that a class has without a mask, by model.
+
+    Args:
+        student_unit, teacher_unit: the softcap, or the logit scale without one.
+        temperature: divides logits of both models.
+    """
+    lowest = _LOWEST / temperature
+    return MaskedLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
+
+
+def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float) -> Tensor:
+    """log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has nothing.
+
+    Args:
+        maximum, log_sum: of the shard.
+        of_all: m.
+        masked: a lower maximum is that of masked classes.
+    """
+    # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
+    return torch.where(maximum > masked, log_sum - (of_all - maximum), -torch.inf)
+
+
+def share_of(below: Tensor, log_sum: Tensor) -> Share:
+    """The share of a shard.
+
+    Args:
+        below: :func:`log_sum_below` of it.
+        log_sum: the logarithm of the sum of its exponentials over the shards.
+    """
+    log = below - log_sum
+    return Share(torch.exp(log), log)
+
+
+def entropy_term(own: ShardResults, student: Share) -> Tensor:
+    """This shard's part of the student's entropy; the parts of all shards are summed up."""
+    return product(student.value, own.entropy - student.log)
+
+
+def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: float) -> Tensor:
+    """This shard's part of KL(teacher || student), or of KL(student || teacher); the parts are summed up.
+
+    The parts of two shares p and q are p log(p / q) - p + q, which are never negative, and whose sum is the same since
+    shares add up to 1. So rounded shares of near models cost nothing of a small divergence.
+    """
+    of, other = (teacher, student) if beta == 0.0 else (student, teacher)
+    distance = of.value - other.value
+    relative = distance / other.value
+    ratio = torch.where(relative.abs() < _NEAR, torch.log1p(relative), of.log - other.log)
+    between = (product(of.value, ratio) - distance).clamp(min=0.0)
+    return product(of.value, own.divergence) + between
+
+
+class Mixed(NamedTuple):
+    """Of all classes, [N] float32 each.
+
+    Attributes:
+        divergence: beta KL(P || M) + (1 - beta) KL(Q || M), in nats.
+        moment: KL(Q || M), in nats.
+    """
+
+    divergence: Tensor
+    moment: Tensor
+
+
+def mixed(sums: MixtureSums, beta: float) -> Mixed:
+    """The generalized Jensen-Shannon divergence from the sums over all shards.
+
+    Probabilities are exp(z - lse) of a rounded lse: to divide by their sum takes the rounding out.
+    """
+    of_student = sums.student_terms / sums.student_mass
+    of_teacher = sums.teacher_terms / sums.teacher_mass
+    divergence = beta * of_teacher + (1.0 - beta) * of_student
+    return Mixed(divergence.clamp(min=0.0), of_student)

@@ -1,0 +1,230 @@
+"""Plans of distillation from hidden states: visits of the classes, one or two, and the backward of two operand pairs.
+
+How blocks of positions and classes are gone through, and what goes through them, are tables of their own: limits of a
+program decide the former and bytes of SBUF the latter, and the product of both would be several times as long.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+from unittest import mock
+
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward_parts import BackwardParts
+from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.class_stream import BUFFERS
+from nkilib.experimental.loss.linear.operand_pair import PairSizes
+from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionPlan, position_parts
+from nkilib.experimental.loss.linear_distillation import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+    linear_distillation_mixture,
+)
+from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling
+from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
+from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
+from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
+from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
+from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
+from tests.experimental.loss.linear_distillation.pair_checks import (
+    Launch,
+    check_backward,
+    check_forward,
+    check_mixture,
+)
+from tests.experimental.plans.coverage import Branches, Limits, Size
+from tests.experimental.plans.linear_backward import (
+    Planned,
+    planned,
+    standing,
+    way_through_classes,
+)
+from tests.experimental.plans.linear_distillation_sizes import (
+    TARGET,
+    family,
+    forward_sizes,
+    needs_of,
+    problem_of_size,
+)
+from tests.experimental.plans.linear_forward import blocks_of_positions as blocks_of_forward
+from tests.experimental.plans.linear_forward import way_through_classes as way_of_forward
+from tests.experimental.plans.linear_sizes import DTYPES, require_room, several
+
+_SMALL = (16, 24)
+_LOOPS: tuple[Limits, ...] = ({}, {"program_instructions": 1}, {"positions": 256})
+# Room for one, two, or more tiles of positions and 128 classes, without options and with all of them.
+_OF_FORWARD = tuple(
+    ((positions, _SMALL, classes), {**loops, "sbuf_bytes": sbuf})
+    for positions, classes in product((60, 300, 390, 512), (100, 300, 1100, 1180, 2140, 2320, 2380))
+    for loops in _LOOPS
+    for sbuf in (13500, 15000, 100000)
+)
+_OF_GROUPS: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tuple(
+    ((positions, features, classes), {**shared, **sbuf})
+    for positions, classes in product((60, 200, 300, 390, 520), (100, 600, 1300))
+    for features in (_SMALL, (700, 900))
+    for shared in ({}, {"shared_classes": 100}, {"shared_classes": 300})
+    for sbuf in ({}, {"sbuf_bytes": 16000}, {"sbuf_bytes": 25000}, {"sbuf_bytes": 40000})
+)
+_OF_VISITS = tuple(
+    ((positions, _SMALL, classes), {**loops, "sbuf_bytes": sbuf})
+    for positions, classes in product((60, 300, 390, 512, 900), (100, 300, 1100, 1180, 2140, 2320, 2380))
+    for loops in _LOOPS
+    for sbuf in (11300, 16100, 22000, 27000, 200000)
+)
+_OF_BACKWARD: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tuple(
+    ((positions, features, classes), {**sbuf, **program, **further})
+    for positions, features, classes in product((60, 300), ((16, 24), (150, 200), (300, 40)), (100, 300, 1100, 1700))
+    for sbuf in ({}, {"sbuf_bytes": 60000}, {"sbuf_bytes": 40000}, {"sbuf_bytes": 32000}, {"sbuf_bytes": 26000})
+    for program in ({}, {"program_instructions": 1}, {"program_instructions": 60})
+    for further in ({}, {"resident_features": 16}, {"positions": 256})
+)
+
+
+def _has_room(sizes: PairForwardSizes | KeptSizes | MixtureSizes, positions: int, tiling: LinearTiling) -> None:
+    tiles = min(tiling.position_block // 128, div_ceil(positions, 128))
+    require_room(sizes.bytes_of(tiles, tiling.class_block) <= usable_sbuf_bytes())
+
+
+def _schedule(size: Size, plan: PositionPlan, shared: int, class_block: int, bodies: int) -> ClassSchedule:
+    """Of the first core."""
+    division = divide_classes(size["classes"], shared, size["cores"], class_block)
+    return ClassSchedule.make(division, 0, class_block, bodies)
+
+
+def _of_visit(plan: PositionPlan, schedule: ClassSchedule) -> Branches:
+    """How one visit of the classes goes through positions and classes."""
+    found: Branches = {"blocks of positions": blocks_of_forward(plan), "classes": way_of_forward(schedule)}
+    if plan.blocks > 1 and schedule.opening is not None:
+        last = schedule.count + len(schedule.shared) - 1
+        is_late = (last - schedule.opening.number) % BUFFERS == 0
+        found["opens again"] = "after the last classes" if is_late else "beside them"
+    return found
+
+
+def _forward(size: Size) -> tuple[PairForwardSizes, PositionPlan, ClassSchedule]:
+    """How a divergence of one model from the other is cut up: one visit, whose last classes the cores may share."""
+    sizes = forward_sizes(size)
+    tiling = forward_tiling(sizes, TARGET)
+    _has_room(sizes, size["positions"], tiling)
+    plan = sizes.position_plan(*tiling)
+    shared = sizes.shared_classes(plan, tiling.class_block)
+    return sizes, plan, _schedule(size, plan, shared, tiling.class_block, sizes.most_bodies(plan))
+
+
+def branches_of_forward(size: Size) -> Branches:
+    """How positions and classes are gone through."""
+    _, plan, schedule = _forward(size)
+    return _of_visit(plan, schedule)
+
+
+def branches_of_groups(size: Size) -> Branches:
+    """Tiles of positions that go through a block of classes together, and the classes that the cores share."""
+    sizes, plan, schedule = _forward(size)
+    groups = sizes.needs.group_tiles
+    return {
+        "shared": "none" if not schedule.shared else several(len(schedule.shared)),
+        "groups": f"{several(div_ceil(plan.tiles, groups))}, up to {groups} each",
+        "options": size["variant"],
+    }
+
+
+def branches_of_mixed(size: Size) -> Branches:
+    """Of a divergence from a mixture: scores are kept for the second visit, or both products run twice."""
+    if not keeps_scores(size["positions"], size["classes"], MEMORY_LIMIT):
+        raise NotImplementedError("no size of the grid is so large that 128 positions do not fit the memory")
+    sizes = KeptSizes(forward_sizes(size), MEMORY_LIMIT)
+    tiling = forward_tiling(sizes, TARGET)
+    _has_room(sizes, size["positions"], tiling)
+    blocks = sizes.blocks(tiling)
+    bodies = sizes.most_bodies(blocks, tiling.class_block)
+    schedule = _schedule(size, PositionPlan(1, 1, 0, False), 0, tiling.class_block, bodies)
+    looped = f"loop, {several(len(blocks.trailing))} behind"
+    ways = looped if blocks.pairs > 0 else several(len(blocks.copies))
+    return {"classes": way_of_forward(schedule), "blocks of positions": ways}
+
+
+def branches_of_mixture(size: Size) -> Branches:
+    """Of the sums of a mixture, whose log-sum-exps are given."""
+    sizes = MixtureSizes(forward_sizes(size))
+    tiling = choose_mixture_tiling(sizes, usable_sbuf_bytes())
+    _has_room(sizes, size["positions"], tiling)
+    plan = sizes.position_plan(tiling)
+    return _of_visit(plan, _schedule(size, plan, 0, tiling.class_block, sizes.most_bodies(plan)))
+
+
+def _of_backward(size: Size) -> tuple[Planned, bool]:
+    """How a backward is cut up, and whether its positions are split."""
+    itemsize, is_all = DTYPES[size["dtype"]].itemsize, size["variant"] == "all"
+    parts = position_parts(size["positions"], max(size["student_features"], size["teacher_features"]))
+    teacher = PairSizes.of_weight(size["teacher_features"], itemsize, size["teacher_layout"] == "vd", 0)
+    sizes = BackwardSizes(
+        parts.size,
+        size["student_features"],
+        size["classes"],
+        itemsize,
+        size["student_layout"] == "vd",
+        gradient_needs(needs_of(size)),
+        parts.is_split or is_all,
+        further=(teacher,),
+    )
+    plan = BackwardPlan.of(sizes, *backward_tiling(sizes, size["cores"], TARGET))
+    require_room(plan.fits)
+    return planned(plan, size["classes"], size["cores"], parts.size), parts.is_split
+
+
+def branches_of_operands(size: Size) -> Branches:
+    """Where the operands of both models stand."""
+    found, is_split = _of_backward(size)
+    if is_split:
+        return {"positions": "in parts"}
+    return {
+        "logits": standing(found.plan),
+        "blocks of positions": several(found.plan.position_blocks),
+        "tables": "in groups" if found.plan.needs.opened > 0 else "one",
+    }
+
+
+def branches_of_classes(size: Size) -> Branches:
+    """How a core goes through its classes."""
+    found, is_split = _of_backward(size)
+    if is_split:
+        return {"positions": "in parts"}
+    return {"classes": way_through_classes(found)[0], "shortened": found.is_shortened}
+
+
+def check_forward_of_size(size: Size) -> None:
+    """Launch a size and compare all results with float64."""
+    check_forward(problem_of_size(size), Launch(size["cores"]))
+
+
+def check_mixture_of_size(size: Size) -> None:
+    """Launch a size and compare all sums with float64."""
+    check_mixture(problem_of_size(size), Launch(size["cores"]))
+
+
+def check_backward_of_size(size: Size) -> None:
+    """Launch a size and compare all gradients with float64; it takes the plan that its branches were read off."""
+    found, is_split = _of_backward(size)
+    with mock.patch.object(BackwardParts, "make", wraps=BackwardParts.make) as made:
+        check_backward(problem_of_size(size), Launch(size["cores"]), adds=size["variant"] == "all")
+    if not is_split:
+        assert {call.args[1] for call in made.call_args_list} == {found.plan}
+
+
+_KL, _MIXED, _BETAS = (0.0, 1.0), (0.5,), (0.0, 0.5, 1.0)
+_FORWARD, _BACKWARD = linear_distillation_forward, linear_distillation_backward
+FAMILIES = tuple(
+    family(f"linear_distillation_{name}", kernel, branches, check, betas, candidates)
+    for name, kernel, branches, check, betas, candidates in (
+        ("forward", _FORWARD, branches_of_forward, check_forward_of_size, _KL, _OF_FORWARD),
+        ("groups", _FORWARD, branches_of_groups, check_forward_of_size, _KL, _OF_GROUPS),
+        ("mixed", _FORWARD, branches_of_mixed, check_forward_of_size, _MIXED, _OF_VISITS),
+        ("mixture", linear_distillation_mixture, branches_of_mixture, check_mixture_of_size, _MIXED, _OF_VISITS),
+        ("operands", _BACKWARD, branches_of_operands, check_backward_of_size, _BETAS, _OF_BACKWARD),
+        ("classes", _BACKWARD, branches_of_classes, check_backward_of_size, _BETAS, _OF_BACKWARD),
+    )
+)

@@ -1,0 +1,1 @@
+"""Tests of nkilib.torch.functions.linear_distillation."""

@@ -1,0 +1,222 @@
+"""What one process can show of a loss of a vocabulary in shards.
+
+The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are.
+This rank has all classes, so its results are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nkilib.torch import LinearDistillationOutputs, linear_distillation_loss
+from nkilib.torch.functions.linear_distillation import parts
+from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
+from tests.torch.fake_group import two_ranks
+from tests.torch.functions.linear_cross_entropy.problem import CLASSES, FEATURES, POSITIONS
+from tests.torch.functions.linear_distillation.problem import (
+    OUTPUTS,
+    TEACHER_FEATURES,
+    DistillationProblem,
+    make_distillation,
+)
+from tests.torch.stand_in import StandIn, stand_in_for
+
+BETAS = pytest.mark.parametrize("beta", [0.0, 0.3, 1.0])
+
+
+@pytest.fixture(autouse=True)
+def _two_ranks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Of which the first one has all classes."""
+    monkeypatch.setattr(parts, "shards_of_ranks", lambda *_: VocabularyShards((CLASSES, 0), 0))
+    with two_ranks():
+        yield
+
+
+def outputs_of(problem: DistillationProblem, **arguments: Any) -> LinearDistillationOutputs:
+    """Of this rank, which has all classes."""
+    given = {**problem.arguments, "reduction": "none", "outputs": OUTPUTS, "group": dist.group.WORLD, **arguments}
+    outputs = linear_distillation_loss(**given)
+    assert isinstance(outputs, LinearDistillationOutputs)
+    return outputs
+
+
+@BETAS
+@pytest.mark.parametrize("adds", [False, True])
+def test_one_rank_with_all_classes_has_the_results_of_the_whole(adds: bool, beta: float) -> None:
+    options = {"temperature": 0.75, "logit_softcap": 5.0, "temperature_squared": True}
+    problem = make_distillation(2, 3, bias=True, weighted=True, ignored=3, beta=beta, **options)
+    leaves, total = problem.leaves(), torch.zeros(CLASSES, FEATURES)
+    outputs = outputs_of(problem, **leaves, grad_weight_sum=total if adds else None)
+    if adds:  # the weight itself gets none
+        upstream = {
+            name: torch.where(problem.counts, g, torch.nan) for name, g in problem.gradients_of_results().items()
+        }
+        torch.autograd.backward([getattr(outputs, name) for name in upstream], list(upstream.values()))
+        assert not (leaves["linear_weight"].grad is not None and leaves["linear_weight"].grad.any())
+        gradients = {name: leaf.grad for name, leaf in leaves.items()} | {"linear_weight": total}
+    else:
+        gradients = problem.gradients(outputs, leaves)
+    problem.check(outputs, gradients)  # type: ignore[arg-type]
+
+
+@BETAS
+def test_rounded_operands_and_biases_are_those_of_the_whole(beta: float) -> None:
+    problem = make_distillation(POSITIONS, bias=True, beta=beta, compute_dtype=torch.bfloat16)
+    outputs = outputs_of(problem, **problem.leaves_of)
+    whole = linear_distillation_loss(**problem.leaves_of, **problem.arguments, reduction="none", outputs=OUTPUTS)
+    torch.testing.assert_close(outputs, whole, rtol=1e-6, atol=1e-6)
+
+
+@BETAS
+@pytest.mark.parametrize("masked", ["linear_bias", "teacher_bias"])
+def test_what_is_infinite_of_the_whole_is_infinite_of_ranks(masked: str, beta: float) -> None:
+    """And the gradients are those of the whole, NaN where these are."""
+    problem = make_distillation(POSITIONS, bias=True, weighted=True, beta=beta)
+    {**problem.leaves_of, **problem.constants}[masked][[1, 7]] = -torch.inf
+    problem.labels[:] = 2
+    leaves, together = problem.leaves(), problem.leaves()
+    outputs = outputs_of(problem, **leaves)
+    whole = linear_distillation_loss(**together, **problem.arguments, reduction="none", outputs=OUTPUTS)
+    assert isinstance(whole, LinearDistillationOutputs)
+    torch.testing.assert_close(outputs, whole)
+    assert outputs.loss.isposinf().all() == ((masked, beta) in (("linear_bias", 0.0), ("teacher_bias", 1.0)))
+    found, expected = (
+        torch.autograd.grad(each.loss.sum(), list(by.values())) for each, by in ((outputs, leaves), (whole, together))
+    )
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+@pytest.fixture
+def backwards(monkeypatch: pytest.MonkeyPatch) -> dict[str, StandIn]:
+    """What is launched for gradients, by the name of the operator."""
+    names = ("linear_distillation_shard_backward", "linear_distillation_shard_backward_adding")
+    return {
+        name: stand_in_for(monkeypatch, name, lambda kernel, cores, given: kernel[cores](**given)) for name in names
+    }
+
+
+@BETAS
+@pytest.mark.parametrize("frozen", [(), ("input",), ("linear_weight", "linear_bias"), ("input", "linear_weight")])
+def test_a_frozen_tensor_costs_no_gradient(
+    frozen: tuple[str, ...], beta: float, backwards: dict[str, StandIn], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor an all-reduce: three go forward, and one back, of the gradient of the input."""
+    problem = make_distillation(POSITIONS, bias=True, beta=beta)
+    leaves = problem.leaves()
+    for name in frozen:
+        leaves[name].requires_grad_(False)
+    reduced: list[Tensor] = []
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: reduced.append(tensor))
+    adds = beta == 1.0
+    total = torch.zeros(CLASSES, FEATURES) if adds else None
+    outputs = outputs_of(problem, **leaves, grad_weight_sum=total, outputs=("entropy",))
+    assert len(reduced) == 3
+    outputs.loss.sum().backward()
+    adding = adds and "linear_weight" not in frozen
+    launched = {name.endswith("adding"): kernel.launches for name, kernel in backwards.items() if kernel.launches}
+    assert list(launched) == [adding]
+    ((_, keywords, _),) = launched[adding]
+    flags = {"input": "grad_input_wanted", "linear_bias": "grad_bias_wanted"}
+    assert {name: keywords[flag] for name, flag in flags.items()} == {name: name not in frozen for name in flags}
+    assert keywords.get("grad_weight_wanted", True) == ("linear_weight" not in frozen)
+    assert keywords["grad_logprob_hbm"] is None
+    assert len(reduced) == 3 + ("input" not in frozen)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_gradient_of_the_input_is_summed_in_float32_and_rounded_once(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reduced: list[Tensor] = []
+
+    def twice(tensor: Tensor, **_: Any) -> None:
+        """An all-reduce of two ranks that hold the same."""
+        if tensor.dim() == 2 and tensor.shape[1] == FEATURES:
+            reduced.append(tensor.clone())
+            tensor.mul_(2.0)
+
+    monkeypatch.setattr(dist, "all_reduce", twice)
+    problem = make_distillation(POSITIONS, dtype=dtype)
+    leaves = problem.leaves()
+    outputs_of(problem, **leaves).loss.sum().backward()
+    (part,), gradient = reduced, leaves["input"].grad
+    assert part.dtype == torch.float32 and (part != part.to(dtype)).any()
+    assert gradient is not None and torch.equal(gradient, (2.0 * part).to(dtype))
+
+
+def test_another_backward_gives_the_same_and_a_graph_of_a_gradient_is_refused() -> None:
+    problem = make_distillation(POSITIONS, beta=1.0)
+    leaves = problem.leaves()
+    total, tensors = outputs_of(problem, **leaves).loss.square().sum(), list(leaves.values())
+    first, second = (torch.autograd.grad(total, tensors, retain_graph=True) for _ in range(2))
+    assert all(torch.equal(*pair) and pair[0].any() for pair in zip(first, second, strict=True))
+    with pytest.raises(NotImplementedError, match=r"linear_distillation_shard_backward: .* has no derivative here"):
+        torch.autograd.grad(total, tensors[0], create_graph=True)
+
+
+def test_checkpointing_gives_the_same_gradients() -> None:
+    problem = make_distillation(POSITIONS, beta=0.5)
+
+    def total(x: Tensor, w: Tensor) -> Tensor:
+        return outputs_of(problem, input=2.0 * x, linear_weight=w).loss.square().sum()
+
+    plain, under = problem.leaves(), problem.leaves()
+    total(*plain.values()).backward()
+    checkpoint(total, *under.values(), use_reentrant=False).backward()
+    for name, leaf in plain.items():
+        assert leaf.grad is not None and torch.equal(leaf.grad, under[name].grad)  # type: ignore[arg-type]
+
+
+@pytest.mark.usefixtures("compile_afresh")
+def test_a_full_graph_gives_equal_results() -> None:
+    problem, group = make_distillation(POSITIONS, ignored=-100, weighted=True, beta=0.5), dist.group.WORLD
+    arguments = {**problem.arguments, "group": group, "outputs": ("logprob",)}
+
+    def total_of(x: Tensor, w: Tensor, summed: Tensor) -> Tensor:
+        outputs = linear_distillation_loss(2.0 * x, w, grad_weight_sum=summed, **arguments)
+        assert isinstance(outputs, LinearDistillationOutputs) and outputs.logprob is not None
+        return outputs.loss + outputs.logprob.square().sum()
+
+    found = []
+    for function in (total_of, torch.compile(total_of, backend="aot_eager", fullgraph=True)):
+        (x, w), summed = problem.leaves().values(), torch.zeros(CLASSES, FEATURES)
+        total = function(x, w, summed)
+        total.backward()
+        assert w.grad is None and summed.any()
+        found.append((total, x.grad, summed))
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
+@BETAS
+def test_no_value_is_looked_at(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``meta`` tensors have no values, and stand for a device, since the CPU alone is allowed to look."""
+    monkeypatch.setattr(dist, "all_reduce", lambda tensor, **_: None)
+    x = torch.empty(2, 3, FEATURES, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    w = torch.empty(CLASSES, FEATURES, device="meta", dtype=torch.bfloat16, requires_grad=True)
+    tx = torch.empty(2, 3, TEACHER_FEATURES, device="meta")
+    tw = torch.empty(CLASSES, TEACHER_FEATURES, device="meta")
+    labels = torch.empty(2, 3, device="meta", dtype=torch.int64)
+    found = linear_distillation_loss(x, w, tx, tw, labels, dist.group.WORLD, beta=beta, outputs=OUTPUTS)
+    assert isinstance(found, LinearDistillationOutputs) and found.logprob is not None
+    assert [values.shape for values in found if values is not None] == [(), (2, 3), (2, 3)]
+    gradients = torch.autograd.grad(found.loss + found.logprob.sum(), (x, w))
+    for gradient, leaf in zip(gradients, (x, w), strict=True):
+        assert (gradient.shape, gradient.dtype, gradient.device.type) == (leaf.shape, leaf.dtype, "meta")
+
+
+def test_hidden_states_of_one_position_and_of_none() -> None:
+    problem = make_distillation(1)
+    together = outputs_of(problem, **problem.leaves_of)
+    rows = {"input", "teacher_input", "labels"}
+    given: dict[str, Tensor] = {**problem.leaves_of, **problem.constants, "labels": problem.labels}
+    alone = outputs_of(problem, **{name: each[0] if name in rows else each for name, each in given.items()})
+    none = outputs_of(problem, **{name: each[:0] if name in rows else each for name, each in given.items()})
+    assert alone.loss.shape == () and torch.equal(alone.loss, together.loss[0])
+    assert none.loss.shape == (0,)
