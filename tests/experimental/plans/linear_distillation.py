@@ -26,7 +26,7 @@ from nkilib.experimental.loss.linear_distillation.host.backward_tiling import ba
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
-from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
 from tests.experimental.loss.linear_distillation.pair_checks import (

@@ -7,7 +7,7 @@ positions. The cores of a launch split the vocabulary.
 from __future__ import annotations
 
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
-from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT
+from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT
 from nkilib.experimental.loss.linear_distillation.mixture_forward import mixed_forward
 from nkilib.experimental.loss.linear_distillation.options import (
     STUDENT,
@@ -67,9 +67,10 @@ def linear_distillation_forward(
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
     No factor T^2. Logits of neither model reach HBM for a Kullback-Leibler divergence: beyond inputs and outputs the
-    kernel takes none of it, but for biases that are rounded. Launch with ``linear_distillation_forward[2](...)`` on a
-    logical NeuronCore of two cores; without ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on
-    one.
+    kernel takes none of it, but for biases that are rounded. A divergence from a mixture needs a second visit of the
+    classes, for which the float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch with
+    ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
+    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked in the teacher alone it adds
     nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more; masked in the student alone, KL(P ||
@@ -111,7 +112,10 @@ def linear_distillation_forward(
             ``linear_distillation_mixture`` gives them.
         compute_dtype: bfloat16, float16 or float32, which X, W and the biases are rounded to for the products, each
             from its own dtype. None: that of each X, and float32 biases are not rounded.
-        memory_limit: bytes of HBM that kept logits may take, for beta between 0 and 1 alone.
+        memory_limit: for beta between 0 and 1 alone: bytes of HBM that the float32 logits of both models may take,
+            which are kept from a first visit of the classes to a second one. It sets the blocks of positions, of which
+            two are kept at a time, 1,024 V bytes for each tile of 128 positions. Where two tiles do not fit, or the
+            only one, nothing is kept and both products run twice. None: 2 GiB.
 
     Returns:
         Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
@@ -124,7 +128,6 @@ def linear_distillation_forward(
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
-        NotImplementedError: for a divergence from a mixture of a whole vocabulary.
     """
     function = "linear_distillation_forward"
     student = ModelOperands(

@@ -5,12 +5,12 @@ from __future__ import annotations
 from nkilib.experimental.loss.linear.cores import meet
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
-from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.memory import keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
-from nkilib.experimental.loss.linear_distillation.mixture_launch import validated_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.mixture_products import mixture_of_core
 from nkilib.experimental.loss.linear_distillation.mixture_results import MixtureStore
 from nkilib.experimental.loss.linear_distillation.mixture_rows import PairVectors
+from nkilib.experimental.loss.linear_distillation.mixture_validation import validated_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.mixture_visit import KeptVisit
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
 from nkilib.experimental.loss.linear_distillation.pair_results import PairResults

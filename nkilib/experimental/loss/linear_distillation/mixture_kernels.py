@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.cross_entropy.options import Classes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
-from nkilib.experimental.loss.linear_distillation.mixture_launch import validated_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.mixture_products import mixture_of_core
 from nkilib.experimental.loss.linear_distillation.mixture_results import MixtureResults
 from nkilib.experimental.loss.linear_distillation.mixture_rows import PairVectors
+from nkilib.experimental.loss.linear_distillation.mixture_validation import validate_mixture, validated_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.options import (
     STUDENT,
     TEACHER,
@@ -16,6 +15,7 @@ from nkilib.experimental.loss.linear_distillation.options import (
     PairOptions,
 )
 from nkilib.experimental.loss.linear_distillation.pair_sizes import forward_sizes
+from nkilib.experimental.loss.linear_distillation.validation import validate_pair, validated_pair_classes
 from nkilib.nki import nl
 
 
@@ -43,6 +43,47 @@ def linear_distillation_mixture(
     teacher_logit_softcap: float | None = None,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
+    """Sums of a divergence from the mixture of two distributions over a shard of the vocabulary.
+
+    With z, P, Q and M = beta P + (1 - beta) Q as in ``linear_distillation_forward``, over the classes of all shards::
+
+        q, p = (z_s - lse_s).exp(), (z_t - lse_t).exp()         # [N, V], of the classes at hand
+        m = beta * p + (1 - beta) * q
+        student_terms, teacher_terms = (q * (q / m).log()).sum(1), (p * (p / m).log()).sum(1)
+        student_mass, teacher_mass = q.sum(1), p.sum(1)
+
+    Each is a summand: add the results of all shards. Then KL(Q || M), the moment that the backward takes, is
+    student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
+    The masses of all shards are 1 but for the rounding of the log-sum-exps, which the quotient removes. Both products
+    run again; beyond inputs and outputs there are at most biases that are rounded. Launch as the forward.
+
+    A class that a model masks has probability 0 there; all sums are finite. Of a position that masks every class of a
+    model, over all shards, the results are not defined.
+
+    Dimensions:
+        N: positions, that is tokens (1 to 2^31 - 1).
+        Ds, Dt: features of student and teacher (16 to 16,384).
+        V: classes of the weights (1 to 2^24).
+
+    Args:
+        student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm, student_bias_hbm,
+            teacher_bias_hbm, student_weight_layout, teacher_weight_layout, temperature, student_logit_scale,
+            teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype: as in the forward.
+        student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM: from
+            the forward; of a shard, those over all shards: with the largest maximum m, log_sum is
+            ``log(sum(exp(maximum - m) * exp(log_sum)))`` over the shards.
+        position_block: positions whose X is on chip at a time, a multiple of 128; None: what
+            ``choose_linear_distillation_tiling`` says.
+        class_block: classes of a core that are worked on at a time, a multiple of 128, at most 512; None likewise.
+        beta: strictly between 0 and 1.
+
+    Returns:
+        student_terms and teacher_terms, in nats, of a shard of either sign; student_mass and
+        teacher_mass, of at least 0: [N] float32 each.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
     function = "linear_distillation_mixture"
     student = ModelOperands(
         function,
@@ -70,13 +111,13 @@ def linear_distillation_mixture(
         softcap=teacher_logit_softcap,
         temperature=temperature,
     )
-    launch = PairLaunch(
-        function, student, teacher, PairOptions(beta, temperature), Classes(0, student.vocab_size, student.vocab_size)
-    )
+    classes = validated_pair_classes(student, teacher, 0, None)
+    launch = PairLaunch(function, student, teacher, PairOptions(beta, temperature), classes)
     vectors = PairVectors(student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
+    validate_pair(launch)
+    validate_mixture(launch, vectors)
     sizes = MixtureSizes(forward_sizes(launch))
     tiling = validated_mixture_tiling(launch, sizes, position_block, class_block)
     results = MixtureResults.make(launch.num_positions)
-
     mixture_of_core(launch, vectors, sizes, tiling, results.store)
     return results.returned()

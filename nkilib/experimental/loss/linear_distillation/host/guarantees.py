@@ -9,7 +9,7 @@ from nkilib.core.host.sizes import dtype_name
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
 from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling, position_parts
-from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, PAIR_BYTES, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.memory import most_kept_bytes
 from nkilib.guarantee import Guarantee
 
 # Two float32 sums of dW of a block of classes, of each core.
@@ -34,11 +34,7 @@ def forward_workspace_bytes(
     copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
         return copies
-    limit = MEMORY_LIMIT if memory_limit is None else memory_limit
-    positions = student_input_hbm.shape[0]
-    if not keeps_scores(positions, classes, limit):
-        return copies
-    return copies + min(limit, PAIR_BYTES * TILE * div_ceil(positions, TILE) * classes)
+    return copies + most_kept_bytes(student_input_hbm.shape[0], classes, memory_limit)
 
 
 def mixture_workspace_bytes(

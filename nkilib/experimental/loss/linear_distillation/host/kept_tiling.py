@@ -18,12 +18,12 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     POSITION_TILES_MAX,
     PairForwardSizes,
 )
+from nkilib.experimental.loss.linear_distillation.host.memory import kept_tiles
 from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import (
     BlockTimes,
     MixtureBlocks,
     PairWork,
     blocks_us,
-    kept_tiles,
     looped_blocks,
     unrolled_blocks,
 )

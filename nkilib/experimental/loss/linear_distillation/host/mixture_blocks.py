@@ -17,12 +17,9 @@ from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.sizes import TILE, WINDOW
+from nkilib.experimental.loss.linear_distillation.host.memory import PAIR_BYTES, tile_bytes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
 
-# Bytes of HBM that kept scores take unless a launch says otherwise.
-MEMORY_LIMIT = 2 * 2**30
-# Bytes of a pair of scores.
-PAIR_BYTES = 8
 # Blocks are chosen one by one for up to so many tiles of positions; further ones have the largest size.
 _TILES_CHOSEN = 48
 
@@ -69,7 +66,7 @@ class MixtureBlocks(NamedTuple):
 
     def scratch_bytes(self, vocab_size: int) -> int:
         """Bytes of HBM that the kept scores of all cores take."""
-        return PAIR_BYTES * TILE * sum(self.slots) * vocab_size
+        return tile_bytes(vocab_size) * sum(self.slots)
 
 
 class BlockTimes(NamedTuple):
@@ -142,16 +139,6 @@ class PairWork:
             columns * self.loaded_bytes / _LOADED_BYTES_PER_US,
             columns * PAIR_BYTES * TILE / rate,
         )
-
-
-def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
-    """Whether scores are kept: two blocks of 128 positions fit the memory, or the only one."""
-    return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, TILE))
-
-
-def kept_tiles(vocab_size: int, memory_limit: int) -> int:
-    """Tiles of 128 positions whose scores fit the memory."""
-    return memory_limit // (PAIR_BYTES * TILE * vocab_size)
 
 
 def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:

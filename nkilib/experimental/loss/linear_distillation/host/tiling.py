@@ -32,7 +32,7 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
 )
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
-from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import MEMORY_LIMIT, keeps_scores
+from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
