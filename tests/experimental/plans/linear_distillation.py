@@ -76,11 +76,16 @@ _OF_VISITS = tuple(
     for sbuf in (11300, 16100, 22000, 27000, 200000)
 )
 _OF_BACKWARD: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tuple(
-    ((positions, features, classes), {**sbuf, **program, **further})
-    for positions, features, classes in product((60, 300), ((16, 24), (150, 200), (300, 40)), (100, 300, 1100, 1700))
+    ((positions, features, classes), {**sbuf, **further})
+    for positions, features, classes in product((60, 300), (_SMALL, (150, 200), (300, 40)), (100, 300, 1100))
     for sbuf in ({}, {"sbuf_bytes": 60000}, {"sbuf_bytes": 40000}, {"sbuf_bytes": 32000}, {"sbuf_bytes": 26000})
-    for program in ({}, {"program_instructions": 1}, {"program_instructions": 60})
-    for further in ({}, {"resident_features": 16}, {"positions": 256})
+    for further in ({}, {"resident_features": 16}, {"positions": 256}, {"program_instructions": 1})
+)
+_OF_CLASSES: tuple[tuple[tuple[int, tuple[int, int], int], Limits], ...] = tuple(
+    ((positions, features, classes), {"sbuf_bytes": sbuf, "program_instructions": instructions})
+    for positions, features, classes in product((60, 100, 200), (_SMALL, (400, 300)), (100, 640, 900))
+    for sbuf in range(23000, 60000, 9000)
+    for instructions in (1, 220, 260, 380)
 )
 
 
@@ -225,6 +230,6 @@ FAMILIES = tuple(
         ("mixed", _FORWARD, branches_of_mixed, check_forward_of_size, _MIXED, _OF_VISITS),
         ("mixture", linear_distillation_mixture, branches_of_mixture, check_mixture_of_size, _MIXED, _OF_VISITS),
         ("operands", _BACKWARD, branches_of_operands, check_backward_of_size, _BETAS, _OF_BACKWARD),
-        ("classes", _BACKWARD, branches_of_classes, check_backward_of_size, _BETAS, _OF_BACKWARD),
+        ("classes", _BACKWARD, branches_of_classes, check_backward_of_size, _BETAS, (*_OF_CLASSES, *_OF_BACKWARD)),
     )
 )

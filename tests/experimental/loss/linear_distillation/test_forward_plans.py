@@ -177,3 +177,12 @@ def test_shards_of_a_vocabulary_join_by_the_chain_rule(beta: float) -> None:
     np.testing.assert_allclose((shares * (entropies - log_shares["student"])).sum(0), whole["entropy"], rtol=2e-5)
     logit = sum(each["target_logit"].astype(np.float64) for each in shards)
     np.testing.assert_allclose(logit - np.logaddexp.reduce(lse["student"]), whole["logprob"], rtol=1e-5)
+
+
+def test_a_shard_knows_no_divergence_from_a_mixture() -> None:
+    problem = replace(pair_of(Sizes(130, 24, 40, 300), beta=0.5, with_bias=True), labels=None)
+    whole = launched_forward(replace(problem, beta=1.0))
+    found = launched_forward(problem, first_class=300, num_classes=900)
+    assert not found["divergence"].any() and not found["moment"].any()
+    for name in set(found) - {"divergence", "moment"}:
+        np.testing.assert_allclose(found[name], whole[name], rtol=1e-6, err_msg=name)

@@ -101,6 +101,14 @@ def test_one_launch_each_way_and_none_of_what_nobody_wants(kernels: dict[str, St
     assert launches(kernels) == {"forward": 2, "backward": 1}
 
 
+def test_a_memory_limit_changes_no_result() -> None:
+    """Logits are kept, or both products computed twice, of the same rounded operands and biases."""
+    problem = make_distillation(6, bias=True, beta=0.5, compute_dtype=torch.bfloat16, reduction="none")
+    kept = linear_distillation_loss(**problem.leaves_of, **problem.arguments)
+    twice = linear_distillation_loss(**problem.leaves_of, **problem.arguments, memory_limit=0)
+    torch.testing.assert_close(twice, kept, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("beta", BETAS)
 def test_no_tensor_has_the_size_of_the_logits(beta: float) -> None:
     with OperatorLog() as log:

@@ -67,6 +67,14 @@ def test_one_rank_with_all_classes_has_the_results_of_the_whole(adds: bool, beta
 
 
 @BETAS
+def test_rounded_operands_and_biases_are_those_of_the_whole(beta: float) -> None:
+    problem = make_distillation(POSITIONS, bias=True, beta=beta, compute_dtype=torch.bfloat16)
+    outputs = outputs_of(problem, **problem.leaves_of)
+    whole = linear_distillation_loss(**problem.leaves_of, **problem.arguments, reduction="none", outputs=OUTPUTS)
+    torch.testing.assert_close(outputs, whole, rtol=1e-6, atol=1e-6)
+
+
+@BETAS
 @pytest.mark.parametrize("masked", ["linear_bias", "teacher_bias"])
 def test_what_is_infinite_of_the_whole_is_infinite_of_ranks(masked: str, beta: float) -> None:
     """And the gradients are those of the whole, NaN where these are."""

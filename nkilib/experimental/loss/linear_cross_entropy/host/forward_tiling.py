@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
+from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.forward_plan import (
+    SHARED_BLOCKS_MAX,
+    SwapTimes,
+    looped_positions,
+    shared_by_override,
+    shared_classes,
+    unrolled_positions,
+)
 from nkilib.experimental.loss.linear.sizes import (
-    POSITIONS_UNSPLIT,
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
@@ -36,9 +43,8 @@ _POSITION_TILES_MAX = 64
 # Of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 2048
 # How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
-# they share, which are not more than so many.
+# they share.
 _SWAP_US, _LOAD_US = 6.0, 2.3
-_SHARED_BLOCKS_MAX = 4
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
@@ -127,7 +133,7 @@ class ForwardSizes:
         rings = GROUPS * min(tiles, self.group_tiles) * needs.group_rings * class_block * _FLOAT32_BYTES
         terms = GROUPS * (1 + needs.has_vector_terms) * class_block * _TERM_BYTES
         rows = (2 * (needs.bias + needs.class_weights) + needs.counts_classes) * class_block * _FLOAT32_BYTES
-        columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
+        columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += 0 if needs == ForwardNeeds() else _OF_POSITION_WITH_OPTIONS
         numbers += _OF_ID * self.ids if self.ids > 1 else 0
@@ -139,13 +145,9 @@ class ForwardSizes:
 
         Of very many positions they are a loop however few classes there are.
         """
-        count = div_ceil(self.position_tiles, min(position_block // TILE, self.position_tiles))
-        size = div_ceil(self.position_tiles, count) * TILE
-        whole, rest = divmod(self.num_positions, size)
-        unrolled = PositionPlan(size, whole, rest, False)
+        unrolled = unrolled_positions(self.num_positions, position_block)
         steps = div_ceil(self.class_tiles, class_block // TILE)
-        is_long = self.most_bodies(unrolled) < steps or self.num_positions > limited_positions(POSITIONS_UNSPLIT)
-        return unrolled._replace(is_loop=whole > 1 and is_long)
+        return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
@@ -165,27 +167,14 @@ class ForwardSizes:
         Raises:
             ValueError: a test asks for more than there are statistics for.
         """
-        override = limits_in_force().shared_classes
-        if override is not None:
-            return self._shared_by_override(override, class_block)
-        of_class = self.passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
-        load = self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
-        if self.cores == 1 or class_block * (of_class - load) < _LOAD_US:
-            return 0
-        classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
-        return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
-
-    def _shared_by_override(self, override: int, class_block: int) -> int:
-        """So many, or all that there are; on one core none."""
         if self.cores == 1:
             return 0
-        most = _SHARED_BLOCKS_MAX * class_block
-        if override > most:
-            raise ValueError(
-                f"linear_cross_entropy_forward: PlanLimits.shared_classes must be at most {_SHARED_BLOCKS_MAX} blocks "
-                f"of {class_block} classes, of which statistics have room, got {override}; give at most {most}"
-            )
-        return min(override, self.vocab_size)
+        override = limits_in_force().shared_classes
+        if override is not None:
+            return shared_by_override("linear_cross_entropy_forward", override, class_block, self.vocab_size)
+        of_class = self.passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
+        load = self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
+        return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""

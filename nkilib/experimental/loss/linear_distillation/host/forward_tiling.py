@@ -7,10 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from nkilib.core.plan_limits import limited_instructions, limited_positions, limits_in_force
+from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.forward_plan import (
+    SHARED_BLOCKS_MAX,
+    SwapTimes,
+    looped_positions,
+    shared_by_override,
+    shared_classes,
+    unrolled_positions,
+)
 from nkilib.experimental.loss.linear.sizes import (
-    POSITIONS_UNSPLIT,
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
@@ -28,10 +35,8 @@ _SMALL_BYTES = 3072
 CLASS_BLOCKS = (512, 384, 256, 128)
 # Beyond so many tiles of positions nothing is gained, and statistics take too much.
 POSITION_TILES_MAX = 64
-# How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
-# they share, which are not more than so many.
-_SWAP_US, _LOAD_US = 6.0, 2.3
-_SHARED_BLOCKS_MAX = 4
+# So long the blocks of classes take that the cores share.
+_SWAP = SwapTimes(6.0, 2.3)
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 27_000, 54_000
@@ -142,7 +147,7 @@ class PairForwardSizes:
         group = needs.turns * min(tiles, needs.group_tiles)
         rings = group * needs.rings * class_block * _FLOAT32_BYTES
         rows = 2 * sum(model.bias for model in needs.models) * class_block * _FLOAT32_BYTES
-        columns = self.cores * (WINDOW + 1) + _SHARED_BLOCKS_MAX
+        columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += _OF_LABEL if needs.target else 0
         return operands + rings + rows + tiles * numbers * _FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
@@ -152,13 +157,9 @@ class PairForwardSizes:
 
         Of very many positions they are a loop however few classes there are.
         """
-        count = div_ceil(self.position_tiles, min(position_block // TILE, self.position_tiles))
-        size = div_ceil(self.position_tiles, count) * TILE
-        whole, rest = divmod(self.num_positions, size)
-        unrolled = PositionPlan(size, whole, rest, False)
+        unrolled = unrolled_positions(self.num_positions, position_block)
         steps = div_ceil(self.class_tiles, class_block // TILE)
-        is_long = self.most_bodies(unrolled) < steps or self.num_positions > limited_positions(POSITIONS_UNSPLIT)
-        return unrolled._replace(is_loop=whole > 1 and is_long)
+        return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionPlan) -> int:
         """How many blocks of classes the program of a core may have for each block of positions."""
@@ -198,23 +199,10 @@ class PairForwardSizes:
             return 0
         override = limits_in_force().shared_classes
         if override is not None:
-            return self._shared_by_override(override, class_block)
+            return shared_by_override("linear_distillation_forward", override, class_block, self.vocab_size)
         of_class = self.products * (plan.tiles // 2) / _COLUMNS_PER_US
         load = self.loaded_bytes / _BYTES_PER_US
-        if class_block * (of_class - load) < _LOAD_US:
-            return 0
-        classes = div_ceil(int(_SWAP_US / of_class), TILE) * TILE
-        return classes - TILE + 1 if 8 * classes <= self.vocab_size else 0
-
-    def _shared_by_override(self, override: int, class_block: int) -> int:
-        """So many, or what leaves a tile of its own to each core."""
-        most = _SHARED_BLOCKS_MAX * class_block
-        if override > most:
-            raise ValueError(
-                f"linear_distillation_forward: PlanLimits.shared_classes must be at most {_SHARED_BLOCKS_MAX} blocks "
-                f"of {class_block} classes, of which statistics have room, got {override}; give at most {most}"
-            )
-        return max(0, min(override, self.vocab_size - TILE * self.cores))
+        return shared_classes(of_class, load, class_block, self.vocab_size, _SWAP)
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
