@@ -156,3 +156,16 @@ def test_a_class_that_is_masked_in_one_model_alone_makes_a_divergence_infinite()
         assert np.isposinf(found["divergence"]).all()
         for other in set(found) - {"divergence", "moment"}:
             assert np.isfinite(found[other]).all(), other
+
+
+@pytest.mark.parametrize("cap", (None, 5.0))
+def test_the_gradient_of_a_class_that_only_the_student_masks_is_that_of_its_formula(cap: float | None) -> None:
+    """Q - P is -P for it; under a softcap, whose derivative is 0 there, nothing."""
+    problem = pair_of(Sizes(20, 32, 32, 100), logit_softcap=cap)
+    bias = np.zeros(100, np.float32)
+    bias[7] = -np.inf
+    problem = replace(problem, student=replace(problem.student, bias=bias), labels=None, row_weight=None)
+    upstream = upstream_of(problem)
+    found = launched_backward(problem, upstream)
+    assert max(gradient_errors(found, problem, upstream).values()) <= 1.0
+    assert (found["bias"][7] < 0.0) if cap is None else found["bias"][7] == 0.0
