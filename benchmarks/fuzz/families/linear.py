@@ -68,7 +68,11 @@ def drawn(draw: Draw, function: str) -> Call:
     tempered = _tempered(draw)  # last, so that all else is as it was drawn before there was a temperature
     arguments |= tempered
     settings |= tempered
-    truth = _Truth(arguments, targets, recipe, wanted, form, dtype)
+    compute = dtype
+    if "memory_limit" not in arguments and settings["module"] is None and draw.chance(0.2):
+        settings["compute_dtype"], compute = dtype_of(draw)
+        arguments["compute_dtype"] = compute
+    truth = _Truth(arguments, targets, recipe, wanted, form, dtype, compute)
     # A weight whose gradient is added to a sum requires grad too, and gets none.
     return Call(
         function,
@@ -181,18 +185,20 @@ class _Truth:
         wanted: tuple[str, ...],
         form: str,
         dtype: torch.dtype,
+        compute: torch.dtype,
     ) -> None:
-        given = array_of(arguments["input"])
+        given = array_of(arguments["input"].to(compute))
         bias = arguments.get("linear_bias")
         self._bias_dtype = None if bias is None else numpy_dtype(bias.dtype)
         self._shape, self._recipe, self._wanted, self._form = given.shape, recipe, wanted, form
         self._dtype = numpy_dtype(dtype)
         self._summed = arguments.get("grad_weight_sum")
+        rounded = bias.to(compute) if bias is not None and "compute_dtype" in arguments else bias
         self._problem = LinearProblem(
             given.reshape(-1, given.shape[-1]),
-            array_of(arguments["linear_weight"]),
+            array_of(arguments["linear_weight"].to(compute)),
             targets,
-            None if bias is None else array_of(bias).astype(np.float32),
+            None if rounded is None else array_of(rounded).astype(np.float32),
             replace(recipe.loss, temperature=arguments.get("temperature", 1.0)),
             logit_scale=arguments.get("logit_scale", 1.0),
         )
@@ -255,7 +261,8 @@ class _Truth:
     def _gradients(self, results: Results) -> dict[str, Expected]:
         upstream, of_square = self._upstream(results)
         exact = linear_backward_reference(self._problem, upstream)
-        bounds = linear_gradient_bounds(self._problem, upstream)
+        types = {"input_dtype": self._dtype, "weight_dtype": self._dtype}
+        bounds = linear_gradient_bounds(self._problem, upstream, **types)
         further = self._of_lse(upstream, of_square)
         computed = {}
         for name in self._wanted:

@@ -12,6 +12,7 @@ from torch import Tensor
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
 from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
+from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
 from nkilib.torch.functions.linear_distillation.results import LinearDistillationOutputs
 from nkilib.torch.trl.operands import Head, Operands, read_cap
@@ -54,9 +55,11 @@ class DivergenceRecipe:
         if any(each.dtype == torch.float64 for head in (student, teacher) for each in head if each is not None):
             return False
         has_features = all(FEATURES_MIN <= each.hidden.shape[-1] <= FEATURES_MAX for each in (student, teacher))
+        if not has_features or not _fit_on_chip(student, teacher):
+            return False
         has_scales = self.student.scale > 0 and self.teacher.scale > 0
         has_options = 0.0 <= self.beta <= 1.0 and LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE
-        return has_features and has_scales and has_options and student.num_classes == teacher.num_classes
+        return has_scales and has_options and student.num_classes == teacher.num_classes
 
     def results(self, operands: Operands) -> DivergenceResults:
         """TRL's two results [N], the first of which is differentiable in the student's operands.
@@ -108,6 +111,13 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
         return None
     rounds_bias = any(each.bias is not None and each.bias.dtype != dtype for each, dtype in pairs)
     return torch.float32 if rounds_bias or len(set(dtypes)) > 1 else dtypes[0]
+
+
+def _fit_on_chip(student: Head, teacher: Head) -> bool:
+    """Whether the kernels have room for the hidden states of both models."""
+    dtype = _products(student, teacher)
+    sizes = [each.hidden.shape[-1] * (dtype or each.hidden.dtype).itemsize for each in (student, teacher)]
+    return sum(sizes) <= most_hidden_bytes(dtype is not None)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:

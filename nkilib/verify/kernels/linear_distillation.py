@@ -148,14 +148,14 @@ def _shard_truths(type_name: str, given: Mapping[str, Any]) -> Truths:
     return backward_truths({**given, **held, "row_weight_hbm": given["row_weight_hbm"], "first_class": 0}, _SHARD)
 
 
-def _launch(type_name: str, teacher_type: str | None = None, **options: Any) -> dict[str, Any]:
+def _launch(type_name: str, **options: Any) -> dict[str, Any]:
     """The operands, of the optional ones those that ``options`` names, and the options.
 
     The student's logits have a deviation of 1 and the teacher's of 2; every seventh position of the teacher is
     confident.
     """
-    types = dict(zip(_MODELS, (type_name, teacher_type or _TEACHER[type_name]), strict=True))
-    labels, found = inputs.targets(POSITIONS, CLASSES), {}
+    types = dict(zip(_MODELS, (type_name, _TEACHER[type_name]), strict=True))
+    labels, found = inputs.targets(POSITIONS, CLASSES), dict[str, Any]()
     for seed, (name, features) in enumerate(zip(_MODELS, (STUDENT_FEATURES, TEACHER_FEATURES), strict=True)):
         weight = (1 + seed) * inputs.numbers(21 + seed, CLASSES, features) / np.float32(np.sqrt(features))
         hidden = inputs.numbers(31 + seed, POSITIONS, features)

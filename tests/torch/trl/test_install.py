@@ -176,6 +176,7 @@ def test_a_device_that_is_not_named_is_left_to_trl(replaced: Replaced, tiles: li
         pytest.param(DIVERGENCES, {"teacher_dtype": torch.float64}, {}, id="teacher in float64"),
         pytest.param(DIVERGENCES, {"features": 15}, {}, id="few features of a student"),
         pytest.param(DIVERGENCES, {"teacher_features": 15}, {}, id="few features of a teacher"),
+        pytest.param(DIVERGENCES, {"features": 8192, "teacher_features": 8224}, {}, id="features that do not fit"),
         pytest.param(DIVERGENCES, {}, {"scale": 0.0}, id="no scale of a student"),
         pytest.param(DIVERGENCES, {}, {"teacher_scale": -1.0}, id="negative scale of a teacher"),
         pytest.param(DIVERGENCES, {}, {"temperature": 5e-4}, id="low temperature"),
@@ -191,6 +192,12 @@ def test_what_no_kernel_computes_is_left_to_trl(
     expected = call(replaced, operands(replaced, **given), **options)
     for value, other in zip(found, expected, strict=True):
         assert (value is None and other is None) or torch.equal(value, other)  # type: ignore[arg-type]
+
+
+def test_features_that_fit_on_chip_are_computed_by_the_kernels(tiles: list[str]) -> None:
+    with install(devices=("cpu",)):
+        call(DIVERGENCES, operands(DIVERGENCES, features=8192, teacher_features=8192))
+    assert tiles == []
 
 
 def test_a_teacher_of_another_vocabulary_is_left_to_trl(tiles: list[str]) -> None:

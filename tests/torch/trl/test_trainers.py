@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
 from torch import Tensor
 
 from tests.torch.trl.errors import errors, too_large
-from tests.torch.trl.exact import SCORES
 from tests.torch.trl.runs import Run, run
 from tests.torch.trl.trainers import COMPLETION, KINDS, Case
 
@@ -114,23 +114,34 @@ FAULTS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def stock_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Run, Run]:
-    """One trainer, in float64 and as TRL has it."""
-    case, directory = Case("grpo", "float32"), tmp_path_factory.mktemp("stock")
-    return run(case, directory, "exact"), run(case, directory, "trl")
+class StockRuns(NamedTuple):
+    """One trainer, in float64 and as TRL has it.
+
+    Attributes:
+        exact, theirs: the runs.
+        names: of the function's results that are numbers.
+    """
+
+    exact: Run
+    theirs: Run
+    names: tuple[str, ...]
+
+
+@pytest.fixture(scope="module", params=["grpo", "distillation"])
+def stock_runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> StockRuns:
+    case, directory = Case(request.param, "float32"), tmp_path_factory.mktemp("stock")
+    return StockRuns(run(case, directory, "exact"), run(case, directory, "trl"), KINDS[case.kind].replaced.results)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_the_comparison_notices(fault: str, stock_runs: tuple[Run, Run]) -> None:
-    exact, theirs = stock_runs
+def test_the_comparison_notices(fault: str, stock_runs: StockRuns) -> None:
+    exact, theirs, names = stock_runs
     wrong = FAULTS[fault]
     gradients = [{name: wrong(grad) for name, grad in each.items()} for each in exact.gradients]
     results = [tuple(None if each is None else wrong(each) for each in call) for call in exact.results]
-    names = SCORES.results
     expected = errors(theirs, exact, names, torch.float32)
     assert not list(too_large(errors(exact, exact, names, torch.float32), expected))
     of_gradients = list(too_large(errors(replace(exact, gradients=gradients), exact, names, torch.float32), expected))
     of_results = list(too_large(errors(replace(exact, results=results), exact, names, torch.float32), expected))
     assert any("lm_head.weight" in each for each in of_gradients)
-    assert any("logprob" in each for each in of_results) and any("entropy" in each for each in of_results)
+    assert all(any(name in each for each in of_results) for name in (names[0], "entropy"))

@@ -238,6 +238,15 @@ def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: i
         )
 
 
+def most_hidden_bytes(is_rounded: bool) -> int:
+    """Bytes that the hidden states of a position of both models may take, in the types of their products.
+
+    Args:
+        is_rounded: operands are rounded to these types.
+    """
+    return _ROUNDED_BYTES_MOST if is_rounded else _BYTES_MOST
+
+
 def check_features_fit(caller: Caller, given: DistillationArguments, compute_dtype: str | None) -> None:
     """Refuse features of both models that together do not fit on chip.
 
@@ -252,7 +261,7 @@ def check_features_fit(caller: Caller, given: DistillationArguments, compute_dty
     models = (given.student, given.teacher)
     types = [each.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for each in models]
     sizes = [each.weight.shape[1] * dtype.itemsize for each, dtype in zip(models, types, strict=True)]
-    most = _BYTES_MOST if compute_dtype is None else _ROUNDED_BYTES_MOST
+    most = most_hidden_bytes(compute_dtype is not None)
     if sum(sizes) > most:
         raise NotImplementedError(
             f"{caller}: hidden states of a position may take at most {most} bytes of both models together in the types "

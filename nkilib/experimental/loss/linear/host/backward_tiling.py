@@ -31,6 +31,8 @@ _LOGIT_BYTES = 4.0
 _DELAY, _RATIO, _POWER = 0.8, 0.62, 1.4
 _OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
 _OF_PIECES = {1: 0.06, 2: 0.012}
+# One tile of X^T of each of two operand pairs is modelled to be enough from this share of the features on, 1 over it.
+_PAIRS_IN_TURN = 3.0
 # What tiles of logits of fewer classes than that take more.
 _WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
@@ -84,7 +86,7 @@ class BackwardLaunch:
         position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
         return (
             _DELAY * max(0.0, ratio - _RATIO) ** _POWER
-            + _OF_ONE_INPUT_TILE * (buffers.input_tiles < min(2, plan.position_tiles))
+            + _OF_ONE_INPUT_TILE * self._waits_for_inputs * (buffers.input_tiles < min(2, plan.position_tiles))
             + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
             + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
@@ -102,6 +104,17 @@ class BackwardLaunch:
             and self.position_tiles > _TILES_OF_SHORT_PROGRAM
         )
         return min(_CLASS_TILES_OF_DEEP_PROGRAM if is_deep_program else _CLASS_TILES_MAX, self.class_tiles)
+
+    @property
+    def _waits_for_inputs(self) -> float:
+        """Which share of the loads of X^T Tensor waits for where there is one tile of it: of two pairs one of each.
+
+        Then a tile is loaded while the other pair is multiplied, if that takes long enough.
+        """
+        if not self.sizes.further:
+            return 1.0
+        features = [self.sizes.num_features, *(pair.features for pair in self.sizes.further)]
+        return max(0.0, 1.0 - _PAIRS_IN_TURN * min(features) / sum(features))
 
     @property
     def _is_deep(self) -> bool:
