@@ -100,7 +100,7 @@ class PairTiles:
         """For blocks of at most so many tiles of positions, and of so many classes."""
         group = (PARTITIONS, min(tiles, needs.group_tiles), classes)
         banks = [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.psum) for _ in range(_BANKS)]
-        both = _both_scores(group, needs) if needs.mixed else None
+        both = _both_scores(needs, *group[1:]) if needs.mixed else None
         student, teacher = (
             ModelTiles.make(
                 model,
@@ -237,7 +237,6 @@ class PairTiles:
         nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)
 
 
-def _both_scores(group: tuple[int, int, int], needs: PairNeeds) -> Ring:
+def _both_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
     """Tiles that hold the scores of both models of a group: what is kept of a position is contiguous then."""
-    partitions, tiles, classes = group
-    return Ring.of_sbuf(needs.turns, (partitions, 2, tiles, classes), nl.float32)
+    return Ring.of_sbuf(needs.turns, (PARTITIONS, 2, tiles, classes), nl.float32)

@@ -177,5 +177,6 @@ def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
     )
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: float) -> bool:
+    """Values of other types come from the caller too."""
     return isinstance(value, float | int) and not isinstance(value, bool)

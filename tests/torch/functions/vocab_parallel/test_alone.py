@@ -256,7 +256,7 @@ def test_on_a_device_ranks_that_see_unlike_shards_get_nan(monkeypatch: pytest.Mo
     """There nothing is read back: the other rank's claims come with the maxima."""
     own = ShardStatistics(*(torch.zeros(3) for _ in range(4)), *(torch.zeros(0) for _ in range(3)))
     agreed = torch.tensor(False)
-    monkeypatch.setattr(statistics, "_greatest", lambda *_: (own.maximum, agreed))
+    monkeypatch.setattr(statistics, "greatest_of_ranks", lambda *_: (own.maximum, agreed))
     shards = VocabularyShards((4, 4), 0)
     combined = statistics.combined_statistics(VOCAB_PARALLEL, own, shards, None, None, LossOptions(), False, {})
     assert combined.log_sum.isnan().all()

@@ -198,6 +198,32 @@ def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[in
     return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[turn], slots[1 - turn]), times))
 
 
+class _Left(NamedTuple):
+    """What is still to be cut up.
+
+    Attributes:
+        tiles: how many.
+        before: tiles of the block before them.
+        turn: the scratch of the next block, 0 or 1.
+    """
+
+    tiles: int
+    before: int
+    turn: int
+
+
+class _Choice(NamedTuple):
+    """The best way on.
+
+    Attributes:
+        us: its time.
+        block: tiles of the next block; 0 for none.
+    """
+
+    us: float
+    block: int
+
+
 @lru_cache(maxsize=4096)
 def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
     """The blocks of the last tiles.
@@ -209,24 +235,24 @@ def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes)
         times: of a tile.
     """
     # By tiles that are left, tiles of the block before them and the scratch of the next block: time and next block.
-    found: dict[tuple[int, int, int], tuple[float, int]] = {}
+    found: dict[_Left, _Choice] = {}
     largest = max(*slots, before)
     beside = [[times.beside(size, last) for size in range(max(slots) + 1)] for last in range(largest + 1)]
     for last in range(largest + 1):
         for turn in range(2):
-            found[0, last, turn] = (last * times.bare, 0)
+            found[_Left(0, last, turn)] = _Choice(last * times.bare, 0)
     for left in range(1, tiles + 1):
         for turn in range(2):
             most = min(left, slots[turn])
-            after = [(size, found[left - size, size, 1 - turn][0]) for size in range(1, most + 1)]
+            after = [_Choice(found[_Left(left - size, size, 1 - turn)].us, size) for size in range(1, most + 1)]
             for last in range(largest + 1):
                 of_last = beside[last]
-                choices = ((of_last[size] + rest_us, size) for size, rest_us in after)
-                found[left, last, turn] = min(choices, default=(_NEVER, 0))
+                choices = (_Choice(of_last[size] + rest_us, size) for rest_us, size in after)
+                found[_Left(left, last, turn)] = min(choices, default=_Choice(_NEVER, 0))
     blocks: list[int] = []
     left, last, turn = tiles, before, 0
     while left > 0:
-        last = found[left, last, turn][1]
+        last = found[_Left(left, last, turn)].block
         left, turn = left - last, 1 - turn
         blocks.append(last)
     return tuple(blocks)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import nkilib.experimental.loss.linear_cross_entropy.host.reference as reference
+import nkilib.experimental.loss.linear.host.reference as reference
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,

@@ -46,7 +46,7 @@ def fits(blocks: tuple[int, ...], kept: int) -> bool:
 def test_blocks_cover_the_positions_and_fit(tiles: int, most: int, kept: int) -> None:
     blocks = unrolled_blocks(tiles, most, kept, TIMES)
     assert sum(blocks.leading) == tiles
-    assert 1 <= min(blocks.leading)
+    assert min(blocks.leading) >= 1
     assert blocks.largest <= most
     assert fits(blocks.leading, kept)
     assert (blocks.pairs, blocks.trailing) == (0, ())
