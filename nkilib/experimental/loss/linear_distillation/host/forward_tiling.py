@@ -27,6 +27,8 @@ from nkilib.experimental.loss.linear.sizes import (
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
 _FLOAT32_BYTES = 4
+# Tiles of a ring without a softcap.
+_LEAST_TURNS = 3
 # Numbers of a position beside its statistics: those of rows, and what results are made of; and more with labels.
 _OF_POSITION, _OF_LABEL = 48, 16
 # Of tiles that do not depend on the tiling, with room for alignment.
@@ -144,7 +146,8 @@ class PairForwardSizes:
         """
         needs = self.needs
         operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
-        group = needs.turns * min(tiles, needs.group_tiles)
+        # Of a single tile a softcap takes fewer turns: what fits with every option has to fit without one too.
+        group = max(_LEAST_TURNS, needs.turns * min(tiles, needs.group_tiles))
         rings = group * needs.rings * class_block * _FLOAT32_BYTES
         rows = 2 * sum(model.bias for model in needs.models) * class_block * _FLOAT32_BYTES
         columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
@@ -37,6 +37,7 @@ def chosen(positions: int, student: int, teacher: int, classes: int, **options: 
     cores=st.sampled_from((1, 2)),
     needs=NEEDS,
 )
+@example(positions=1, features=(4737, 4993), classes=1, cores=1, needs=PairNeeds())
 def test_what_is_chosen_for_all_options_fits_with_any(
     positions: int, features: tuple[int, int], classes: int, cores: int, needs: PairNeeds
 ) -> None:
