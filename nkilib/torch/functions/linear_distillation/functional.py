@@ -173,8 +173,8 @@ def linear_distillation_loss(
         grad_weight_sum: [V, Ds] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
             unrounded, and hands none on.
         memory_limit: bytes of HBM that the kept float32 logits of both models may take, for ``beta`` between 0 and 1;
-            of no effect otherwise, and with ``group``. Where they do not allow 128 positions, both products are
-            computed twice. None: the kernel's default.
+            of no effect otherwise, and with ``group``. Where they do not hold two blocks of 128 positions, 2,048 V
+            bytes, or the only one, both products are computed twice. None: 2 GiB.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
