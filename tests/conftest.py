@@ -1,13 +1,19 @@
 """What holds for every test: reading memory that was never written is an error, and random inputs repeat in CI."""
 
+from __future__ import annotations
+
 import gc
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 import nkilib.simulator
+
+if TYPE_CHECKING:  # without pytest-xdist this file is imported all the same
+    from tests.scheduling import FileScheduling
 
 # The variable CI is what hypothesis itself goes by.
 settings.register_profile("nkilib", deadline=None, max_examples=50, derandomize="CI" in os.environ)
@@ -40,6 +46,15 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 10)
         gc.enable()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling | None:
+    if config.getoption("dist") != "loadfile":
+        return None
+    from tests.scheduling import FileScheduling
+
+    return FileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
