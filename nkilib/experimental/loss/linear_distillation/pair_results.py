@@ -151,21 +151,34 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
     inverse_sbuf = float32_like(ratio_sbuf)
     nisa.reciprocal(dst=inverse_sbuf, data=statistics.weighting.row_sum_sbuf)
     mean_sbuf = product(statistics.gap.row_weighted_sbuf, inverse_sbuf)
-    if launch.student.unit != 1.0:
-        mean_sbuf = scaled(mean_sbuf, launch.student.unit)
-    # Infinite from ``launch.infinite`` on, exact below it.
-    factor = _OVERFLOW / launch.infinite
-    nisa.tensor_scalar(
-        dst=mean_sbuf,
-        data=mean_sbuf,
-        op0=nl.multiply,
-        operand0=factor,
-        op1=nl.multiply,
-        operand1=1.0 / (factor * launch.options.temperature),
-    )
+    mean_sbuf = _logits_of_scores(launch, mean_sbuf)
     # KL(t||s) = mean - log(S_t / S_s), and KL(s||t) = log(S_t / S_s) - mean.
     first_sbuf, second_sbuf = (ratio_sbuf, mean_sbuf) if launch.is_reverse else (mean_sbuf, ratio_sbuf)
     divergence_sbuf = difference(first_sbuf, second_sbuf)
     nisa.tensor_scalar(dst=divergence_sbuf, data=divergence_sbuf, op0=nl.maximum, operand0=0.0)
     add_nan_of_empty(launch, divergence_sbuf, (student.row_neg_max_sbuf, teacher.row_neg_max_sbuf))
     return divergence_sbuf
+
+
+def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """A mean of differences of scores times the student's scale: infinite from ``launch.infinite`` on, else exact.
+
+    What becomes infinite overflows before it is multiplied with a unit of less than 1, and after that with a unit of
+    more: so the factor that makes it overflow stays below 2^121 whatever the units are.
+    """
+    unit, temperature = launch.student.unit, launch.options.temperature
+    if unit < 1.0:
+        factor = _OVERFLOW / (launch.infinite / unit)
+        return scaled(_overflown(mean_sbuf, factor, 1.0 / factor), unit / temperature)
+    if unit != 1.0:
+        mean_sbuf = scaled(mean_sbuf, unit)
+    factor = _OVERFLOW / launch.infinite
+    return _overflown(mean_sbuf, factor, 1.0 / (factor * temperature))
+
+
+def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
+    """The values times both factors, the first of which takes them out of the range of float32 or not; in place."""
+    nisa.tensor_scalar(
+        dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
+    )
+    return values_sbuf

@@ -107,6 +107,20 @@ def test_softcaps_in_groups_of_short_and_long_products(
     check_forward(with_teacher(problem, **of_teacher))
 
 
+@pytest.mark.parametrize("caps", [(1e-30, 1e-30), (1e-15, 1e-3), (1e-3, 1e-15), (1e30, 1e18), (1e18, 1e30)])
+@pytest.mark.parametrize("beta", [0.0, 1.0])
+def test_the_least_and_the_largest_softcaps(caps: tuple[float, float], beta: float) -> None:
+    """Finite divergences, and an infinite one where a class is masked in one model alone."""
+    problem = pair_of(Sizes(20, 16, 24, 300), beta=beta, temperature=1e-3 if min(caps) < 1.0 else 1.0)
+    student = replace(problem.student, logit_softcap=caps[0])
+    problem = with_teacher(replace(problem, student=student, labels=None, row_weight=None), logit_softcap=caps[1])
+    check_forward(problem)
+    bias = np.where(np.arange(300) % 2 == 0, -np.inf, 0.0).astype(np.float32)
+    masked = {"student": replace(problem.student, bias=bias)} if beta == 0.0 else {}
+    masked = masked or {"teacher": replace(problem.teacher, bias=bias)}
+    assert np.isposinf(launched_forward(replace(problem, **masked))["divergence"]).all()
+
+
 @pytest.mark.parametrize("masked", [None, "both", "whole blocks"])
 @pytest.mark.parametrize("caps", [(None, None), (5.0, None), (None, 3.0), (4.0, 4.0)])
 @pytest.mark.parametrize("beta", [0.0, 1.0])
