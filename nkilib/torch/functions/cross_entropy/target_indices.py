@@ -48,7 +48,10 @@ def _halves(target: Tensor) -> _Halves | None:
         return None
     if target.itemsize < torch.int64.itemsize:  # uint32
         return _Halves(target.contiguous().view(torch.int32), torch.zeros_like(target, dtype=torch.int32))
-    halves = target.contiguous().view(torch.int32).reshape(*target.shape, 2)
+    whole = target.contiguous()
+    if whole.stride()[-1:] != (1,):  # a dimension of one element, or none, is contiguous with any stride
+        whole = whole.clone(memory_format=torch.contiguous_format)
+    halves = whole.view(torch.int32).reshape(*target.shape, 2)
     return _Halves(halves[..., 0], halves[..., 1])
 
 

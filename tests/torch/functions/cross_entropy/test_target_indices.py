@@ -53,6 +53,17 @@ def test_without_memory_to_read_64_bits_are_computed_with(ignore_index: int, mon
     assert not ((given[~valid] >= 0) & (given[~valid] < CLASSES)).any()
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint64, torch.uint32])
+def test_a_target_of_one_position_has_any_stride(dtype: torch.dtype) -> None:
+    """As the first one of a column has, or an expanded one; PyTorch calls both contiguous."""
+    column = torch.tensor([[3, 1], [2, 0]], dtype=torch.int64).to(dtype)[:, 0]
+    for target in (column[:1], column[0].expand(1)):
+        assert kernel_target(target, -100, CLASSES)[0].tolist() == [3]
+        assert is_ignored(target, 3).tolist() == [True]
+    empty = torch.empty_strided((0,), (0,), dtype=dtype)
+    assert kernel_target(empty, -100, CLASSES)[0].shape == (0,)
+
+
 def test_int32_passes_untouched() -> None:
     target = make_targets(POSITIONS).to(torch.int32)
     assert kernel_target(target, -100, CLASSES)[0].data_ptr() == target.data_ptr()
