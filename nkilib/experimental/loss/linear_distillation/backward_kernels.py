@@ -84,7 +84,7 @@ def linear_distillation_backward(
     A class that a bias of -inf masks in the student has a gradient of 0, but for beta 0 without a softcap, where it is
     -P, which is 0 if the teacher masks it too. One that is masked in the teacher alone has that of P = 0: finite for
     beta less than 1. Where KL(Q || P) is infinite, the gradient of its position is NaN or infinite, and that of weight
-    and bias with it. Launch as the forward.
+    and bias with it; with products in float16, all gradients are NaN. Launch as the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).

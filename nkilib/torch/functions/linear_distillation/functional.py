@@ -136,7 +136,8 @@ def linear_distillation_loss(
     to KL(P || Q), and makes KL(Q || P) infinite; one that is masked in the student alone makes KL(P || Q) infinite, and
     adds nothing to KL(Q || P), where P is the teacher's softmax and Q the student's. Jensen-Shannon is always finite.
     Where KL(P || Q) is infinite, the gradient by the logits is that of the formula, Q - P; where KL(Q || P) is, it is
-    NaN or infinite, and so are those of weight and bias: give such positions the label ``ignore_index``.
+    NaN or infinite, and so are those of weight and bias, and with products in float16 those of all positions: give such
+    positions the label ``ignore_index``.
 
     Args:
         input: [..., Ds], the student's hidden states, bfloat16, float16 or float32.
