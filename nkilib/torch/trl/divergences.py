@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
@@ -57,7 +57,7 @@ class DivergenceRecipe:
         has_features = all(FEATURES_MIN <= each.hidden.shape[-1] <= FEATURES_MAX for each in (student, teacher))
         if not has_features or not _fit_on_chip(student, teacher):
             return False
-        has_scales = self.student.scale > 0 and self.teacher.scale > 0
+        has_scales = all(LOGIT_SCALE_MIN <= each.scale <= LOGIT_SCALE_MAX for each in (self.student, self.teacher))
         has_options = 0.0 <= self.beta <= 1.0 and LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE
         return has_scales and has_options and student.num_classes == teacher.num_classes
 

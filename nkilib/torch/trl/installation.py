@@ -50,7 +50,7 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
     or after a trainer is built, and again: an installation adds its devices to those of others.
 
     TRL's own code computes what is on another device, in float64, of fewer than 16 features or more than 16,384, with a
-    logit scale that is not positive, or has an output that is not known here; and divergences with a ``beta`` beyond 0
+    logit scale beyond 1e-6 to 1e6, or has an output that is not known here; and divergences with a ``beta`` beyond 0
     to 1, a temperature beyond 1e-3 to 1e6, models of unlike vocabularies, or features of both that do not fit on chip
     together (16,384 in float32, 32,768 in 16 bits).
 

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.trl.contract import KNOWN_OUTPUTS
@@ -47,7 +47,8 @@ class ScoreRecipe:
         if any(each is not None and each.dtype == torch.float64 for each in head):
             return False
         features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
-        return features and self.logit_scale > 0 and KNOWN_OUTPUTS.issuperset(self.outputs)
+        has_scale = LOGIT_SCALE_MIN <= self.logit_scale <= LOGIT_SCALE_MAX
+        return features and has_scale and KNOWN_OUTPUTS.issuperset(self.outputs)
 
     def results(self, operands: Operands) -> TokenResults:
         """TRL's five results [N], differentiable in the first two.

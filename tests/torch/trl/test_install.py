@@ -171,6 +171,7 @@ def test_a_device_that_is_not_named_is_left_to_trl(replaced: Replaced, tiles: li
         pytest.param(SCORES, {"features": 15}, {}, id="few features"),
         pytest.param(SCORES, {}, {"scale": 0.0}, id="no scale"),
         pytest.param(SCORES, {}, {"scale": -1.0}, id="negative scale"),
+        pytest.param(SCORES, {}, {"scale": 1e7}, id="large scale"),
         pytest.param(SCORES, {}, {"outputs": ("entropy", "margin")}, id="unknown output"),
         pytest.param(DIVERGENCES, {"dtype": torch.float64}, {}, id="models in float64"),
         pytest.param(DIVERGENCES, {"teacher_dtype": torch.float64}, {}, id="teacher in float64"),
@@ -179,6 +180,7 @@ def test_a_device_that_is_not_named_is_left_to_trl(replaced: Replaced, tiles: li
         pytest.param(DIVERGENCES, {"features": 8192, "teacher_features": 8224}, {}, id="features that do not fit"),
         pytest.param(DIVERGENCES, {}, {"scale": 0.0}, id="no scale of a student"),
         pytest.param(DIVERGENCES, {}, {"teacher_scale": -1.0}, id="negative scale of a teacher"),
+        pytest.param(DIVERGENCES, {}, {"scale": 1e-7}, id="small scale of a student"),
         pytest.param(DIVERGENCES, {}, {"temperature": 5e-4}, id="low temperature"),
     ],
 )
