@@ -15,6 +15,7 @@ from nkilib.experimental.loss.linear.backward_parts import BackwardParts
 from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.class_stream import BUFFERS
+from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
 from nkilib.experimental.loss.linear.operand_pair import PairSizes
 from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionPlan, position_parts
 from nkilib.experimental.loss.linear_distillation import (
@@ -27,7 +28,7 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import Pai
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
 from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
 from tests.experimental.loss.linear_distillation.pair_checks import (
     Launch,
@@ -155,7 +156,7 @@ def branches_of_mixed(size: Size) -> Branches:
 def branches_of_mixture(size: Size) -> Branches:
     """Of the sums of a mixture, whose log-sum-exps are given."""
     sizes = MixtureSizes(forward_sizes(size))
-    tiling = choose_mixture_tiling(sizes, usable_sbuf_bytes())
+    tiling = fastest_tiling(sizes, usable_sbuf_bytes())
     _has_room(sizes, size["positions"], tiling)
     plan = sizes.position_plan(tiling)
     return _of_visit(plan, _schedule(size, plan, 0, tiling.class_block, sizes.most_bodies(plan)))

@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from nkilib.core.plan_limits import limited_positions
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import POSITIONS_UNSPLIT, TILE, PositionPlan
+from nkilib.experimental.loss.linear.sizes import POSITIONS_UNSPLIT, TILE, LinearTiling, PositionPlan
 
 # Blocks of classes that the cores share, at most.
 SHARED_BLOCKS_MAX = 4
+# Classes of a block, of which the largest fills a bank of PSUM.
+CLASS_BLOCKS = (512, 384, 256, 128)
+# Beyond so many tiles of positions nothing is gained, and statistics take too much.
+POSITION_TILES_MAX = 64
+
+
+class TiledSizes(Protocol):
+    """What a forward is about, as far as the search for a tiling asks."""
+
+    @property
+    def position_tiles(self) -> int:
+        """Tiles of positions."""
+
+    def bytes_of(self, tiles: int, class_block: int) -> int:
+        """Bytes of a partition of SBUF for blocks of so many tiles of positions, and of so many classes."""
+
+    def time_us(self, tiles: int, class_block: int) -> float:
+        """About how long the launch takes."""
+
+
+def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
+    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
+    best, least_us = LinearTiling(TILE, TILE), float("inf")
+    for class_block in CLASS_BLOCKS:
+        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
+            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
+                continue
+            time_us = sizes.time_us(tiles, class_block)
+            if time_us < least_us:
+                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
+    return best
 
 
 class SwapTimes(NamedTuple):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_vector
+from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear.validation import validated_blocks
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
     MixtureSizes,
-    choose_mixture_tiling,
 )
 from nkilib.experimental.loss.linear_distillation.mixture_rows import PairVectors
 from nkilib.experimental.loss.linear_distillation.options import PairLaunch
@@ -42,7 +42,7 @@ def validated_mixture_tiling(
     Raises:
         AssertionError: it is none, or its tiles do not fit SBUF; with function, requirement, value and remedy.
     """
-    chosen, most = choose_mixture_tiling(sizes, usable_sbuf_bytes()), nl.tile_size.psum_bank_fmax
+    chosen, most = fastest_tiling(sizes, usable_sbuf_bytes()), nl.tile_size.psum_bank_fmax
     tiling = validated_blocks(launch.function, chosen, position_block, class_block, _CHOOSER, most)
     require_room(launch, tiling, sizes.bytes_of, _CHOOSER)
     return tiling

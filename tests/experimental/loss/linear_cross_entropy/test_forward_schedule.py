@@ -13,6 +13,7 @@ import pytest
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import linear_cross_entropy_forward
 from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host import forward_tiling
 from nkilib.nki import nl
@@ -154,7 +155,7 @@ def test_every_size_has_a_tiling_that_fits(features: int, needs: ForwardNeeds) -
     for positions in (1, 128, 2048, 65_536):
         for itemsize in (2, 4):
             sizes = forward_tiling.ForwardSizes(positions, features, 50_000, itemsize, 2, needs)
-            tiling = forward_tiling.choose_forward_tiling(sizes, nl.tile_size.sbuf_fmax_bytes)
+            tiling = fastest_tiling(sizes, nl.tile_size.sbuf_fmax_bytes)
             plan = sizes.position_plan(*tiling)
             assert plan.whole * plan.size + plan.rest == positions
             assert sizes.bytes_of(plan.tiles, tiling.class_block) <= nl.tile_size.sbuf_fmax_bytes

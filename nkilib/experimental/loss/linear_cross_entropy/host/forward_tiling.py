@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.forward_plan import (
+    CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
     looped_positions,
@@ -21,7 +22,6 @@ from nkilib.experimental.loss.linear.sizes import (
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
-    LinearTiling,
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
@@ -36,10 +36,6 @@ _FLOAT32_BYTES, _TERM_BYTES = 4, 2
 # Numbers of a position beside its statistics: plain, and more with any option.
 _OF_POSITION, _OF_POSITION_WITH_OPTIONS = 16, 16
 
-# Classes of a block, of which the largest fills a bank of PSUM.
-_CLASS_BLOCKS = (512, 384, 256, 128)
-# Beyond so many tiles of positions nothing is gained, and statistics take too much.
-_POSITION_TILES_MAX = 64
 # Of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 2048
 # How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
@@ -154,7 +150,7 @@ class ForwardSizes:
         of_tile = self.depth + self.needs.instructions
         of_block = _OF_BLOCK
         if self.staging_bytes > 0:
-            of_block += _OF_STAGED * div_ceil(self.depth * _CLASS_BLOCKS[0], STAGED_ELEMENTS)
+            of_block += _OF_STAGED * div_ceil(self.depth * CLASS_BLOCKS[0], STAGED_ELEMENTS)
         total = limited_instructions(_INSTRUCTIONS if self.num_positions <= _FEW_POSITIONS else _INSTRUCTIONS_OF_MANY)
         return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + of_block))
 
@@ -194,16 +190,3 @@ class ForwardSizes:
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
         return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
-
-
-def choose_forward_tiling(sizes: ForwardSizes, sbuf_bytes: int) -> LinearTiling:
-    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    best, least_us = LinearTiling(TILE, TILE), float("inf")
-    for class_block in _CLASS_BLOCKS:
-        for tiles in range(min(sizes.position_tiles, _POSITION_TILES_MAX), 0, -1):
-            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
-                continue
-            time_us = sizes.time_us(tiles, class_block)
-            if time_us < least_us:
-                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
-    return best

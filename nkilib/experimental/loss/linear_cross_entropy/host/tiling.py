@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
 from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
@@ -25,7 +26,7 @@ from nkilib.experimental.loss.linear.launch import (
 from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
 from nkilib.experimental.loss.linear.tile_needs import TileNeeds
 from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
-from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes, choose_forward_tiling
+from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
 from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
@@ -173,7 +174,7 @@ def _forward(launch: _Launch) -> LinearTiling:
         staging_bytes=launch.casts.forward_staging(launch.has_classes_first),
         ids=launch.ids,
     )
-    return choose_forward_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
 def _backward(launch: _Launch) -> LinearTiling:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.forward_plan import (
+    CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
     looped_positions,
@@ -21,7 +22,6 @@ from nkilib.experimental.loss.linear.sizes import (
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
-    LinearTiling,
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
@@ -33,10 +33,6 @@ _LEAST_TURNS = 3
 _OF_POSITION, _OF_LABEL = 48, 16
 # Of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 3072
-# Classes of a block, of which the largest fills a bank of PSUM.
-CLASS_BLOCKS = (512, 384, 256, 128)
-# Beyond so many tiles of positions nothing is gained, and statistics take too much.
-POSITION_TILES_MAX = 64
 # So long the blocks of classes take that the cores share.
 _SWAP = SwapTimes(6.0, 2.3)
 # Instructions of a core's program for up to so many positions, and beyond.
@@ -227,17 +223,3 @@ class PairForwardSizes:
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
         return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
-
-
-def choose_forward_tiling(sizes: PairForwardSizes, sbuf_bytes: int) -> LinearTiling:
-    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    most = min(sizes.position_tiles, POSITION_TILES_MAX)
-    best, least_us = LinearTiling(TILE, TILE), float("inf")
-    for class_block in CLASS_BLOCKS:
-        for tiles in range(most, 0, -1):
-            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
-                continue
-            time_us = sizes.time_us(tiles, class_block)
-            if time_us < least_us:
-                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
-    return best

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.forward_plan import CLASS_BLOCKS, POSITION_TILES_MAX
 from nkilib.experimental.loss.linear.sizes import (
     POSITIONS_UNSPLIT,
     TILE,
@@ -14,8 +15,6 @@ from nkilib.experimental.loss.linear.sizes import (
     LinearTiling,
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
-    CLASS_BLOCKS,
-    POSITION_TILES_MAX,
     PairForwardSizes,
 )
 from nkilib.experimental.loss.linear_distillation.host.memory import kept_tiles

@@ -17,8 +17,6 @@ from nkilib.experimental.loss.linear.sizes import (
     PositionPlan,
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
-    CLASS_BLOCKS,
-    POSITION_TILES_MAX,
     PairForwardSizes,
 )
 
@@ -118,16 +116,3 @@ class MixtureSizes:
     def _masked_caps(self) -> int:
         """Models whose tangents are replaced where a class is masked."""
         return sum(model.softcap and model.bias for model in self.forward.needs.models)
-
-
-def choose_mixture_tiling(sizes: MixtureSizes, sbuf_bytes: int) -> LinearTiling:
-    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    best, least_us = LinearTiling(TILE, TILE), float("inf")
-    for class_block in CLASS_BLOCKS:
-        for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
-            if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
-                continue
-            time_us = sizes.time_us(tiles, class_block)
-            if time_us < least_us:
-                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
-    return best

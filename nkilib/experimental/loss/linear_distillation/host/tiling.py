@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
 from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
+from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
 from nkilib.experimental.loss.linear.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
@@ -28,12 +29,11 @@ from nkilib.experimental.loss.linear_distillation.host.backward_tiling import ba
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
     StreamSizes,
-    choose_forward_tiling,
 )
 from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
 from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
-from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, choose_mixture_tiling
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
 from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
 
 __all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
@@ -188,7 +188,7 @@ def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits
     """Return the tiling of a forward. The choice reads the limits, so they must be a part of the cache's key."""
     if isinstance(sizes, KeptSizes):
         return choose_kept_tiling(sizes, sbuf_bytes)
-    return choose_forward_tiling(sizes, sbuf_bytes)
+    return fastest_tiling(sizes, sbuf_bytes)
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
@@ -206,7 +206,7 @@ def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
 
 def _mixture(launch: _Launch) -> LinearTiling:
     sizes = MixtureSizes(_forward_sizes(launch, mixed=True))
-    return choose_mixture_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
+    return fastest_tiling(sizes, limited_sbuf_bytes(SBUF_BYTES[launch.target]))
 
 
 def _forward(launch: _Launch) -> LinearTiling:
