@@ -137,6 +137,8 @@ def standing(plan: BackwardPlan) -> str:
     """Where X^T and W^T for the logits are."""
     if plan.keeps_logits:
         return "logits are kept"
+    if plan.streams_inputs:
+        return "X^T and W^T stream"
     if plan.streams_weight:
         return "W^T streams by X^T"
     if plan.buffers.takes_turns:
@@ -200,6 +202,10 @@ def branches_of_classes(size: Size) -> Branches:
     """
     found = of_backward(size)
     plan, (way, ahead) = found.plan, way_through_classes(found)
+    if plan.streams_inputs:
+        # With and without a block before the loop: test_backward.test_inputs_that_stream_beside_the_weight. No small
+        # launch takes both by default.
+        way = way.removeprefix("lead, ")
     if plan.streams_weight or plan.buffers.takes_turns or found.is_shortened:
         special = standing(plan) if plan.streams_weight or plan.buffers.takes_turns else "others"
         return {"classes": way, "logits": special, "shortened": found.is_shortened}

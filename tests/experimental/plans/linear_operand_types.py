@@ -102,6 +102,10 @@ def _small() -> Iterator[tuple[Size, Limits]]:
     sizes = product(_KERNELS, _TYPES, ("vd", "dv"), (512, 700, 768), (200, 400, 640, 1152), (700, 1000))
     for (direction, types, layout, positions, features, classes), each in product(sizes, limits):
         yield _size(positions, features, classes, types, layout, direction), each
+    # X^T and W^T stream together of more positions than that, in [V, D] and without a cast.
+    both: tuple[tuple[int, Limits], ...] = ((1400, {}), (2816, {"positions": 1408}), (2600, {"positions": 1408}))
+    for positions, each in both:
+        yield _size(positions, 256, 700, (_BF16, _BF16, _BF16), "vd", BACKWARD), {"resident_features": 128, **each}
 
 
 class _Planned(NamedTuple):

@@ -32,10 +32,19 @@ def test_launches_have_all_that_is_no_branch(families: tuple[PlanFamily, ...]) -
 
 
 def test_operands_stand_everywhere_with_all_that_is_no_branch() -> None:
-    """W^T streams in 16 bits alone, and of several stripes of features; one tile of X^T always stays."""
+    """W^T streams in 16 bits alone, and of several stripes of features; one tile of X^T always stays.
+
+    Both stream in [V, D] alone, and in tiles of logits that are wide enough.
+    """
     never = {
         "W^T streams by X^T": {"dtype: float32", "features: less than a tile"},
         "X^T streams": {"positions: less than a tile"},
+        "X^T and W^T stream": {
+            "dtype: float32",
+            "layout: dv",
+            "cores: two, one without classes",
+            *(f"{name}: less than a tile" for name in ("positions", "features", "classes")),
+        },
     }
     lacks: dict[str, set[str]] = {}
     for row in linear_backward.OPERANDS.rows():

@@ -4,8 +4,7 @@ For a block of classes and one of positions:
 
 1. the logits, tile by tile, the gradient of each, and its transpose by Tensor;
 2. a stripe of features after the other, dX = G W over the classes and dW = G^T X over the positions, in turns, while
-   W^T of the next block is loaded. Of few positions and many features it streams by X^T in step 1 instead
-   (:mod:`.weight_slices`).
+   W^T of the next block is loaded. Of many features it streams by X^T in step 1 instead (:mod:`.weight_slices`).
 
 The cores share the classes, and at the end the float32 sums of dX. Of each stripe of the last block they do so while
 the next stripe is computed. The first block stores its dX, all others add theirs to it; so the first one stands before
@@ -204,7 +203,7 @@ class _Backward:
         self.parts.streams.load_late(late, step.loaded, self.parts.positions[0])
         slices = self.parts.streams.slices
         if slices is not None and not slices.is_loaded_ahead(step.loaded):
-            slices.load_ahead(classes)
+            slices.load_ahead(classes, parts.positions[0])
         for number, positions in enumerate(self.parts.positions):
             is_last = number + 1 == len(self.parts.positions)
             next_positions = self.parts.positions[0 if is_last else number + 1]

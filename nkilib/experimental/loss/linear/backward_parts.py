@@ -31,6 +31,8 @@ from nkilib.nki import nl
 _INPUT_BANKS = (6, 7)
 _LOGIT_BANKS = {1: (6, 7, 0, 1, 2), 2: (6, 7, 0, 1, 2, 5)}
 _TRANSPOSE_BANKS = {1: (3, 4, 5), 2: (3, 4)}
+# Where X^T and W^T stream: the last tiles of dW leave the bank for transposes last.
+_STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS = (6, 7, 0, 1, 2, 3, 4), (5,)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
 # A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
 # is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
@@ -122,7 +124,10 @@ class BackwardParts:
             )
         if gradients.bias_hbm is not None:
             bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, tiles.power)
-        logit_banks = [banks_psum[bank] for bank in _LOGIT_BANKS[pairs]]
+        of_logits, of_transposes = _LOGIT_BANKS[pairs], _TRANSPOSE_BANKS[pairs]
+        if plan.streams_inputs:
+            of_logits, of_transposes = _STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS
+        logit_banks = [banks_psum[bank] for bank in of_logits]
         return cls(
             operands,
             plan,
@@ -132,7 +137,7 @@ class BackwardParts:
             [_logit_tiles(pair, plan, logit_banks) for pair in problem.pairs],
             tiles,
             GradientBlock.make(plan, operands.dtype, input_gradient is not None or bias_gradient is not None),
-            Ring([banks_psum[bank] for bank in _TRANSPOSE_BANKS[pairs]]),
+            Ring([banks_psum[bank] for bank in of_transposes]),
             input_banks,
             input_gradient,
             input_sum,

@@ -36,6 +36,11 @@ _FEWEST_RESULTS = 2
 _INPUT_TILES_MOST = 4
 # Where W^T streams by: tiles of features of a slice, and how many slices there are beside each other.
 TILES_OF_SLICE, _FEWEST_SLICES, _SLICES_MOST = 4, 4, 8
+# Where X^T streams too. Slices of both move 1 / classes of a tile + 1 / positions of a batch bytes for a column of
+# Tensor, in units in which at 1 / 240 the DMA engines take as long as Tensor.
+_SLICES_OF_BOTH_MOST, _STREAMED_SIZE = 6, 240.0
+# Of more features a program has no room for blocks of classes that are long enough.
+_FEATURES_OF_BOTH_MOST = 8192
 # Widths of a tile of logits to try where W^T streams, the widest first. [D, V] takes the widest alone: there tiles of
 # dW are as wide as those of logits.
 _STREAMED_CLASSES = (CLASSES_OF_TILE, 384, 256)
@@ -45,8 +50,8 @@ _BATCHES_MOST = 2
 # W^T streams if there are more features than that, in 16 bits: W^T of a block of classes leaves room for little else.
 # Tensor takes four times as long for float32, where transfers do not matter.
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
-# Banks of PSUM for tiles of logits.
-LOGIT_BANKS = 5
+# Banks of PSUM for tiles of logits; where X^T and W^T stream, every further tile of a batch spares loads of W^T.
+LOGIT_BANKS, STREAMED_LOGIT_BANKS = 5, 7
 # Opened tiles beside each other, at most, where there is room: Scalar loads a table of functions to open tiles and one
 # to make them for all but one of them. Of more than there are banks it would wait for the products: two operand pairs
 # have no more than the fewest.
@@ -55,6 +60,9 @@ _OPENED_MOST = LOGIT_BANKS + 1
 _STEPS_OF_STREAMS = 9
 # What a program may have, for so many positions; twice that for more.
 PROGRAM_INSTRUCTIONS, POSITIONS_OF_PROGRAM = 29000, 4096
+# Copies of a block in a program with a loop: of the loop, and behind it. With several blocks of positions it takes room
+# for fewer to have the loop alone: a copy of 128 classes takes nearly half of one of 768.
+COPIES_OF_PROGRAM, LEAST_ROOM = 2, 1.75
 # Beside the products: of a tile of dX or of a transpose.
 _INSTRUCTIONS_OF_RESULT = 3
 # Of a staged tile of W: a transfer and a cast.
@@ -74,6 +82,10 @@ def weight_tiles() -> int:
 
 def _tiles_of_piece() -> int:
     return limited_piece_tiles(_TILES_OF_PIECE)
+
+
+def _more_slices() -> list[dict[str, int]]:
+    return [{"weight_slices": slices} for slices in range(_FEWEST_SLICES + 1, _SLICES_OF_BOTH_MOST + 1)]
 
 
 def _staged_instructions(tiles: int) -> int:
@@ -132,6 +144,7 @@ class BackwardBuffers:
         weight_stripes: of W.
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
         weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
+        streams_inputs: X^T streams beside W^T, in as many slices; else X^T of all positions stays.
         takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
         opened: tiles of each kind that an opened tile keeps, which are no buffers where none are opened ahead.
     """
@@ -143,6 +156,7 @@ class BackwardBuffers:
     input_results: int = _FEWEST_RESULTS
     weight_results: int = 1
     weight_slices: int = 0
+    streams_inputs: int = 0
     takes_turns: int = 0
     opened: int = TURNS
 
@@ -244,6 +258,12 @@ class BackwardPlan:
         """How many of the largest blocks the program may have."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the program has room for the blocks that it needs: two copies, or one as a loop alone."""
+        room = self.blocks_of_program(self.position_blocks * self.position_block)
+        return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
+
     def shorter(self) -> BackwardPlan:
         """With blocks of one tile of classes less."""
         classes = (self.class_tiles - 1) * PARTITIONS
@@ -282,13 +302,18 @@ class BackwardPlan:
 
     @property
     def streams_weight(self) -> bool:
-        """W^T streams by X^T, which stays."""
+        """W^T streams by X^T, which stays or streams too."""
         return self.buffers.weight_slices > 0
+
+    @property
+    def streams_inputs(self) -> bool:
+        """X^T streams beside W^T."""
+        return self.buffers.streams_inputs > 0
 
     @property
     def batches_of_tiles(self) -> int:
         """Batches of tiles of positions whose logits grow at a time, where W^T streams by: one tile a bank of PSUM."""
-        return div_ceil(self.position_tiles, LOGIT_BANKS)
+        return div_ceil(self.position_tiles, STREAMED_LOGIT_BANKS if self.streams_inputs else LOGIT_BANKS)
 
     @property
     def tiles_of_batch(self) -> int:
@@ -297,10 +322,11 @@ class BackwardPlan:
 
     @property
     def weight_bytes(self) -> int:
-        """What W^T takes of a partition."""
+        """What W^T takes of a partition, and X^T where it streams beside it."""
         if self.streams_weight:
             features = min(TILES_OF_SLICE, self.feature_tiles)
-            return self.buffers.weight_slices * features * self.classes_of_tile * self.itemsize
+            columns = self.classes_of_tile + (self.tiles_of_batch * PARTITIONS if self.streams_inputs else 0)
+            return self.buffers.weight_slices * features * columns * self.itemsize
         return 0 if self.keeps_logits else self.class_tiles * self.input_bytes
 
     @property
@@ -399,7 +425,7 @@ class BackwardPlan:
             steps.append({"pieces": pieces * stripes, "tiles_of_piece": min(tiles, _tiles_of_piece())})
             if not self.keeps_logits:
                 steps.append({"input_tiles": tiles})
-        streaming = self._streaming(steps)
+        streaming = self._streaming(steps) or self._streaming_both(steps)
         if streaming is not None:
             return streaming
         if self.needs.opened > 0 and not self.further:
@@ -440,13 +466,37 @@ class BackwardPlan:
         )
         return least._with([*steps, {"weight_slices": _SLICES_MOST}])
 
+    def _streaming_both(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
+        """With X^T and W^T that stream in the first half of a round; None where that does not fit or is of no use.
+
+        W^T that stays is loaded in the second half, where dX, dW, X and W keep the DMA engines busy already, and leaves
+        room for shorter blocks only. Slices of [D, V] would be short rows, those of another type take twice the bytes,
+        and under a cap tiles of logits are opened in groups, before they leave their banks.
+        """
+        is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
+        is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
+        resident = limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
+        is_deep = resident < self.features <= _FEATURES_OF_BOTH_MOST and self.itemsize < _FLOAT32_BYTES
+        is_long = self.position_blocks > 1 or self.batches_of_tiles > _BATCHES_MOST
+        if self.keeps_logits or not is_plain or not is_deep or not is_long:
+            return None
+        streams = {"weight_slices": _FEWEST_SLICES, "streams_inputs": 1, "input_tiles": 0}
+        least = replace(self, buffers=replace(self.buffers, **streams))
+        plan = least._with([step for step in steps if "input_tiles" not in step] + _more_slices())
+        is_quick = 1.0 / plan.classes_of_tile + 1.0 / (plan.tiles_of_batch * PARTITIONS) <= 1.0 / _STREAMED_SIZE
+        return plan if is_quick and plan.has_room and plan._has_ample_streams else None
+
     @property
     def is_ample(self) -> bool:
         """It fits, and what streams has room to run ahead."""
+        return self._has_ample_streams and self.buffers.input_tiles >= min(_TURNS_OF_MEMORY, self.position_tiles)
+
+    @property
+    def _has_ample_streams(self) -> bool:
+        """Likewise, but for X^T."""
         buffers, tiles = self.buffers, self.position_tiles
         return (
             self.fits
-            and buffers.input_tiles >= min(_TURNS_OF_MEMORY, tiles)
             and buffers.weight_stripes > 1
             and buffers.input_results > _FEWEST_RESULTS
             and buffers.tiles_of_piece >= min(_tiles_of_piece(), tiles)

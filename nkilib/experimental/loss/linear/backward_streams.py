@@ -94,7 +94,7 @@ class BackwardStreams:
     def load_opening(self, classes: Block, positions: Span) -> None:
         """What the first block starts with, in the order in which it is needed."""
         if self.slices is not None:
-            self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None)
+            self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None, positions)
             self.load_rows(classes, 0)
             return
         self.restart_inputs()
@@ -111,7 +111,7 @@ class BackwardStreams:
         if self.kept is not None:
             return
         if self.slices is not None:
-            self.slices.load_opening(None)
+            self.slices.load_opening(None, positions)
             return
         self.restart_inputs()
         for tile in range(1 if self.plan.buffers.takes_turns else self.first_inputs(positions)):

@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward_plan import COPIES_OF_PROGRAM, BackwardPlan
 from nkilib.experimental.loss.linear.blocks import FEWEST_TRIPS, BlockPlan, Span, plan_blocks
 from nkilib.experimental.loss.linear.operands import PARTITIONS
-
-# Copies of a block in a program with a loop: of the loop, and behind it.
-_FEWEST_BODIES = 2
 
 
 @dataclass(frozen=True)
@@ -78,9 +75,9 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
-    unrolled = plan_blocks(shares, core, most, max(_FEWEST_BODIES, int(allowed)))
+    unrolled = plan_blocks(shares, core, most, max(COPIES_OF_PROGRAM, int(allowed)))
     shortest = plan.instructions(num_positions, PARTITIONS) / plan.instructions(num_positions, most)
-    if unrolled.trips == 0 or allowed < _FEWEST_BODIES + shortest:
+    if unrolled.trips == 0 or allowed < COPIES_OF_PROGRAM + shortest:
         return ClassBlocks(0, unrolled)
     tiles = max(div_ceil(share.size, PARTITIONS) for share in shares)
     each = div_ceil(tiles, div_ceil(tiles, plan.class_tiles))
@@ -89,9 +86,9 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
         # Too short for its transfers: the block behind the loop is shorter instead.
         lead = div_ceil(lead + each, 2)
     # A long program has room for the loop and a whole block behind it, and for what is left of a block before it.
-    lead = min(lead, max(1, int((allowed - _FEWEST_BODIES) * each)))
+    lead = min(lead, max(1, int((allowed - COPIES_OF_PROGRAM) * each)))
     rests = [Span(share.first + lead * PARTITIONS, share.size - lead * PARTITIONS) for share in shares]
-    bodies = max(_FEWEST_BODIES, int(allowed - lead / each))
+    bodies = max(COPIES_OF_PROGRAM, int(allowed - lead / each))
     return ClassBlocks(lead * PARTITIONS, plan_blocks(rests, core, each * PARTITIONS, bodies))
 
 

@@ -11,14 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward_plan import LEAST_ROOM, BackwardPlan
 from nkilib.experimental.loss.linear.blocks import Block, Span, Step
 from nkilib.experimental.loss.linear.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
-# Copies of the largest block that a program must have room for to have, beside the loop, a block before it and one
-# behind it: each of 128 classes takes nearly half of one of 768.
-_LEAST_ROOM = 1.75
 _FEWEST_TRIPS = 2
 
 
@@ -66,7 +63,7 @@ def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positio
     It takes more than one block of positions, a vocabulary of so many classes, and where the cores share some, a dW
     that is not added to, which would be added twice, and trips enough for the cores to write them one after the other.
     """
-    has_room = plan.blocks_of_program(num_positions) >= _LEAST_ROOM
+    has_room = plan.blocks_of_program(num_positions) >= LEAST_ROOM
     if has_room or plan.keeps_logits or plan.position_blocks == 1:
         return None
     while plan.blocks_of_program(num_positions) < 1.0 and plan.class_tiles > 1:

@@ -8,6 +8,7 @@ from nkilib.experimental.loss.linear.backward_parts import BackwardParts
 from nkilib.experimental.loss.linear.backward_round import Round, Unit
 from nkilib.experimental.loss.linear.blocks import Span
 from nkilib.experimental.loss.linear.product_streams import StreamLoads, WeightGroups
+from nkilib.experimental.loss.linear.weight_slices import WeightSlices
 from nkilib.nki import nl
 
 # Tiles of dX of the first stripe before the last tiles are transposed.
@@ -113,12 +114,21 @@ class GradientProducts:
         """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)
-        if streams.slices is not None and round_.next_classes is not None:
-            if streams.slices.is_loaded_ahead(round_.next_classes.size):
-                streams.slices.load_ahead(round_.next_classes)
+        if streams.slices is not None:
+            self._load_next_slices(round_, streams.slices)
             return
         if round_.next_positions is not None:
             classes = round_.next_classes if round_.is_last else round_.classes
             self.parts.streams.load_first_input(classes, round_.next_positions)
             if not self.parts.plan.buffers.takes_turns:
                 self.parts.streams.load_second_inputs(round_.next_positions)
+
+    @staticmethod
+    def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
+        """The first slices of the next block of positions, or of classes where enough of them are known."""
+        if round_.next_positions is None:
+            return
+        if not round_.is_last:
+            slices.load_ahead(round_.classes, round_.next_positions)
+        elif round_.next_classes is not None and slices.is_loaded_ahead(round_.next_classes.size):
+            slices.load_ahead(round_.next_classes, round_.next_positions)

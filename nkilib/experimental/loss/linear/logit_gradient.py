@@ -112,9 +112,11 @@ class LogitGradient:
         batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
         passes = [(number, classes, batch) for number, classes in enumerate(spans) for batch in batches]
         to_load = [
-            (round_.classes.part(*classes), features) for _, classes, _ in passes for features in slices.features
+            (round_.classes.part(*classes), slices.positions_of(round_.positions, batch.start), features)
+            for _, classes, batch in passes
+            for features in slices.features
         ]
-        loaded = slices.take_ahead()
+        loaded = slices.take_ahead(round_.positions)
         del to_load[: len(loaded)]
         last: LastProduct | None = None
         for number, classes, batch in passes:
@@ -122,15 +124,16 @@ class LogitGradient:
             first_number = number * round_.tiles
             banks = {tile: self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch}
             for features in slices.features:
-                slice_sbuf = loaded.pop(0)[:, :, 0 : classes.size]
+                slice_ = loaded.pop(0)
+                weight_sbuf = slice_.weight_sbuf[:, :, 0 : classes.size]
                 is_complete = features.end == self.parts.operands.num_features
                 for tile, bank_psum in banks.items():
-                    positions = Span(tile * PARTITIONS, round_.rows(tile))
-                    inputs_sbuf = slices.inputs_of(features, positions)
-                    multiply(bank_psum, inputs_sbuf, slice_sbuf, features.size, features.first == 0)
+                    rows, first = round_.rows(tile), (tile - batch.start) * PARTITIONS
+                    inputs_sbuf = slice_.inputs_sbuf[:, :, first : first + rows]
+                    multiply(bank_psum, inputs_sbuf, weight_sbuf, features.size, features.first == 0)
                     if is_complete:
-                        place = TilePlace(tile, positions.size, classes)
-                        made = self._make_streamed_tile(first_number + tile, bank_psum, place)
+                        place = TilePlace(round_.positions.first // PARTITIONS + tile, rows, classes)
+                        made = self._make_streamed_tile(tile, first_number + tile, bank_psum, place)
                         if last is not None:
                             last.issue(on_gpsimd=False)
                         last = made
@@ -146,10 +149,12 @@ class LogitGradient:
         banks_psum = self.parts.logits[0].products_psum
         return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
 
-    def _make_streamed_tile(self, number: int, product_psum: nl.NkiTensor, place: TilePlace) -> LastProduct | None:
+    def _make_streamed_tile(
+        self, tile: int, number: int, product_psum: nl.NkiTensor, place: TilePlace
+    ) -> LastProduct | None:
         scores = self.parts.logits[0].scores_of_product(number, product_psum, self._bias(0, place))
         opened = self.parts.tiles.open(number, [scores], place)
-        return self._make_tile(place.column, number, opened, place)
+        return self._make_tile(tile, number, opened, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
         """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""

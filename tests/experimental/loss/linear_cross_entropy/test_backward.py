@@ -12,6 +12,9 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.blocks import shares_of_cores
+from nkilib.experimental.loss.linear.class_blocks import planned_blocks
+from nkilib.experimental.loss.linear.class_cover import planned_cover
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
@@ -369,8 +372,74 @@ def test_weights_that_stream_by_the_input(
     launched(problem, position_block=1024, class_block=256).check()
 
 
+@pytest.mark.parametrize(
+    ("sizes", "name", "blocks", "copies", "way"),
+    [
+        (Sizes(1500, 700, 900, BF16), "none", (1536, 512), 9.0, "unrolled"),
+        (Sizes(1500, 200, 3300, FP16), "bias", (1536, 512), 3.1, "lead and loop"),
+        (Sizes(1408, 200, 2000, BF16), "weights, smoothing", (1408, 384), 2.1, "loop"),
+        (Sizes(1300, 530, 1300, BF16), "bias", (768, 384), 1.3, "cover"),
+    ],
+    ids=str,
+)
+def test_inputs_that_stream_beside_the_weight(
+    sizes: Sizes,
+    name: str,
+    blocks: tuple[int, int],
+    copies: float,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In more slices than there are buffers for, of batches of unlike size; and in every way through the classes."""
+    linear = "nkilib.experimental.loss.linear"
+    planned = f"{linear}.backward_plan"
+    for module in (planned, f"{linear}.weight_slices"):
+        monkeypatch.setattr(f"{module}.TILES_OF_SLICE", 1)
+    monkeypatch.setattr(f"{planned}._FEATURES_OF_RESIDENT_WEIGHT", 0)
+    monkeypatch.setattr(f"{planned}._SLICES_OF_BOTH_MOST", 4)
+    of_launch = BackwardSizes(
+        sizes.positions, sizes.features, sizes.classes, 2, True, tile_needs(has_bias=name == "bias")
+    )
+    plan = BackwardPlan.of(of_launch, *blocks)
+    program = int(copies * plan.instructions(sizes.positions, blocks[1]))
+    monkeypatch.setattr(f"{planned}.PROGRAM_INSTRUCTIONS", program)
+    assert plan.streams_inputs and plan.batches_of_tiles * plan.tiles_of_batch >= plan.position_tiles
+    shares = [share for share in shares_of_cores(sizes.classes, 2) if share.size > 0]
+    cover = planned_cover(plan, shares, 0, sizes.positions)
+    found = planned_blocks(plan, shares, 0, sizes.positions)
+    ways = {"lead and loop": found.lead > 0 and found.blocks.trips > 0, "unrolled": found.blocks.trips == 0}
+    ways["loop"] = found.lead == 0 and found.blocks.trips > 0
+    assert cover is not None if way == "cover" else cover is None and ways[way]
+    problem = with_options(problem_of("normal", sizes), name)
+    launched(problem, position_block=blocks[0], class_block=blocks[1]).check()
+
+
+def test_inputs_stream_where_that_is_of_use() -> None:
+    """Of many positions and features in 16 bits, [V, D], without a cap, in blocks that are long enough."""
+    sizes = BackwardSizes(4096, 8192, 32128, 2)
+    shares = shares_of_cores(32128, 2)
+    for positions, has_cover in ((4096, False), (16384, True)):
+        chosen = choose_linear_tiling(positions, 8192, 32128, "bfloat16", "backward")
+        plan = BackwardPlan.of(replace(sizes, num_positions=positions), *chosen)
+        assert chosen == (4096, 768) and plan.streams_inputs
+        assert (planned_cover(plan, shares, 0, positions) is not None) == has_cover
+    for changed in (
+        {"itemsize": 4},
+        {"has_classes_first": False},
+        {"num_features": 6144},
+        {"num_features": 8320},
+        {"num_positions": 1280},
+        {"needs": tile_needs(has_softcap=True)},
+        {"staging_bytes": 1024},
+        {"num_positions": 65536},  # whose programs are too short for such blocks
+    ):
+        assert not BackwardPlan.of(replace(sizes, **changed), 4096, 768).streams_inputs
+    for blocks in ((4096, 640), (4096, 256), (512, 768)):
+        assert not BackwardPlan.of(sizes, *blocks).streams_inputs
+
+
 def test_weights_stay_where_the_input_does_not_fit() -> None:
-    for positions, features, itemsize in ((2048, 8192, 2), (512, 4096, 2), (512, 8192, 4)):
+    for positions, features, itemsize in ((2048, 12288, 2), (512, 4096, 2), (512, 8192, 4)):
         assert not BackwardPlan.of(BackwardSizes(positions, features, 32128, itemsize), 1024, 512).streams_weight
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward_plan import LEAST_ROOM, BackwardPlan, BackwardSizes
 from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling
 
 # Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
@@ -33,6 +33,11 @@ _OF_ONE_INPUT_TILE, _OF_ONE_WEIGHT_STRIPE, _OF_FEW_RESULTS = 0.12, 0.10, 0.04
 _OF_PIECES = {1: 0.06, 2: 0.012}
 # One tile of X^T of each of two operand pairs is modelled to be enough from this share of the features on, 1 over it.
 _PAIRS_IN_TURN = 3.0
+# Where X^T and W^T stream, each half of a block has its own ratio, and delays from this one on. Rows of 512 elements of
+# X and W take so much longer than their bytes. A loop alone loads nothing over the edges of its trips, covers classes
+# that the core has not, and clears dX before it and sums it up behind it, which takes as long as the products of so
+# many classes.
+_RATIO_OF_HALF, _OF_SHORT_ROWS, _OF_COVER, _CLASSES_OF_COVER = 0.8, 1.3, 0.02, 320.0
 # What tiles of logits of fewer classes than that take more.
 _WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
@@ -81,12 +86,18 @@ class BackwardLaunch:
         """About by what share of its time Tensor is delayed."""
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // TILE)
         each = div_ceil(self.class_tiles, class_blocks)
-        ratio = self._transfers_us(tiling.position_block, class_blocks, each, plan.streams_weight) / self._tensor_us
         buffers = plan.buffers
         position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
+        waits_for_inputs = 0.0
+        if plan.streams_inputs:
+            of_transfers = self._delay_of_halves(plan, each) + self._delay_of_cover(plan, class_blocks * each)
+        else:
+            ratio = self._transfers_us(tiling.position_block, class_blocks, each, plan.streams_weight) / self._tensor_us
+            of_transfers = _DELAY * max(0.0, ratio - _RATIO) ** _POWER
+            waits_for_inputs = self._waits_for_inputs * (buffers.input_tiles < min(2, plan.position_tiles))
         return (
-            _DELAY * max(0.0, ratio - _RATIO) ** _POWER
-            + _OF_ONE_INPUT_TILE * self._waits_for_inputs * (buffers.input_tiles < min(2, plan.position_tiles))
+            of_transfers
+            + _OF_ONE_INPUT_TILE * waits_for_inputs
             + _OF_ONE_WEIGHT_STRIPE * (buffers.weight_stripes < 2)
             + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
@@ -129,6 +140,33 @@ class BackwardLaunch:
         further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
         columns_of_further = further * self.position_tiles * self.class_tiles * TILE
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
+
+    def _delay_of_halves(self, plan: BackwardPlan, each: int) -> float:
+        """Likewise by the transfers of both halves of a block, where X^T and W^T stream in the first one.
+
+        For the logits a slice of X^T is loaded for each tile of classes, and one of W^T for each batch of positions.
+        """
+        sizes, positions, classes = self.sizes, plan.position_tiles * TILE, each * TILE
+        of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
+        of_sums = _ADDED_BYTES * (plan.position_blocks - 1 + sizes.adds_to_weight) + sizes.loaded_itemsize
+        of_input = _ADDED_BYTES + _OF_SHORT_ROWS * sizes.itemsize * div_ceil(each, _TILES_OF_GROUP)
+        of_weight = _OF_SHORT_ROWS * sizes.loaded_itemsize + of_sums / plan.position_blocks
+        tensor_us = plan.position_tiles * classes / _COLUMNS_PER_US
+        halves = (
+            (1, sizes.itemsize * of_logits / _OF_TRANSPOSE),
+            (2, positions * of_input + classes * of_weight),
+        )
+        delay = 0.0
+        for products, moved in halves:
+            ratio = moved * TILE / _BYTES_PER_US[self.target] / (products * tensor_us)
+            delay += products / 3 * _DELAY * max(0.0, ratio - _RATIO_OF_HALF) ** _POWER
+        return delay
+
+    def _delay_of_cover(self, plan: BackwardPlan, covered: int) -> float:
+        """What a loop alone adds that goes through so many tiles of classes; 0 where other blocks stand beside it."""
+        if plan.position_blocks == 1 or plan.blocks_of_program(self.sizes.num_positions) >= LEAST_ROOM:
+            return 0.0
+        return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * TILE) + covered / self.class_tiles - 1.0
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int, keeps_inputs: bool) -> float:
         """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead.
