@@ -79,6 +79,11 @@ class DividedSbuf:
     turns: int
     chunk_buffers: int
 
+    def taken_bytes(self, plan: SbufPlan) -> int:
+        """Bytes of a partition that chunk buffers and the scratch of the plan take."""
+        scratch = self.turns * plan.num_scratch * SCRATCH_BYTES
+        return self.chunk_size * (self.chunk_buffers * dtype_bytes(self.dtype) + scratch)
+
     def buffers(self) -> list[nl.NkiTensor]:
         """The chunk buffers."""
         return self._tiles(self.chunk_buffers, self.dtype)

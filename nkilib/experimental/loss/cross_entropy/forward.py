@@ -6,6 +6,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
+from nkilib.core.rows.folds import MaximumFolds
 from nkilib.core.rows.moments import raise_negligible
 from nkilib.core.rows.psum import PsumRing
 from nkilib.core.rows.sbuf import TileRing
@@ -56,6 +57,7 @@ class _Forward:
         factors: of the classes.
         scores, products: scratch, for what its name says.
         exponentials: of pieces, for the entropy; None without it.
+        folds: of chunks, whose maximum Vector has little time for; None where it takes the maximum of whole chunks.
         finder: of the targets; None for class probabilities.
     """
 
@@ -66,11 +68,13 @@ class _Forward:
     scores: TileRing
     products: TileRing
     exponentials: PsumRing | None
+    folds: MaximumFolds | None
     finder: TargetFinder | None
 
     @classmethod
     def make(cls, launch: Launch, options: Options, batches: list[Batch]) -> _Forward:
-        sbuf = launch.divided(options.forward_plan, batches)
+        plan = options.forward_plan
+        sbuf = launch.divided(plan, batches)
         scores = sbuf.ring(options.softcap is not None)
         rings = FactorRings.make(sbuf, options)
         products = sbuf.ring(options.sums_classes)
@@ -80,7 +84,8 @@ class _Forward:
         finder = None
         if not options.has_probabilities:
             finder = TargetFinder.make(launch.targets_hbm, batches[0].rows, batches[0].cores, options)
-        return cls(launch, options, logits, factors, scores, products, exponentials, finder)
+        folds = MaximumFolds.make(plan, sbuf) if options.folds_maxima(launch.dtype) else None
+        return cls(launch, options, logits, factors, scores, products, exponentials, folds, finder)
 
     def run(self, results: Results) -> None:
         """Go through all chunks.
@@ -144,7 +149,7 @@ class _Forward:
         neg_max_sbuf = place.of(statistics.neg_max_sbuf)
         logits_sbuf = self.logits.loaded(load)
         scores_sbuf = self._scores(load, logits_sbuf)
-        statistics.take_maximum(scores_sbuf, place)
+        statistics.take_maximum(scores_sbuf if self.folds is None else self.folds.folded(load, scores_sbuf), place)
         if group.argmax is not None:
             if self.options.softcap is not None:  # keeps the order, but rounding makes equals of some
                 nisa.tensor_reduce(dst=group.exact_neg_max_sbuf, op=nl.maximum, data=logits_sbuf, axis=1, negate=True)
@@ -155,7 +160,7 @@ class _Forward:
             products_sbuf = self.products.tile(load, logits_sbuf)
             moments.first.take(scores_sbuf, factors_sbuf, products_sbuf, neg_max_sbuf, place)
         if self.exponentials is not None:
-            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale, is_shared=True)
+            raise_negligible(scores_sbuf, neg_max_sbuf, statistics.scale, is_shared=self.folds is None)
         return _OpenChunk(load, place, scores_sbuf)
 
     def _take_exponentials(self, group: Group, chunk: _OpenChunk) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from nkilib.core.rows.batches import Batch, BatchGroup, batch_groups
 from nkilib.core.rows.elements import int32_column, integer_op
+from nkilib.core.rows.folds import MaximumFolds
 from nkilib.core.rows.gathered import GatheredRows, KeptValues
 from nkilib.core.rows.moments import Moments, raise_negligible
 from nkilib.core.rows.psum import PsumRing
@@ -50,6 +51,7 @@ class _ShiftedForward:
         finder: of the targets.
         flagged: rows to be computed anew.
         exponentials: of pieces, for the entropy; None without it.
+        folds: of chunks of rows that are computed anew; None where Vector takes the maximum of whole chunks.
         stores: of results.
     """
 
@@ -62,13 +64,15 @@ class _ShiftedForward:
     finder: TargetFinder
     flagged: FlaggedRows
     exponentials: PsumRing | None
+    folds: MaximumFolds | None
     stores: list[nisa.NkiInstruction]
 
     @classmethod
     def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
         batches = launch.batches()
         # Rows that are computed anew take the same buffers, one a partition.
-        sbuf = replace(launch.divided(options.forward_plan, batches), rows=ROWS_OF_TILE)
+        plan = options.forward_plan
+        sbuf = replace(launch.divided(plan, batches), rows=ROWS_OF_TILE)
         logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
         rows, cores = batches[0].rows, batches[0].cores
         flagged = FlaggedRows.make(launch.num_positions, cores, nl.program_id(), rows, len(batches))
@@ -85,6 +89,7 @@ class _ShiftedForward:
             TargetFinder.make(launch.targets_hbm, rows, cores, options),
             flagged,
             exponentials,
+            MaximumFolds.make(plan, sbuf) if options.folds_maxima(launch.dtype) else None,
             [],
         )
 
@@ -198,7 +203,7 @@ class _ShiftedForward:
             if columns.are_full(chunk.number):
                 groups[-1].restart(chunk.number)
             chunk_sbuf, place = logits.loaded(load), columns.place(0, chunk.number)
-            statistics.take_maximum(chunk_sbuf, place)
+            statistics.take_maximum(chunk_sbuf if self.folds is None else self.folds.folded(load, chunk_sbuf), place)
             if moments is None or moments.entropy is None or self.exponentials is None:
                 statistics.take_sum(chunk_sbuf, chunk_sbuf, place)
             else:
