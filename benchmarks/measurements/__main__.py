@@ -7,20 +7,24 @@ clones DIR/owner+name; without it they are shown with the factor that was record
 from __future__ import annotations
 
 import argparse
+from ast import literal_eval
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from benchmarks._display import verdict
 from benchmarks.measurements.modelled import Found, Model, goals, record, recorded, summary
-from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten, select
+from benchmarks.measurements.page import BEFORE, NOW, PAGE, SOFTWARE, rewritten, select
+from benchmarks.measurements.probes import PROBES, compared, factors
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel, measurements
 from examples._display import make_console, plain_table
 from nkilib.nki import NOT_SIMULATED, SIMULATED
-from nkilib.simulator import AS_ISSUED
+from nkilib.simulator import AS_ISSUED, ModelParameters
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -30,8 +34,35 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--half", choices=(FIT, CHECK), help="the rows of one half only")
     parser.add_argument("--row", default="", metavar="TEXT", help='only rows whose "source|row" contains the text')
     parser.add_argument("--page", action="store_true", help="record the figures and rewrite docs/measurements.md")
-    parser.add_argument("--before", action="store_true", help="with the model as it was before it was fitted")
-    return parser.parse_args(arguments)
+    parser.add_argument("--probes", action="store_true", help="single instructions and transfers instead of kernels")
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--before", action="store_true", help="with the model as it was before it was fitted")
+    which.add_argument(
+        "--software", action="store_true", help="with software descriptors wherever the compiler chooses them"
+    )
+    which.add_argument(
+        "--assume",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_assumption,
+        help="a field of ModelParameters, such as issue_cycles=40; may be given several times, and nothing is recorded",
+    )
+    options = parser.parse_args(arguments)
+    if options.assume and (options.page or options.probes):
+        parser.error("--assume is for kernels that are printed only: leave out --page and --probes")
+    return options
+
+
+def _assumption(given: str) -> tuple[str, Any]:
+    """``NAME=VALUE`` as a field of :class:`ModelParameters` and its value, a Python literal or a word."""
+    name, is_there, value = given.partition("=")
+    if not is_there or name not in {each.name for each in fields(ModelParameters)}:
+        raise argparse.ArgumentTypeError(f"needs a field of ModelParameters and its value, NAME=VALUE, got {given!r}")
+    try:
+        return name, literal_eval(value)
+    except (SyntaxError, ValueError):
+        return name, value
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,18 +72,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not SIMULATED:
         console.print(NOT_SIMULATED)
         return 2
+    if options.probes:
+        _show_probes(console)
+        _write_page(options.page)
+        return 0
     wanted = [row for row in measurements() if options.half in (None, row.half) and options.row in row.name]
-    name = BEFORE if options.before else NOW
+    name = BEFORE if options.before else SOFTWARE if options.software else NOW
     with _sources(options.sources) as sources:
-        model = Model(sources, AS_ISSUED, with_launches=False) if options.before else Model(sources)
-        found, missing = _model(console, wanted, model.figure, recorded(name))
+        model = Model(sources, ModelParameters(**dict(options.assume))) if options.assume else _model_of(name, sources)
+        found, missing = _model(console, wanted, model.figure, () if options.assume else recorded(name))
     for half in (FIT, CHECK):
         _show(console, half, found)
     _show_missing(console, missing)
     if options.page:
         record(name, [each for each in found if each.measurement.name not in missing])
-        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    _write_page(options.page)
     return 0
+
+
+def _write_page(is_asked: bool) -> None:
+    if is_asked:
+        PAGE.write_text(rewritten(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _model_of(name: str, sources: Sources | None) -> Model:
+    """The model whose figures are recorded under a name."""
+    if name == BEFORE:
+        return Model(sources, AS_ISSUED, with_launches=False)
+    return Model(sources, ModelParameters(software_descriptors="always") if name == SOFTWARE else None)
 
 
 @contextmanager
@@ -107,6 +154,21 @@ def _show_rows(console: Console, title: str, found: Sequence[Found]) -> None:
         numbers = (f"{row.in_base_units:,g}{unit}", f"{each.modelled:,.4g}{unit}")
         table.add_row(row.source, row.row + kernel, *numbers, f"{each.ratio:.2f}", f"{each.factor:.2f}")
     console.print(table)
+
+
+def _show_probes(console: Console) -> None:
+    for kind, probes in PROBES.items():
+        table = plain_table(f"Single instructions and transfers: {kind}")
+        table.add_column("what", overflow="fold")
+        for column in ("measured", "before", "now", "ratio before", "ratio"):
+            table.add_column(column, justify="right")
+        found = compared(probes)
+        for row in found:
+            ratios = [f"{ratio:.2f}" for ratio in row.ratios]
+            table.add_row(row.probe.what, row.probe.published, f"{row.before:,.1f}", f"{row.now:,.1f}", *ratios)
+        console.print(table)
+        before, now = factors(found)
+        console.print(f"median factor {now:.2f}, before these figures were known {before:.2f}")
 
 
 def _show_missing(console: Console, missing: dict[str, str]) -> None:

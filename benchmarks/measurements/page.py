@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.measurements.modelled import Found, Summary, goals, recorded, summary
+from benchmarks.measurements.probes import PROBES, Compared, compared, factors
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel
 
 PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
 MARKER = "<!-- {} of `python -m benchmarks.measurements --page` -->"
-BEFORE, NOW = "before", "now"
+PROBES_MARKER = "<!-- {} of `python -m benchmarks.measurements --probes --page` -->"
+# The figures that are recorded: of the model as it was first and as it is, and as it is with software descriptors
+# wherever the compiler chooses.
+BEFORE, NOW, SOFTWARE = "before", "now", "software"
 _PARTS: tuple[tuple[str, Half, bool], ...] = (
     ("Times, half to check", CHECK, False),
     ("Times, half to fit", FIT, False),
@@ -41,10 +45,52 @@ def tables() -> str:
 
 def rewritten(text: str) -> str:
     """The page's text with the tables between its markers replaced."""
-    start, end = MARKER.format("start"), MARKER.format("end")
-    above, rest = text.split(start)
-    _, below = rest.split(end)
-    return f"{above}{start}\n\n{tables()}\n\n{end}{below}"
+    for marker, shown in ((MARKER, tables()), (PROBES_MARKER, probe_tables())):
+        start, end = marker.format("start"), marker.format("end")
+        above, rest = text.split(start)
+        _, below = rest.split(end)
+        text = f"{above}{start}\n\n{shown}\n\n{end}{below}"
+    return text
+
+
+def probe_tables() -> str:
+    """The tables of single instructions and transfers, computed, and that of both kinds of descriptors, as recorded."""
+    found = {kind: compared(probes) for kind, probes in PROBES.items()}
+    medians = ["| rows | number | median factor before | now |", "|---|---|---|---|"]
+    for kind, rows in found.items():
+        before, now = factors(rows)
+        medians.append(f"| {kind} | {len(rows)} | {before:.2f} | {now:.2f} |")
+    every = [row for rows in found.values() for row in rows]
+    return "\n\n".join(["\n".join(medians), _probe_rows(every), _both_kinds()])
+
+
+def _probe_rows(found: Sequence[Compared]) -> str:
+    lines = [
+        "| what | hardware | measured | modelled before | now | modelled / measured before | now | source | doubts |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in found:
+        probe, (before, now) = row.probe, row.ratios
+        modelled = f"{row.before:,.1f} | {row.now:,.1f} | {before:.2f} | {now:.2f}"
+        lines.append(
+            f"| {probe.what} | {probe.hardware} | {probe.published} | {modelled} | {probe.source} | {probe.doubts} |"
+        )
+    return "\n".join(lines)
+
+
+def _both_kinds() -> str:
+    """The rows of trn1 with descriptors that the host has written where addresses are known, and with software's."""
+    lines = [
+        "| what | measured | modelled / measured | with software descriptors for all transfers |",
+        "|---|---|---|---|",
+    ]
+    software = {each.measurement.name: each.ratio for each in recorded(SOFTWARE)}
+    for each in recorded(NOW):
+        row = each.measurement
+        if row.name in software:
+            unit = "" if row.is_ratio else f" {row.unit}"
+            lines.append(f"| {row.row} | {row.measured:,g}{unit} | {each.ratio:.2f} | {software[row.name]:.2f} |")
+    return "\n".join(lines)
 
 
 def _groups(half: Half) -> Iterator[tuple[str, Callable[[Measurement], bool]]]:

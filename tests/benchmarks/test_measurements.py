@@ -15,9 +15,11 @@ from benchmarks.measurements import __main__ as command
 from benchmarks.measurements.kernels.attention import fused_attention, unfused_attention
 from benchmarks.measurements.kernels.clusters import nearest_centroids
 from benchmarks.measurements.kernels.elementwise import add_in_blocks, add_in_columns, silu, silu_by_parts, transpose
+from benchmarks.measurements.kernels.probes import loads
 from benchmarks.measurements.kernels.products import convolution, product_with_gelu
 from benchmarks.measurements.modelled import Found, Model, goals, recorded, summary
-from benchmarks.measurements.page import BEFORE, NOW, PAGE, rewritten
+from benchmarks.measurements.page import BEFORE, NOW, PAGE, SOFTWARE, rewritten
+from benchmarks.measurements.probes import PROBES, SCALAR, TRANSFERS, VECTOR, Probe, compared, factors
 from benchmarks.measurements.sources import SourceError, Sources
 from benchmarks.measurements.table import CHECK, FIT, Measurement, OwnKernel, PublicKernel, half_of, measurements
 from nkilib.simulator import AS_ISSUED
@@ -244,6 +246,108 @@ def test_a_kernel_that_cannot_be_had(directory: Path) -> None:
             sources.kernel(PublicKernel("some/one", "0" * 40, "package/of torch.py", "doubled"))
         with pytest.raises(SourceError, match=r"git -C .* archive"):
             sources.kernel(PublicKernel("some/one", "0" * 40, "absent.py", "doubled"))
+
+
+# Single instructions and transfers.
+
+EVERY = [probe for probes in PROBES.values() for probe in probes]
+
+
+def _probe(what: str) -> Probe:
+    (probe,) = [probe for probe in EVERY if probe.what == what]
+    return probe
+
+
+def test_a_probe_is_whole_and_named_once() -> None:
+    assert max(Counter(probe.what for probe in EVERY).values()) == 1
+    for probe in EVERY:
+        assert 0 < probe.least <= probe.measured <= probe.most and probe.unit in ("ns", "GB/s") and probe.source
+
+
+@pytest.mark.parametrize(
+    ("what", "before", "now"),
+    [
+        ("tensor_reduce [128, 128]", (128 + 100) / 1.12, (128 + 40) / 1.12),
+        ("tensor_scalar_reduce [128, 2112]", (2112 + 64 + 100) / 1.12, (2112 + 64 + 40) / 1.12),
+        ("activation copy [128, 128]", (128 + 100) / 1.4, (128 + 40) / 1.4),
+        ("activation exp [128, 512] with the sum, PSUM to bf16", (512 + 64 + 100) / 1.4, (512 + 64 + 40) / 1.4),
+        ("load of an activation table", 1280, 1280),
+        ("nc_matmul fp32, moving [128, 512]", 4 * 512 / 2.8, 4 * 512 / 2.8),
+        ("nc_matmul bf16, other stationary each time, moving [128, 1]", 64 / 2.4, 64 / 2.4),
+        ("loads of 128 x 64 KiB, known addresses", 16 * 17, 16 * 17),
+        ("loads of 128 x 1 KiB, addresses from registers", 16 * 17, 131072 / 1360),
+        ("loads of 32 x 8 KiB, addresses from registers", 16 * 17, 262144 / 1360),
+        ("loads of 128 x 16 runs of 512 B", 16 * 512 / 58, 16 * 512 / 58),
+    ],
+)
+def test_figures_of_probes_by_hand(what: str, before: float, now: float) -> None:
+    (found,) = compared([_probe(what)])
+    assert (found.before, found.now) == pytest.approx((before, now), rel=1e-4)
+    assert found.ratios == pytest.approx((before / found.probe.measured, now / found.probe.measured), rel=1e-4)
+
+
+@pytest.mark.parametrize("probes", [TRANSFERS, VECTOR, SCALAR], ids=["transfers", "Vector", "Scalar"])
+def test_the_constants_of_trn1_come_nearer_to_what_was_measured(probes: tuple[Probe, ...]) -> None:
+    found = compared(probes)
+    before, now = factors(found)
+    assert now < before and now <= 1.05
+    assert max(abs(row.ratios[1] - 1) for row in found) <= 0.16
+
+
+@pytest.mark.parametrize("reads_address", [False, True])
+@pytest.mark.parametrize(("partitions", "runs"), [(128, 1), (32, 1), (128, 4)])
+def test_the_loads_of_the_probe(reads_address: bool, partitions: int, runs: int) -> None:
+    weights = RNG.integers(0, 200, (2, 128, 64), dtype=np.uint8)
+    index = np.arange(2, dtype=np.int32)[None]
+    found = np.asarray(loads(weights, index, 16, partitions, runs, reads_address))
+    step = 16 // runs  # of the columns where a chunk's first byte is
+    firsts = weights.astype(float)[:, :, 0 : 64 // runs : step].sum(axis=(0, 2))
+    np.testing.assert_array_equal(found[:, 0], firsts)
+
+
+def test_rows_of_trn1_are_recorded_with_both_kinds_of_descriptors() -> None:
+    of_trn1 = [row for row in ROWS if row.hardware == "trn1"]
+    assert [each.measurement for each in recorded(SOFTWARE)] == of_trn1
+    now = {each.measurement.name: each.modelled for each in recorded(NOW)}
+    times = [each for each in recorded(SOFTWARE) if not each.measurement.is_ratio]
+    assert all(each.modelled >= now[each.measurement.name] for each in times)
+
+
+def test_the_command_prints_the_probes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--probes"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "loads of 32 x 8 KiB, addresses from registers 196 GB/s 272.0 192.8 1.39 0.98" in shown
+    assert "before these figures were known" in shown and "fused attention" not in shown
+
+
+def test_the_command_models_the_other_descriptors(capsys: pytest.CaptureFixture[str]) -> None:
+    """A sum of vectors in small transfers, of which the compiler chooses the descriptors."""
+    name = "vector add 25600 fp32, 128x2 a step"
+    shown = []
+    for option in ([], ["--software"]):
+        assert command.main(["--row", name, *option]) == 0
+        shown.append(capsys.readouterr().out)
+    assert shown[0] != shown[1] and all("vector add" in text for text in shown)
+    assert command.main(["--row", name, "--assume", "software_descriptors=always", "--assume", "issue_cycles=100"]) == 0
+    assert capsys.readouterr().out == shown[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--assume", "no_such=1"], "needs a field of ModelParameters and its value, NAME=VALUE, got 'no_such=1'"),
+        (["--assume", "issue_cycles"], "NAME=VALUE, got 'issue_cycles'"),
+        (["--assume", "issue_cycles=40", "--page"], "--assume is for kernels that are printed only"),
+        (["--assume", "issue_cycles=40", "--software"], "not allowed with argument"),
+    ],
+)
+def test_the_command_refuses_assumptions_that_it_cannot_make(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = PAGE.read_bytes()
+    with pytest.raises(SystemExit):
+        command.main(arguments)
+    assert message in " ".join(capsys.readouterr().err.split()) and PAGE.read_bytes() == before
 
 
 # The command.

@@ -19,6 +19,9 @@ class DmaTiming:
         fixed_ns: from the trigger to the first byte, and what a transfer takes besides its rows.
         to_consumer_ns: from the last byte to the instruction that waits for it.
         trigger_ns: from one trigger of a queue to the next.
+        software_ns: what GpSimd takes to write the descriptors of a transfer, from one to the next of a queue.
+        has_hardware_descriptors: whether there are units that write descriptors; without, the host has written those of
+            addresses that are known before the launch, and GpSimd writes the others.
         transpose_from_hbm, transpose_from_sbuf: share of the rate that a transpose reaches at best.
     """
 
@@ -28,6 +31,8 @@ class DmaTiming:
     fixed_ns: float
     to_consumer_ns: float
     trigger_ns: float
+    software_ns: float
+    has_hardware_descriptors: bool = True
     transpose_from_hbm: float = 0.9
     transpose_from_sbuf: float = 0.5
 

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final, Literal, get_args
+
+from ..target.generation import Timing
+
+# Which transfers have descriptors that GpSimd writes.
+SoftwareDescriptors = Literal["never", "needed", "always"]
+_CHOICES: Final = get_args(SoftwareDescriptors)
 
 
 @dataclass(frozen=True)
@@ -34,12 +41,22 @@ class ModelParameters:
             instructions the device has one copy.
         trigger_us: from one trigger of a DMA queue to the next; None for that of the generation (0.6). The published
             throughput of small rows asks for 0.85: see docs/performance-model.md.
+        issue_cycles: between two instructions of an engine that computes, but for the Tensor engine, which has none;
+            None for those of the generation (100; 40 on trn1).
         queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
             load; else one queue triggers all transfers in program order. The compiler decides; a gather or a scatter
             has a queue of its own (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)`` names.
         descriptor_units: hardware units that write the descriptors of the transfers of a direction whose engine the
             kernel leaves open, each for ``trigger_us`` (``nki-dge.rst``: two instances a core, about 600 ns an
             instruction), so that one of two units triggers every 300 ns.
+        software_descriptors: for which transfers GpSimd writes the descriptors. ``"needed"``: those that need it, which
+            are gathers, scatters, what asks for ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1),
+            addresses that are read at run time; all others have those of the hardware, or on trn1 those that the host
+            has written. ``"always"``: also those whose descriptors the kernel leaves to the compiler, which on trn2
+            were software descriptors for one published kernel and hardware descriptors for another. ``"never"``: all
+            descriptors take the same time.
+        software_us: from one transfer to the next of a queue whose descriptors GpSimd writes; None for that of the
+            generation (1.36 on trn1, measured; 0.6 on the others, for which nothing is published).
         queue_us: from one transfer to the next of a queue that the kernel names; None: ``trigger_us``. The published
             rates of small rows are those of one queue.
         functions_without_table: activation functions that every table of the Scalar engine has.
@@ -86,8 +103,11 @@ class ModelParameters:
     loop_iteration_us: float = 0.0
     body_reuses_tiles: bool = True
     trigger_us: float | None = None
+    issue_cycles: float | None = None
     queues_by_direction: bool = True
     descriptor_units: int = 2
+    software_descriptors: SoftwareDescriptors = "needed"
+    software_us: float | None = None
     queue_us: float | None = 0.85
     functions_without_table: frozenset[str] = frozenset({"copy", "square"})
     shared_tables: tuple[frozenset[str], ...] = ()
@@ -102,6 +122,20 @@ class ModelParameters:
     keeps_broadcasts_in_psum: bool = True
     chooses_engines: bool = True
 
+    def __post_init__(self) -> None:
+        """Raises:
+        ValueError: if ``software_descriptors`` is none of its choices.
+        """
+        if self.software_descriptors not in _CHOICES:
+            raise ValueError(
+                f"ModelParameters: software_descriptors must be one of {', '.join(_CHOICES)}, "
+                f"got {self.software_descriptors!r}"
+            )
+
+    def issue_cycles_of(self, timing: Timing) -> float:
+        """Cycles between two instructions of an engine that computes, but for the Tensor engine."""
+        return timing.issue_cycles if self.issue_cycles is None else self.issue_cycles
+
     def table_of(self, function: str) -> str:
         """The name of the activation table that a function needs; empty if any will do."""
         if function in self.functions_without_table:
@@ -113,7 +147,9 @@ class ModelParameters:
 # what it takes by itself. Older figures of this library stay comparable under it; its times are frozen in the tests.
 AS_ISSUED = ModelParameters(
     descriptor_units=1,
+    software_descriptors="never",
     queue_us=None,
+    issue_cycles=100.0,
     functions_without_table=frozenset({"copy"}),
     least_transfer_ns=0.0,
     small_store_factor=1.0,

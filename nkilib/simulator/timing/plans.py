@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..isa.definition import Definition
@@ -13,7 +13,7 @@ from .busy_times import DmaWork
 from .costs import CostInputs
 from .footprints import Form
 from .parameters import ModelParameters
-from .transfers import Side, bytes_of, engine_times, queue_of, row_bytes_of
+from .transfers import Address, Queue, Side, bytes_of, engine_times, queue_of, row_bytes_of
 
 # The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
@@ -61,6 +61,7 @@ class Plan(NamedTuple):
         name, engine, operands, cycles: as in :class:`Event`.
         table: the activation table that it needs; empty if none.
         queue: that triggers it, if it is a transfer.
+        other_queue: the queue that it would have with the other kind of descriptors, if the compiler chooses.
         work: what it asks of the DMA engines, if it is a transfer.
         dropped_by: the pass that found that the device does not run it; empty if it does.
         others: the engines besides that would run it, if the kernel asked for them.
@@ -72,6 +73,7 @@ class Plan(NamedTuple):
     cycles: float = 0.0
     table: str = ""
     queue: str = ""
+    other_queue: str = ""
     work: DmaWork | None = None
     dropped_by: str = ""
     others: tuple[str, ...] = ()
@@ -93,7 +95,7 @@ class Plans:
         engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
-        is_gathered: bool,
+        address: Address = Address.known,
     ) -> Plan:
         """The plan of a call.
 
@@ -102,18 +104,22 @@ class Plans:
             engine: that runs it.
             forms: of its tensors, in the order of its roles; None where a parameter is no tensor.
             deciding: its other parameters, in the order of its roles.
-            is_gathered: whether a vector offset names the rows of a transfer.
+            address: what that of a transfer comes from.
         """
-        key = (definition.name, engine, is_gathered, *forms, *deciding)
+        key = (definition.name, engine, address, *forms, *deciding)
         try:
             plan = self._known.get(key)
         except TypeError:  # a value without a hash
-            return self._made(definition, engine, forms, deciding, is_gathered)
+            return self._made(definition, engine, forms, deciding, address)
         if plan is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            plan = self._known[key] = self._made(definition, engine, forms, deciding, is_gathered)
+            plan = self._known[key] = self._made(definition, engine, forms, deciding, address)
         return plan
+
+    def queue(self, values: Mapping[str, Any], address: Address, to_chip: bool, is_transpose: bool = False) -> Queue:
+        """What triggers a transfer; see :func:`queue_of`."""
+        return queue_of(values, address, to_chip, self.generation.timing.dma, self.parameters, is_transpose)
 
     def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> DmaWork:
         """What a transfer asks of the DMA engines; see :func:`engine_times`."""
@@ -146,15 +152,15 @@ class Plans:
         engine: Engine,
         forms: Sequence[Form | None],
         deciding: Sequence[Any],
-        is_gathered: bool,
+        address: Address,
     ) -> Plan:
         roles = roles_of(definition)
         named = _named(definition, roles, forms)
         operands = _shown({name: form for name, form in named.items() if form is not None})
         values = named | {definition.names[at]: value for at, value in zip(roles.deciding, deciding, strict=True)}
         if definition.is_transfer:
-            queue = queue_of(values, is_gathered, values["dst"].is_on_chip, self.parameters)
-            return Plan(definition.name, "dma", operands, queue=queue)
+            queue = self.queue(values, address, values["dst"].is_on_chip, definition.name == "dma_transpose")
+            return Plan(definition.name, "dma", operands, queue=queue.name, other_queue=queue.otherwise)
         cycles = 0.0
         if definition.cost is not None:
             cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))

@@ -19,7 +19,7 @@ from .parameters import ModelParameters
 from .passes.engine_choice import BY_WORKLOAD, engines_for
 from .plans import Plan, plans_for
 from .timeline import Places, Span, Timeline
-from .transfers import queue_of
+from .transfers import Address
 from .uses import HbmUses
 from .watch import Period
 
@@ -84,7 +84,7 @@ class Settling:
         self._register(noted, reads)
         if definition.cost is not None and definition.name in BY_WORKLOAD and self._parameters.chooses_engines:
             engine = self._least_loaded(noted, forms, reads, writes)
-        plan = self._plans.plan(definition, engine, forms, noted.deciding, False)
+        plan = self._plans.plan(definition, engine, forms, noted.deciding)
         if definition.cost is not None:
             return plan, self.timeline.compute(noted.number, engine, plan.cycles, reads, writes, plan.table)
         if met_ns is not None:  # a barrier
@@ -115,7 +115,7 @@ class Settling:
             return engines[0]
         ends = [
             self.timeline.would_end(
-                engine, self._plans.plan(noted.definition, engine, forms, noted.deciding, False).cycles, reads, writes
+                engine, self._plans.plan(noted.definition, engine, forms, noted.deciding).cycles, reads, writes
             )
             for engine in engines
         ]
@@ -124,7 +124,7 @@ class Settling:
     def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
         """An instruction that the device does not run stands on the list of its engine, and takes no time."""
         forms = [None if access is None else _footprint(access).form for access in noted.operands]
-        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding, False)
+        plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
         now = self.timeline.free_ns(noted.engine)
         return plan, Span(now, now, NO_CAUSE)
@@ -144,7 +144,7 @@ class Settling:
         reads: Places = []
         writes: Places = []
         footprints: list[Footprint] = []
-        rows, is_gathered = 0, False
+        rows, address = 0, Address.known
         for access in noted.operands:
             if access is None:  # a constant takes the place of the source
                 continue
@@ -159,12 +159,14 @@ class Settling:
             if index is not None:
                 self._touch(index, reads)
             if reach is not None and reach.kind == "vector":
-                rows, is_gathered = max(rows, layout.shape[0]), True
+                rows, address = max(rows, layout.shape[0]), Address.rows
+            elif reach is not None and address is Address.known:
+                address = Address.register
         self._register(noted, reads)
         forms: list[Form | None] = [item.form for item in footprints]
         if len(forms) < len(noted.operands):
             forms.append(None)
-        plan = self._plans.plan(definition, noted.engine, forms, noted.deciding, is_gathered)
+        plan = self._plans.plan(definition, noted.engine, forms, noted.deciding, address)
         sides = [item.side for item in footprints]
         if definition.name == "sendrecv_compute":  # the engines read two sources, of which the other core has one
             sides.append(sides[-1])
@@ -203,7 +205,7 @@ class Settling:
         writes: Places = []
         self._touch(src, reads)
         to_chip = self._touch(dst, writes).form.is_on_chip
-        return self.timeline.trigger_ns(queue_of(values, False, to_chip, self._parameters), reads, writes)
+        return self.timeline.trigger_ns(self._plans.queue(values, Address.known, to_chip).name, reads, writes)
 
 
 def _footprint(access: Access) -> Footprint:

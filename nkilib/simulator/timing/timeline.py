@@ -101,6 +101,7 @@ class Timeline:
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self._timing = generation.timing
         self._parameters = parameters
+        self._issue_cycles = parameters.issue_cycles_of(self._timing)
         self._free: dict[Engine, float] = {}
         self._dma = DmaEngines(self._timing.dma.engines)
         self._busy = dict.fromkeys(self._timing.clock_ghz, 0.0)
@@ -129,7 +130,7 @@ class Timeline:
             start += timing.activation_table_ns
             self._table = table
         end = start + cycles / clock
-        self._free[engine] = end if engine is _TENSOR else end + timing.issue_cycles / clock
+        self._free[engine] = end if engine is _TENSOR else end + self._issue_cycles / clock
         self._busy[engine] += end - start
         self._last[engine] = number
         self._note(number, engine, end, end + timing.result_ns[engine], reads, writes)

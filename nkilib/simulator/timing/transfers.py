@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from functools import lru_cache
 from math import ceil, prod
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..memory.byte_spans import spans_of
 from ..target.generation import DmaTiming
@@ -32,22 +33,69 @@ _SMALL_STORE_BYTES = 512
 # What the DMA engines write at a time when they transpose (trainium2_arch.rst, DMA Transpose): partitions, elements.
 _TRANSPOSED_BLOCK = (128, 16)
 
-# The queues of transfers whose engine the kernel leaves open.
+# The queues of transfers whose engine the kernel leaves open, and those of such transfers with software descriptors.
 _OPEN_QUEUES = frozenset({"dma", "load", "store"})
+_SOFTWARE = {queue: f"software {queue}" for queue in _OPEN_QUEUES}
+# The queue of gathers, scatters and of transfers for which the kernel asks for software descriptors.
 SOFTWARE_QUEUE = Engine.gpsimd.name
+_SOFTWARE_QUEUES = frozenset({SOFTWARE_QUEUE, *_SOFTWARE.values()})
 
 
-def queue_of(values: Mapping[str, Any], is_indirect: bool, to_chip: bool, parameters: ModelParameters) -> str:
-    """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one."""
-    is_software = values.get("dge_mode") is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
-    if is_indirect or is_software:
-        return SOFTWARE_QUEUE
+class Address(Enum):
+    """What the address of a transfer comes from: it is known, a register is read, or a vector names its rows."""
+
+    known = "known"
+    register = "register"
+    rows = "rows"
+
+
+class Queue(NamedTuple):
+    """What triggers a transfer.
+
+    Attributes:
+        name: of the queue.
+        otherwise: the queue that it would have with the other kind of descriptors, if the compiler chooses between
+            software descriptors and others; empty if the kernel or the hardware decides.
+    """
+
+    name: str
+    otherwise: str = ""
+
+
+def queue_of(
+    values: Mapping[str, Any],
+    address: Address,
+    to_chip: bool,
+    dma: DmaTiming,
+    parameters: ModelParameters,
+    is_transpose: bool = False,
+) -> Queue:
+    """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one.
+
+    A transpose has software descriptors only if its address is read at run time (``nki/deep-dives/nki-dge.rst``).
+    """
+    mode = values.get("dge_mode")
+    is_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
+    if address is Address.rows or is_software:
+        return Queue(SOFTWARE_QUEUE)
     asked = values.get("engine", Engine.unknown)
     if asked is not Engine.unknown:
-        return str(asked.name)
-    if not parameters.queues_by_direction:
-        return "dma"
-    return "load" if to_chip else "store"
+        return Queue(str(asked.name))
+    queue = "dma" if not parameters.queues_by_direction else "load" if to_chip else "store"
+    if parameters.software_descriptors == "never":
+        return Queue(queue)
+    if address is Address.register and not dma.has_hardware_descriptors:
+        return Queue(_SOFTWARE[queue])
+    if mode is not dge_mode.unknown or (is_transpose and address is Address.known):
+        return Queue(queue)
+    if parameters.software_descriptors == "always":
+        return Queue(_SOFTWARE[queue], queue)
+    return Queue(queue, _SOFTWARE[queue])
+
+
+def is_software(queue: str) -> bool:
+    """Whether GpSimd writes the descriptors of what a queue triggers."""
+    return queue in _SOFTWARE_QUEUES
 
 
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
@@ -55,9 +103,11 @@ def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters)
     trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
     if queue in _OPEN_QUEUES:
         return trigger_ns / parameters.descriptor_units
-    if queue == SOFTWARE_QUEUE or parameters.queue_us is None:
-        return trigger_ns
-    return parameters.queue_us * _NS_PER_US
+    if is_software(queue):
+        if parameters.software_descriptors == "never":
+            return trigger_ns
+        return dma.software_ns if parameters.software_us is None else parameters.software_us * _NS_PER_US
+    return trigger_ns if parameters.queue_us is None else parameters.queue_us * _NS_PER_US
 
 
 @dataclass(frozen=True, eq=False)

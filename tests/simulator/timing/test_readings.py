@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.simulator import AS_ISSUED, profile, spec, using
+from nkilib.simulator import AS_ISSUED, ModelParameters, profile, spec, using
 from nkilib.simulator.timing.event import Event
 
 FP32, BF16 = nl.float32, nl.bfloat16
@@ -126,3 +126,76 @@ def test_from_trigger_to_trigger(given: dict[str, Any], assumptions: dict[str, A
             nisa.dma_copy(tile(columns=64), x[0:128, 0:64], **given)
 
     assert last(body, **assumptions).start_us == pytest.approx(2 * between_us)
+
+
+def _loads(**given: Any) -> Any:
+    def body(x: Any) -> None:
+        for _ in range(3):
+            nisa.dma_copy(tile(columns=64), x[0:128, 0:64], **given)
+
+    return body
+
+
+def _loads_from_a_register(x: Any) -> None:
+    at = nl.ndarray((1, 1), nl.int32)
+    nisa.memset(at, 0)
+    for _ in range(3):
+        nisa.dma_copy(tile(columns=64), x.ap([[N, 128], [1, 64]], scalar_offset=at, indirect_dim=0))
+
+
+def _transposes(x: Any) -> None:
+    for _ in range(3):
+        nisa.dma_transpose(nl.ndarray((64, 128), FP32), x[0:128, 0:64])
+
+
+SOFTWARE, KEPT = {"dge_mode": nisa.dge_mode.swdge}, {"dge_mode": nisa.dge_mode.none}
+
+
+@pytest.mark.parametrize(
+    ("target", "body", "assumptions", "between_us"),
+    [
+        ("trn1", _loads(), {}, 0.3),
+        ("trn1", _loads(), {"software_descriptors": "always"}, 1.36),
+        ("trn1", _loads(**KEPT), {"software_descriptors": "always"}, 0.3),
+        ("trn1", _loads(**SOFTWARE), {}, 1.36),
+        ("trn1", _loads(**SOFTWARE), {"software_us": 2.0}, 2.0),
+        ("trn1", _loads(**SOFTWARE), {"software_descriptors": "never"}, 0.6),
+        ("trn1", _loads_from_a_register, {}, 1.36),
+        ("trn1", _loads_from_a_register, {"software_descriptors": "never"}, 0.3),
+        ("trn1", _transposes, {"software_descriptors": "always"}, 0.3),
+        ("trn2", _loads_from_a_register, {}, 0.3),
+        ("trn2", _loads_from_a_register, {"software_descriptors": "always"}, 0.6),
+        ("trn2", _loads(), {"software_descriptors": "always", "software_us": 0.9}, 0.9),
+        ("trn3", _loads(), {"software_descriptors": "always", "queues_by_direction": False}, 0.6),
+    ],
+)
+def test_who_writes_descriptors(target: str, body: Any, assumptions: dict[str, Any], between_us: float) -> None:
+    with using(target=target):
+        parameters = ModelParameters(**assumptions)
+        found = profile(nki.jit(lambda x: body(x)), spec((N, N), FP32), parameters=parameters)
+    first, *_, last = [event for event in found.instructions if event.engine == "dma"]
+    assert last.start_us - first.start_us == pytest.approx(2 * between_us)
+
+
+def test_a_choice_of_descriptors_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"software_descriptors must be one of never, needed, always, got 'some'"):
+        ModelParameters(software_descriptors="some")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("target", "cycles"), [("trn1", 40), ("trn2", 100), ("trn3", 100)])
+@pytest.mark.parametrize("engine", ["vector", "scalar"])
+def test_cycles_between_two_instructions(target: str, cycles: float, engine: str) -> None:
+    def body(_: Any) -> None:
+        for _ in range(2):
+            if engine == "vector":
+                nisa.tensor_reduce(tile(columns=1), nl.add, tile(), axis=1)
+            else:
+                nisa.activation(tile(), nl.exp, tile())
+
+    clock = {"trn1": {"vector": 1.12, "scalar": 1.4}, "trn2": {"vector": 0.96, "scalar": 1.2}}.get(
+        target, {"vector": 1.2, "scalar": 1.2}
+    )[engine]
+    for parameters, pause in ((None, cycles), (ModelParameters(issue_cycles=7), 7), (AS_ISSUED, 100)):
+        with using(target=target):
+            events = profile(nki.jit(lambda x: body(x)), spec((N, N), FP32), parameters=parameters).instructions
+        assert 1000 * (events[1].start_us - events[0].end_us) == pytest.approx(pause / clock)

@@ -34,6 +34,11 @@ class Model(NamedTuple):
         """From one trigger of a DMA queue to the next."""
         return between_triggers_ns(queue, self.generation.timing.dma, self.parameters)
 
+    def issue_ns(self, engine: Engine) -> float:
+        """Between two instructions of an engine that computes."""
+        timing = self.generation.timing
+        return 0.0 if engine is Engine.tensor else self.parameters.issue_cycles_of(timing) / timing.clock_ghz[engine]
+
     @property
     def barrier_ns(self) -> float:
         """From when the last core comes to a meeting until both go on."""

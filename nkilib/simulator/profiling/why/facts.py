@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import NamedTuple
 
-from ...terms.enums import Engine
 from ...timing.causes import Waited
 from .cores import Core, Launch
 from .critical import Kind, Link, critical_path
@@ -113,11 +112,9 @@ class Facts:
         return list(self._waits()) if self.links else []
 
     def _waits(self) -> Iterator[Wait]:
-        timing, core = self.launch.model.generation.timing, self.core
-        issue_ns = {
-            engine.name: 0.0 if engine is Engine.tensor else timing.issue_cycles / clock
-            for engine, clock in timing.clock_ghz.items()
-        }
+        model, core = self.launch.model, self.core
+        timing = model.generation.timing
+        issue_ns = {engine.name: model.issue_ns(engine) for engine in timing.clock_ghz}
         free: dict[str, float] = {}
         for number, plan, _, span, *_ in core.notes:
             if not plan.cycles:

@@ -1,4 +1,5 @@
-"""A launch timed again under another assumption: some tensors with no end of buffers, or loops at which nobody meets.
+"""A launch timed again under another assumption: some tensors with no end of buffers, loops at which nobody meets, or
+the other kind of descriptors where the compiler chooses.
 
 The causes that were noted say of each instruction for which results it waits, and for which access to what it
 overwrites; with all of them the times come out as they were.
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from ...terms.enums import Engine
 from ...timing.causes import Waited
 from ...timing.event import Note
+from ...timing.plans import Plan
 from ...timing.timeline import Places, Timeline
 from ...timing.uses import NOTHING, Done
 from .cores import ENGINES, Core, Launch, Model
@@ -64,10 +66,16 @@ class Changes(NamedTuple):
     Attributes:
         buffered: storages whose writes do not wait for reads of what they overwrite.
         meets_at_loops: whether all engines meet at loops of the device, as far as they did.
+        other_descriptors: whether transfers whose descriptors the compiler chooses have those of the other kind.
     """
 
     buffered: Set[int] = frozenset()
     meets_at_loops: bool = True
+    other_descriptors: bool = False
+
+    def queue(self, plan: Plan) -> str:
+        """What triggers a transfer."""
+        return plan.other_queue if self.other_descriptors and plan.other_queue else plan.queue
 
 
 AS_IT_WAS = Changes()
@@ -112,8 +120,9 @@ def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
         own = left[number] = _Left()
         reads, writes = _places(note, left, own, changes.buffered)
         if plan.work is not None:
-            met = (yield timeline.trigger_ns(plan.queue, reads, writes)) if span.cause.meets else None
-            timeline.transfer(number, plan.queue, plan.work, reads, writes, met)
+            queue = changes.queue(plan)
+            met = (yield timeline.trigger_ns(queue, reads, writes)) if span.cause.meets else None
+            timeline.transfer(number, queue, plan.work, reads, writes, met)
         elif span.cause.meets:
             engine = ENGINES[plan.engine]
             met = yield timeline.arrival(engine, reads, writes)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from textwrap import wrap
 
 from ...timing.causes import Waited
-from . import division, engines, savings, transfers
+from . import descriptors, division, engines, savings, transfers
 from .cores import Launch
 from .critical import Kind, Link
 from .facts import NS_PER_US, Facts
@@ -18,6 +18,7 @@ _FINDERS: tuple[Callable[[Facts], Iterable[Finding]], ...] = (
     transfers.triggers,
     transfers.small_rows,
     transfers.first_bytes,
+    descriptors.choice,
     savings.second_buffers,
     savings.loops,
     engines.waits,
