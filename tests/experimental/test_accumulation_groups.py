@@ -20,7 +20,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import nkilib
+import nkilib.simulator
 from nkilib.core.plan_limits import PlanLimits, shrunk
 from nkilib.experimental.loss import (
     cross_entropy_forward,
@@ -151,6 +151,15 @@ def streamed_weight(layout: str) -> None:
         linear(*sizes, weight_layout=layout, position_block=768, class_block=512)
 
 
+def streamed_operands() -> None:
+    """X^T and W^T stream, in batches of seven tiles of positions and of fewer, by two blocks of positions."""
+    sizes = 1900, 700, 600
+    with shrunk(PlanLimits(resident_features=128)):
+        plan = BackwardPlan.of(BackwardSizes(*sizes, itemsize=2), 1024, 512)
+        assert plan.streams_inputs and plan.batches_of_tiles == 2 == plan.position_blocks
+        linear(*sizes, position_block=1024, class_block=512)
+
+
 def one_launch() -> None:
     """Forward and backward of several blocks of positions in a single launch."""
     rng = np.random.default_rng(2)
@@ -200,6 +209,7 @@ LAUNCHES: dict[str, Callable[[], None]] = {
     "linear, several blocks": partial(linear, 300, 300, 900, position_block=128, class_block=256),
     "linear, W^T streams, [V, D]": partial(streamed_weight, "vd"),
     "linear, W^T streams, [D, V]": partial(streamed_weight, "dv"),
+    "linear, X^T and W^T stream": streamed_operands,
     "linear, one launch": one_launch,
     "linear, several target ids": token_scores,
     "linear, two models": partial(two_models, 0.0),
@@ -258,7 +268,7 @@ def two_sums(dst: str) -> Any:
 
 @pytest.mark.parametrize(("banks", "interrupted"), [("one bank", 1), ("a bank each", 0)])
 def test_sums_that_take_turns_in_a_bank_are_seen(banks: str, interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with observed(monkeypatch) as products:
+    with observed(monkeypatch) as products, nkilib.simulator.using(psum_groups="ignore"):
         two_sums(banks)(np.eye(128, dtype=np.float32))
     assert products.sums == 2
     assert len(products.interrupted()) == interrupted

@@ -190,6 +190,47 @@ PRODUCT: Final = Probe(
 
 
 @nki.jit
+def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """2 and 4 times left.T @ right, and left.T: three groups of products, one after the other, in a bank of PSUM."""
+    left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
+    (terms, rows), columns = left_hbm.shape, right_hbm.shape[1]
+    bank_psum = nl.ndarray((rows, 2 * columns + terms), dtype=nl.float32, buffer=nl.psum)
+    for group, count in enumerate((2, 4)):
+        sum_psum = bank_psum[:, group * columns : (group + 1) * columns]
+        for number in range(count):
+            nisa.nc_matmul(dst=sum_psum, stationary=left_sbuf, moving=right_sbuf, accumulate=number > 0)
+    nisa.nc_transpose(dst=bank_psum[:, 2 * columns :], data=left_sbuf, engine=nisa.engine.tensor)
+    sums_sbuf = tile(bank_psum.shape)
+    nisa.tensor_copy(dst=sums_sbuf, src=bank_psum)
+    return stored(sums_sbuf)
+
+
+def _beside(first: int, second: int) -> dict[str, np.ndarray]:
+    """The result with so many products in the sums of the first two groups."""
+    product = _LEFT.T @ _RIGHT
+    return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
+
+
+BESIDE: Final = Probe(
+    "finished sums beside each other",
+    False,
+    "whether sums of products stay as they are when another one starts in their bank of PSUM",
+    (READINGS, "several groups of products in one bank of PSUM"),
+    "transposes and products of several tiles in a bank: gradients of the linear losses, softmax along short axes, CTC",
+    sums_beside_each_other,
+    the_same(left_hbm=_LEFT, right_hbm=_RIGHT),
+    ("sums",),
+    [
+        Reading("each stays", _beside(2, 4)),
+        Reading("a start clears the others", _beside(0, 0)),
+        Reading("a transpose clears the one before it", _beside(2, 0)),
+        Reading("the first one is cleared", _beside(0, 4)),
+        Reading("only the last product of each stays", _beside(1, 1)),
+    ],
+)
+
+
+@nki.jit
 def rows_computed_anew(
     rows_hbm: nl.NkiTensor, slots_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
@@ -244,4 +285,4 @@ ANEW: Final = Probe(
     ],
 )
 
-PROBES: Final = (TRIPS, ROW_OF_TRIP, SKIPPED, EXCHANGED, PRODUCT, ANEW)
+PROBES: Final = (TRIPS, ROW_OF_TRIP, SKIPPED, EXCHANGED, PRODUCT, BESIDE, ANEW)

@@ -30,7 +30,7 @@ from tests.simulator.kernels import load, tile
 def _nothing_was_warned_of_and_nothing_is_set() -> Iterator[None]:
     """As in a new process: the rest of the tests has unwritten elements refused by ``using``, which beats variables."""
     forget_warnings()
-    token = options._CHANGES.set(None)
+    token = options._CHANGES.set(options._NO_CHANGES)
     yield
     options._CHANGES.reset(token)
 

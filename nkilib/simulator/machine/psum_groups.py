@@ -1,0 +1,209 @@
+"""Groups of products that are summed in PSUM: at most one unfinished group in a bank at a time.
+
+A matmul that overwrites starts a group; those that add to its elements go on with it. Found on a device (trn2, NKI 0.6,
+once): of groups that took turns in one bank all but the one that started last lost what they had summed before. So a
+matmul that starts a group is taken to end all others in its bank, in the partitions that it writes; what they hold can
+be read, but not be added to. docs/simulator-readings.md says what is known of this and what is assumed.
+
+Where banks are: a tensor that the kernel places lies where it says, one that it does not place in banks of its own, and
+one larger than a bank begins with one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+from weakref import ref
+
+from ..isa.definition import Definition
+from ..memory.storage import Storage
+from ..target.limits import PSUM_BANK_BYTES
+from ..target.options import Level
+from ..tensors.view import View
+from ..terms.description import describe
+from ..terms.enums import Engine, nc_version
+from ..terms.errors import PsumGroupError, kernel_frame, kernel_location
+from ..terms.regions import MemoryRegion
+from .core import Core
+from .levels import refuse
+from .observer import Issued, Observer
+from .psum_pieces import Bank, Piece, Pieces, Start
+
+# Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
+_PSUM, _TENSOR = MemoryRegion.psum, Engine.tensor
+
+# As many tensors are kept before those are looked for that the kernel has dropped.
+_FEWEST_KEPT = 64
+
+
+class _Tile:
+    """What is known of one PSUM tensor.
+
+    Attributes:
+        pieces: what was written of it.
+        is_placed: whether the kernel says where it lies; else a compiler does.
+        top, first_bank: the partition and the bank in which it starts, or 0.
+    """
+
+    __slots__ = ("_banks", "first_bank", "is_placed", "pieces", "top")
+
+    def __init__(self, storage: Storage, placed: dict[int, Bank]) -> None:
+        self.pieces = Pieces(storage)
+        self.top, byte = storage.address or (0, 0)
+        self.first_bank = byte // PSUM_BANK_BYTES
+        self.is_placed = storage.address is not None
+        self._banks: dict[int, Bank] = placed if self.is_placed else {}
+
+    def piece_of(self, view: View) -> Piece:
+        """A view that is about to be written for the first time."""
+        piece = Piece(view)
+        first, banks = self.first_bank, self._banks
+        for index in piece.indices:
+            number = first + index
+            if number not in banks:
+                banks[number] = Bank(number)
+        piece.banks = tuple([banks[first + index] for index in piece.indices])
+        return piece
+
+
+class _Roles(NamedTuple):
+    """Where a matmul has its parameters that matter here."""
+
+    accumulate: int
+    is_transpose: int | None
+
+
+class PsumGroups(Observer):
+    """The groups of one core.
+
+    Args:
+        level: what becomes of a group that is gone on with after another one has started.
+        core: that is watched. What ``accumulate=None`` adds to, and what ``is_transpose`` means, depends on its
+            generation.
+    """
+
+    def __init__(self, level: Level, core: Core) -> None:
+        self._level = level
+        self._core = core
+        self._adds_to_all = core.generation.version is nc_version.gen4
+        self._moves_bits = core.generation.version is not nc_version.gen2
+        self._tiles: dict[int, _Tile] = {}
+        self._kept: dict[int, ref[Storage]] = {}
+        self._most_kept = _FEWEST_KEPT
+        self._placed: dict[int, Bank] = {}
+        self._roles: dict[str, _Roles] = {}
+
+    def issued(self, call: Issued) -> None:
+        definition = call.definition
+        if not definition.is_matmul:
+            for rule, position in definition.outputs:
+                view = call.values[position]
+                if view is not None and view.buffer is _PSUM and not rule.may_leave:
+                    self._overwritten(call, view)
+            return
+        dst, roles = call.values[0], self._roles.get(definition.name) or self._roles_of(definition)
+        if call.indirect or dst.size == 0:  # where a scatter goes is read from a tensor
+            return
+        if roles.is_transpose is not None and self._moves_bits and call.values[roles.is_transpose]:
+            self._overwritten(call, dst)
+            return
+        tile = self._tiles.get(dst.storage.number) or self._add(dst.storage)
+        accumulate, pieces, number = call.values[roles.accumulate], tile.pieces, call.number
+        piece = pieces.known.get((dst.layout, dst.dtype))
+        if piece is None:
+            piece = tile.piece_of(dst)
+        elif accumulate is not False and piece.number > pieces.cleared and piece.number >= piece.latest_start:
+            piece.number = number  # most of them: it goes on with what no other one has come between
+            return
+        if accumulate is False or not self._goes_on(call, tile, piece):
+            self._begin(call, tile, piece)
+        pieces.write(dst, piece, number, is_result=True)
+
+    def _roles_of(self, definition: Definition) -> _Roles:
+        names = definition.names
+        transpose = names.index("is_transpose") if "is_transpose" in names else None
+        roles = self._roles[definition.name] = _Roles(names.index("accumulate"), transpose)
+        return roles
+
+    def _add(self, storage: Storage) -> _Tile:
+        """A tensor is written for the first time; those are forgotten that the kernel has dropped."""
+        if len(self._tiles) >= self._most_kept:
+            for number in [number for number, kept in self._kept.items() if kept() is None]:
+                del self._tiles[number], self._kept[number]
+            self._most_kept = max(_FEWEST_KEPT, 2 * len(self._tiles))
+        tile = self._tiles[storage.number] = _Tile(storage, self._placed)
+        self._kept[storage.number] = ref(storage)
+        return tile
+
+    def _overwritten(self, call: Issued, view: View) -> None:
+        """Elements have a new content to which no matmul can add, or on trn3 any can."""
+        is_transposed = call.engine is _TENSOR  # which the Tensor engine does by a matmul
+        tile = self._tiles.get(view.storage.number)
+        if tile is None:
+            if not is_transposed and not self._adds_to_all:
+                return
+            tile = self._add(view.storage)
+        if view.size == 0 or call.indirect:
+            return
+        piece = tile.pieces.known.get((view.layout, view.dtype)) or tile.piece_of(view)
+        if is_transposed:
+            self._begin(call, tile, piece)
+        tile.pieces.write(view, piece, call.number, is_result=False)
+
+    def _begin(self, call: Issued, tile: _Tile, piece: Piece) -> None:
+        frame = kernel_frame()
+        code, line = (None, 0) if frame is None else (frame.f_code, frame.f_lineno)
+        start = Start(
+            call.number, tile.top + piece.top, tile.top + piece.bottom, call.definition.label, code, line, piece
+        )
+        for bank in piece.banks:
+            bank.begin(start)
+
+    def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
+        """Whether a matmul that may add does add to an element of ``piece``; each of these is looked at.
+
+        Raises:
+            PsumGroupError: at the level ``"error"``.
+        """
+        if not tile.pieces.may_meet(piece):
+            return False
+        numbers = tile.pieces.numbers_of(piece)
+        if not ((numbers != 0) if self._adds_to_all else (numbers > 0)).any():
+            return False
+        for index, bank in zip(piece.indices, piece.banks, strict=True):
+            for start in bank.starts:
+                above, below = start.top - tile.top - piece.top, start.bottom - tile.top - piece.top
+                sums = numbers[max(above, 0) : max(below, 0)]
+                if ((sums > 0) & (sums < start.number) & piece.lies_in(index)).any():
+                    self._refuse(call, tile, piece, bank, start)
+                    return True
+        return True
+
+    def _refuse(self, call: Issued, tile: _Tile, piece: Piece, bank: Bank, start: Start) -> None:
+        """``call`` adds to elements of a group that ``start`` has ended.
+
+        Raises:
+            PsumGroupError: at the level ``"error"``.
+        """
+        storage, here = call.values[0].storage, kernel_location()
+        name = f" (name={call.values[-1]!r})" if call.values[-1] else ""
+        core = f" on {self._core.name}" if self._core.name else ""
+        tensor = describe(storage.name, storage.shape, storage.dtype, storage.region)
+        of_tensor = "" if tile.is_placed else f" of {tensor}"
+        error = PsumGroupError(
+            f"{here}: {call.definition.label}{name}{core}: goes on with the group of products in "
+            f"{_described(piece, bank)} of PSUM bank {bank.number}{of_tensor}, after {start.label} at {start.place} "
+            f"has started another group in this bank, in {_described(start.piece, bank)}: a bank ({PSUM_BANK_BYTES} "
+            f"bytes of each partition) holds at most one unfinished group, and on hardware what the first one had "
+            f"summed is lost; give each group a PSUM tile of its own, or finish one before the next one starts; "
+            f"using(psum_groups='ignore') or NKILIB_PSUM_GROUPS=ignore runs the kernel"
+        )
+        error.place = here
+        self._core.unrepeatable = "groups of products take turns in a bank of PSUM"
+        refuse(self._level, error, here, start.place)
+
+
+def _described(piece: Piece, bank: Bank) -> str:
+    """What is written, in a message: its shape and type, and which bytes of a bank it takes."""
+    first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
+    left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
+    return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"
