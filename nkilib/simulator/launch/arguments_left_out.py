@@ -1,0 +1,135 @@
+"""Arguments of a launch that skips arithmetic: shapes and types, and private copies of those whose values it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.left_out import LeftOut
+from ..machine.partial_writes import PartialWrites
+from ..memory.loads import may_share
+from ..memory.storage import Storage
+from ..target.options import Options
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import LOW_PRECISION
+from ..terms.errors import NkiValidationError
+from ..terms.packed_arrays import words_of
+from ..terms.spec import Spec
+from .arguments import Arguments, as_numpy, input_dtype, is_array, is_torch, to_torch
+from .uncomputed import Uncomputed
+
+
+class ArgumentOrigin(NamedTuple):
+    """The origin of the storage of an argument.
+
+    Attributes:
+        argument: its name.
+    """
+
+    argument: str
+
+
+class _Given(NamedTuple):
+    """An array that came in, and the tensor that stands for it."""
+
+    name: str
+    array: npt.NDArray[Any]
+    tensor: NkiTensor
+
+
+class ArgumentsLeftOut(Arguments):
+    """The arguments of one launch that computes only what ``left_out`` says. None of them is written.
+
+    Raises:
+        NkiValidationError: if values are needed of an argument that came without.
+        NotImplementedError: if values are needed of one that shares memory with another.
+    """
+
+    def __init__(
+        self,
+        func: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
+        is_shared: bool,
+        precise_fp: bool,
+        left_out: LeftOut,
+    ) -> None:
+        self._left_out = left_out
+        self._given: dict[int, _Given] = {}
+        self._has_torch = False
+        super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp)
+        self._check_apart()
+
+    def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
+        return False
+
+    def _convert(self, value: Any, name: str) -> Any:
+        if isinstance(value, Spec | Uncomputed):
+            return self._without_values(value, name)
+        if not is_array(value):
+            return super()._convert(value, name)
+        if id(value) not in self._given:
+            self._given[id(value)] = self._of_array(value, name)
+        return self._given[id(value)].tensor
+
+    def _without_values(self, value: Spec | Uncomputed, name: str) -> NkiTensor:
+        origin = ArgumentOrigin(name)
+        self._left_out.cannot_make(origin)
+        if self._left_out.makes(origin):
+            raise NkiValidationError(
+                f"{self._kernel}: argument {name!r} came without values, and an address, the bound of a loop or a "
+                f"check depends on them; pass an array, or state with trips= how often the loop runs"
+            )
+        return NkiTensor.whole(self._storage(value.shape, value.dtype, name, origin, None))
+
+    def _of_array(self, value: Any, name: str) -> _Given:
+        self._has_torch |= is_torch(value)
+        what, origin = f"{self._kernel}: argument {name!r}", ArgumentOrigin(name)
+        array = as_numpy(value, what)
+        dtype = input_dtype(array, what)
+        words = words_of(array, dtype)
+        data = None
+        if self._left_out.makes(origin):
+            widened = not self._precise_fp and dtype in LOW_PRECISION
+            data = np.array(words, np.float32 if widened else words.dtype.newbyteorder("="), order="C")
+        storage = self._storage(words.shape, dtype, name, origin, data)
+        storage.is_read_only = not words.flags.writeable
+        return _Given(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
+
+    def _storage(
+        self, shape: tuple[int, ...], dtype: Any, name: str, origin: Hashable, data: npt.NDArray[Any] | None
+    ) -> Storage:
+        storage = Storage(
+            shape,
+            dtype,
+            self._region,
+            name,
+            precise_fp=self._precise_fp,
+            data=data,
+            is_abstract=data is None,
+            origin=origin,
+        )
+        storage.written.mark_all()
+        return storage
+
+    def _check_apart(self) -> None:
+        """Refuse to compute with a private copy of what may be written through another argument."""
+        given = list(self._given.values())
+        for one in given:
+            for other in given:
+                if one is not other and not one.tensor.storage.is_abstract and may_share(one.array, other.array):
+                    raise NotImplementedError(
+                        f"{self._kernel}: arguments {one.name!r} and {other.name!r} share memory, and an address "
+                        f"depends on the first: skip_arithmetic cannot follow writes from one to the other; copy one"
+                    )
+
+    def _tensor_result(self, tensor: NkiTensor, path: str, options: Options, writes: PartialWrites | None) -> Any:
+        self._check_returned(tensor)
+        self._check_written(tensor, options, writes)
+        if self._has_torch:  # or the type is refused
+            to_torch(np.empty((0,), tensor.storage.numpy_type_of(tensor.dtype)), tensor.dtype)
+        return Uncomputed(self._kernel, path, tensor.shape, tensor.dtype)

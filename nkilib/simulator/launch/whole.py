@@ -1,0 +1,22 @@
+"""A prepared launch from its first instruction to its results."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .prepared import PreparedLaunch
+from .progress import launching
+from .running import run_cores
+
+
+def run_to_end(launched: PreparedLaunch, name: str) -> Any:
+    """Run the cores of a launch, check what is known at the end only, and return what the kernel ``name`` returned."""
+    has_ended = False
+    try:
+        with launching(name, [run.core for run in launched.running]):
+            run_cores(launched.running)
+        launched.check_turns()
+        has_ended = True
+    finally:
+        launched.conclude(has_ended)
+    return launched.results()
