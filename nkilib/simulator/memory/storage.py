@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from itertools import count
 from math import prod
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ..terms.description import describe
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion
+from ..terms.spec import DataNeeded, ValuesWanted
 from .deferred import Deferred, Part
 from .derived import Derived
 from .pool import ON_CHIP_POOL, SMALLEST_POOLED_BYTES
@@ -59,6 +61,8 @@ class Storage:
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         address: where the kernel places it itself: on chip first partition and first byte in a partition, in HBM the
             first byte; or None.
+        origin: where it was made, in a launch that leaves values out: whoever needs its values asks for them by that;
+            None in other launches.
     """
 
     __slots__ = (
@@ -76,6 +80,7 @@ class Storage:
         "nbytes",
         "number",
         "numpy_dtype",
+        "origin",
         "partition_bytes",
         "partition_elements",
         "parts",
@@ -98,6 +103,7 @@ class Storage:
         is_poisoned: bool = False,
         scope: tuple[int, ...] = (),
         address: tuple[int, ...] | None = None,
+        origin: Hashable = None,
     ) -> None:
         self.number = next(_NUMBERS)
         self.name = name
@@ -110,6 +116,7 @@ class Storage:
         self.partition_bytes = self.partition_elements * width
         self.nbytes = prod(shape) * width
         self.is_abstract = is_abstract
+        self.origin = origin
         if is_abstract:
             self._is_pooled = False
             self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
@@ -122,7 +129,7 @@ class Storage:
         if is_poisoned:
             self._bytes.fill(_POISON)
         self.is_read_only = data is not None and not self._bytes.flags.writeable
-        self.written = self._make_map(data is not None or is_abstract)
+        self.written = self._make_map(data is not None or self.is_shape_only)
         self._accumulated: WrittenMap | None = None
         self.parts: list[Part] = []
         self.derived: Derived | None = None
@@ -143,8 +150,23 @@ class Storage:
     def accumulated(self) -> WrittenMap:
         """The elements that hold a matmul result: a matmul may add to these (see engines/tensor/psum.py)."""
         if self._accumulated is None:
-            self._accumulated = self._make_map(self.is_abstract)
+            self._accumulated = self._make_map(self.is_shape_only)
         return self._accumulated
+
+    @property
+    def is_shape_only(self) -> bool:
+        """Whether nothing but its shape and its type will ever be known, in a launch on shapes."""
+        return self.is_abstract and self.origin is None
+
+    def need_values(self, what: object) -> None:
+        """An address, or what is checked, depends on the elements of ``what``, a view of it.
+
+        Raises:
+            ValuesWanted: if they were left out.
+            DataNeeded: in a launch on shapes.
+        """
+        if self.is_abstract:
+            raise DataNeeded(repr(what)) if self.origin is None else ValuesWanted(self.origin)
 
     @property
     def is_widened(self) -> bool:
@@ -203,13 +225,14 @@ class Storage:
         What it leaves of the contents before it stays deferred: often the next one covers that, as where chunks of two
         widths take turns in a buffer.
         """
+        self._must_have_memory()
         place = self.block_of(content.layout, content.dtype)
         if place is None:
             raise ValueError("Storage.defer: the content of a view with gaps cannot be deferred; make it at once")
         self._forget(place)
         self.parts.append(Part(content, place, place, self.width_of(content.dtype)))
         while len(self.parts) > _MOST_PARTS:
-            self._make(self.parts.pop(0))
+            self._make(self.parts[0])
 
     def overwrite(self, layout: Layout, dtype: DType) -> None:
         """All elements of a view are about to be overwritten: what was deferred of them is not made any more."""
@@ -221,12 +244,9 @@ class Storage:
 
     def settle(self, block: Rectangle | None = None) -> None:
         """Make the deferred contents: those that have an element in common with ``block``, or all of them."""
-        parts, self.parts = self.parts, []
-        for part in parts:
+        for part in [*self.parts]:
             if block is None or part.content.may_grow or part.block.meets(block):
                 self._make(part)
-            else:
-                self.parts.append(part)
 
     def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
         """The deferred content that has all elements of a block of that type."""
@@ -261,20 +281,32 @@ class Storage:
 
     def _forget(self, block: Rectangle) -> None:
         """Nothing of a block is deferred any more."""
-        parts, self.parts = self.parts, []
-        for part in parts:
+        for part in [*self.parts]:
             left = part.block.outside(block)
             if all(map(part.divides, left)):
-                self.parts += [part._replace(block=rest) for rest in left]
+                place = self._place_of(part)
+                if place is not None:
+                    self.parts[place : place + 1] = [part._replace(block=rest) for rest in left]
             else:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Make what is left of a deferred content."""
+        """Make what is left of a deferred content, one of ``parts``.
+
+        It stays among them until it is written: others that wait for a change of the memory are made first, and some of
+        these, sums of products, read the content itself, which makes it.
+        """
         content = part.content
         if content.reads_itself:
             self.change()  # the memory, of which others may wait to be made
-        content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
+        place = self._place_of(part)
+        if place is not None:
+            del self.parts[place]
+            content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
+
+    def _place_of(self, part: Part) -> int | None:
+        """Where a part is among those that are left; None if it was made."""
+        return next((place for place, each in enumerate(self.parts) if each is part), None)
 
     def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
         """The memory of a block, as a matrix of elements of ``dtype``, whatever is deferred."""
@@ -285,6 +317,8 @@ class Storage:
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
         """As :meth:`array`, whatever is deferred."""
+        if self.is_abstract:
+            self._must_have_memory()
         width = numpy_type.itemsize
         if 0 in layout.shape:  # its offset may lie behind the end
             return np.empty(layout.shape, numpy_type)
@@ -294,12 +328,18 @@ class Storage:
             return np.ndarray(shape, numpy_type, self._bytes, offset * width, (strides[0] * width, strides[1] * width))
         return np.ndarray(shape, numpy_type, self._bytes, offset * width, [stride * width for stride in strides])
 
+    def _must_have_memory(self) -> None:
+        if self.is_abstract:
+            raise DataNeeded(describe(self.name, self.shape, self.dtype, self.region), self.origin)
+
     def fill_unwritten(self, layout: Layout, dtype: DType) -> None:
         """Give the unwritten elements of ``layout`` the sentinel value, without marking them as written.
 
         An element that was written in part, through a view of a narrower type, gets the sentinel's bits in the other
         part.
         """
+        if self.is_abstract:
+            return
         numpy_type = self.numpy_type_of(dtype)
         unwritten = ~self.written.mask_of(layout, numpy_type.itemsize)
         units = unwritten.shape[-1]

@@ -319,6 +319,10 @@ ACTIONS = [
     "scale and add",
     "fill",
     "copy",
+    "multiply",
+    "multiply",
+    "multiply",
+    "read sum",
 ]
 HEIGHTS = [(0, 4), (0, 4), (0, 3)]
 WIDTHS = [(0, 6), (0, 6), (0, 4), (2, 6), (3, 6)]
@@ -343,6 +347,10 @@ def run_program(x: Any, program: Any, types: Any) -> Any:
     factor = nl.ndarray((TILE_SHAPE[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     for tensor, value in ((tiles[0], 1.0), (tiles[1], -2.0), (tiles[2], 0.5), (sums, 0.0), (factor, -0.5)):
         isa.memset(dst=tensor, value=value)
+    products = [nl.ndarray((TILE_SHAPE[1], TILE_SHAPE[1]), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+    for product in products:
+        isa.nc_matmul(product, tiles[0], tiles[0], accumulate=False)
+    read = []
     for action, numbers, block, in_x in program:
         rows = block[0]
         # Where it is all of a tile, one and the same view is used again and again.
@@ -379,10 +387,20 @@ def run_program(x: Any, program: Any, types: Any) -> Any:
             )
         elif action == "fill":
             isa.memset(dst=tiles[numbers[0]][rows, 1:5], value=3.0)
+        elif action == "multiply":
+            stationary, moving = tiles[numbers[0]], tiles[numbers[1]]
+            if types[numbers[0]] is types[numbers[1]]:
+                isa.nc_matmul(products[numbers[2] % 2], stationary, moving, accumulate=not is_whole)
+        elif action == "read sum":
+            read.append(nl.ndarray((TILE_SHAPE[1], TILE_SHAPE[1]), dtype=nl.float32, buffer=nl.sbuf))
+            isa.tensor_copy(dst=read[-1], src=products[numbers[2] % 2])
         else:
             isa.tensor_copy(dst=to, src=one)
+    for product in products:
+        read.append(nl.ndarray((TILE_SHAPE[1], TILE_SHAPE[1]), dtype=nl.float32, buffer=nl.sbuf))
+        isa.tensor_copy(dst=read[-1], src=product)
     results = [x]
-    for tensor in (*tiles, sums):
+    for tensor in (*tiles, sums, *read):
         results.append(nl.ndarray(tensor.shape, dtype=tensor.dtype, buffer=nl.shared_hbm))
         isa.dma_copy(dst=results[-1], src=tensor)
     return tuple(results)
@@ -393,7 +411,10 @@ def run_in_numpy(x: npt.NDArray[Any], program: Any, types: list[Any]) -> list[np
     half = np.float32(0.5)
     tiles = [np.full(TILE_SHAPE, value, dtype) for value, dtype in zip((1.0, -2.0, 0.5), types, strict=True)]
     sums = np.zeros((TILE_SHAPE[0], 1), np.float32)
+    first_product = tiles[0].astype(np.float64).T @ tiles[0].astype(np.float64)
+    products, read = [first_product.copy(), first_product.copy()], []
     for action, numbers, block, in_x in program:
+        is_whole = block == (slice(0, TILE_SHAPE[0]), slice(0, TILE_SHAPE[1]))
         to, one, other = (tiles[number][block] for number in numbers)
         first, second = one.astype(np.float32), other.astype(np.float32)
         if action == "load":
@@ -416,9 +437,15 @@ def run_in_numpy(x: npt.NDArray[Any], program: Any, types: list[Any]) -> list[np
             to[...] = (first * -half - second).astype(to.dtype)
         elif action == "fill":
             tiles[numbers[0]][block[0], 1:5] = 3.0
+        elif action == "multiply":
+            if types[numbers[0]] is types[numbers[1]]:
+                product = tiles[numbers[0]].astype(np.float64).T @ tiles[numbers[1]].astype(np.float64)
+                products[numbers[2] % 2] = product + (0.0 if is_whole else products[numbers[2] % 2])
+        elif action == "read sum":
+            read.append(products[numbers[2] % 2])
         else:
             to[...] = one.astype(to.dtype)
-    return [x, *tiles, sums]
+    return [x, *tiles, sums, *read, *products]
 
 
 @settings(max_examples=300)
@@ -439,8 +466,37 @@ def test_programs_give_what_they_give_when_every_step_is_made_at_once(
         if defers_on:
             patch.setattr(Core, "stop_deferring", lambda core: None)
         results = run_program(x, program, tuple(TYPES[name][1] for name in of_tiles))
-    for result, exact in zip(results, expected, strict=True):
+    exactly = 5  # x, the tiles and their sums; products are rounded to float32 in an order of BLAS's own
+    for result, exact in zip(results[:exactly], expected[:exactly], strict=True):
         np.testing.assert_array_equal(result.astype(np.float32), exact.astype(np.float32))
+    for result, exact in zip(results[exactly:], expected[exactly:], strict=True):
+        np.testing.assert_allclose(result, exact, rtol=1e-5, atol=1e-5 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_sums_that_wait_for_a_tile_that_is_computed_in_place_are_of_its_new_elements(first: int) -> None:
+    """To read one of the sums makes the elements, and what waits for them is made from the new ones."""
+
+    @nki.jit
+    def kernel(x: Any) -> Any:
+        tile = nl.ndarray(x.shape, dtype=nl.float32, buffer=nl.sbuf)
+        isa.dma_copy(dst=tile, src=x)  # a cast, which is not deferred
+        isa.tensor_scalar(dst=tile, data=tile, op0=nl.add, operand0=1.0)
+        products = [nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
+        for place, product in enumerate(products):
+            isa.nc_matmul(product, tile[:, 100 * place : 100 * place + 4], tile[:, 500:508], accumulate=False)
+        results = [nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.shared_hbm) for _ in products]
+        for place in (first, 1 - first):
+            read = nl.ndarray((4, 8), dtype=nl.float32, buffer=nl.sbuf)
+            isa.tensor_copy(dst=read, src=products[place])
+            isa.dma_copy(dst=results[place], src=read)
+        return tuple(results)
+
+    x = matrix(ROWS, COLUMNS, np.float16)
+    tile = x.astype(np.float64) + 1.0
+    for place, result in enumerate(kernel[1](x)):
+        exact = tile[:, 100 * place : 100 * place + 4].T @ tile[:, 500:508]
+        np.testing.assert_allclose(result, exact, rtol=1e-4)
 
 
 def test_a_storage_shows_its_deferred_content() -> None:
