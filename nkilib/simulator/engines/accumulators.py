@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 
 from ..machine.core import Accumulators, Core
 from ..machine.levels import refuse
 from ..numerics.casts import store_float
 from ..tensors.partitions import first_lane
 from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import DType
 from ..terms.errors import UninitializedReadError, kernel_location
 
 # For reduce_cmd=reduce.
@@ -27,24 +31,40 @@ def check_known(core: Core, registers: Accumulators, lanes: slice, message: str)
     Raises:
         UninitializedReadError: with ``message``, at ``uninitialized="error"``.
     """
-    if core.options.uninitialized != "ignore" and not registers.known[lanes].all():
-        refuse(core.options.uninitialized, UninitializedReadError(message), kernel_location())
+    level = core.options.uninitialized
+    if (level == "ignore" and not core.is_recorded) or registers.known[lanes].all():
+        return
+    core.unrepeatable = "it reads accumulator registers that hold nothing defined"
+    if level != "ignore":
+        refuse(level, UninitializedReadError(message), kernel_location())
 
 
-def read_accumulators(
-    core: Core, registers: Accumulators, data: NkiTensor, destination: NkiTensor | None, *, negate: bool = False
-) -> None:
-    """Store the registers of the partitions of ``data`` into ``destination``, a (P, 1) tile; nothing if it is None.
+def check_stored(core: Core, registers: Accumulators, lanes: slice) -> None:
+    """Refuse, as the options say, to store registers that hold no defined value.
 
     Raises:
-        UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.
+        UninitializedReadError: at ``uninitialized="error"``.
     """
-    if destination is None:
-        return
-    lanes = lanes_of(data)
     check_known(
         *(core, registers, lanes),
         "reduce_res reads accumulator registers that hold no defined value; start with reduce_cmd=reset_reduce",
     )
-    values = registers.values[lanes]
-    store_float(destination.array, np.negative(values) if negate else values, destination.dtype)
+
+
+def read_accumulators(
+    core: Core,
+    registers: Accumulators,
+    lanes: slice,
+    destination: npt.NDArray[Any],
+    dtype: DType,
+    *,
+    negate: bool = False,
+) -> None:
+    """Store the registers of ``lanes`` into ``destination``, elements of a (P, 1) tile of type ``dtype``.
+
+    Raises:
+        UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.
+    """
+    check_stored(core, registers, lanes)
+    values = registers.read(lanes)
+    store_float(destination, np.negative(values) if negate else values, dtype)

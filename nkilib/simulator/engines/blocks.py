@@ -90,7 +90,8 @@ class SourceRows:
             return source
         block = landing
         if block is None:
-            block = self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
+            count = rows.stop - rows.start
+            block = self._core.scratch(self._slot, count * self._width).reshape(count, self._width)
         copy_as_float32(block if block.shape == source.shape else block.reshape(source.shape), source)
         return block
 
@@ -125,6 +126,16 @@ class ResultRows:
         """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
+
+
+def float32_rows(elements: npt.NDArray[Any], width: int) -> npt.NDArray[np.float32]:
+    """Some rows as a float32 array (rows, ``width``), which the caller does not write to: in place where they are."""
+    rows = elements if elements.ndim == 2 else elements.reshape(len(elements), width)
+    if rows.dtype == FLOAT32:
+        return rows
+    values = np.empty(rows.shape, FLOAT32)
+    copy_as_float32(values, rows)
+    return values
 
 
 def column(value: Any, rows: slice) -> Any:

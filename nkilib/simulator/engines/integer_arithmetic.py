@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.core import Core
 from ..numerics.casts import store_integer
 from ..numerics.operators import ARITHMETIC
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import int32, uint32
+from .actions import act
+
+Integers = npt.NDArray[Any]
 
 _INTEGERS = frozenset({int32, uint32})
 # Operators that give in 32 bits what they give in more, wrapped. Not so a magnitude: that of the lowest int32 needs 33.
@@ -19,12 +26,18 @@ def are_integers(*tiles: NkiTensor) -> bool:
     return _INTEGERS.issuperset([tile.dtype for tile in tiles])
 
 
-def compute_integers(key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
+def compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
     """``data1 <key> data2`` into ``dst``, all int32 or uint32: exact, and wrapped to 32 bits."""
-    left, right = data1.array.reshape(dst.shape), data2.array.reshape(dst.shape)
-    if dst.dtype == data1.dtype == data2.dtype and key in _CLOSED:
-        ARITHMETIC[key](left, right, dst.array)
-        return
-    exact = np.empty(dst.shape, np.int64)
-    ARITHMETIC[key](left.astype(np.int64), right.astype(np.int64), exact)
-    store_integer(dst.array, exact, dst.dtype)
+    function, dtype = ARITHMETIC[key], dst.dtype
+    is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED
+
+    def combine(into: Integers, first: Integers, second: Integers) -> None:
+        left, right = first.reshape(into.shape), second.reshape(into.shape)
+        if is_closed:
+            function(left, right, into)
+            return
+        exact = np.empty(into.shape, np.int64)
+        function(left.astype(np.int64), right.astype(np.int64), exact)
+        store_integer(into, exact, dtype)
+
+    act(core, combine, writes=(dst,), reads=(data1, data2))

@@ -21,38 +21,95 @@ from ..memory.storage import Storage
 from ..numerics.casts import FLOAT32, copy_as_float32, store_float, to_float32
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import DType, tfloat32
-from .blocks import ResultRows, SourceRows, blocks_of_rows, is_worth_deferring, row_blocks
+from .blocks import ResultRows, SourceRows, blocks_of_rows, column, is_worth_deferring, row_blocks, rows_of
 
 Float32s = npt.NDArray[np.float32]
-# Computes the results of some rows from the elements of the tiles there. The array for the results may be the first of
-# these, and in place any of them.
-Apply = Callable[[list[Float32s], slice, Float32s], object]
+# Computes the results of some rows from the elements of the tiles and of the columns there. The array for the results
+# may be the first of the tiles, and in place any of them.
+Apply = Callable[[list[Float32s], list[Any], Float32s], object]
 
 # A content that is made from so many others, one in the other, is made before anything else is computed from it.
 _DEEPEST = 4
 
 
 class Reduction(Protocol):
-    """What an instruction does with its results besides."""
+    """What an instruction does with its results besides: it reduces each row into an accumulator register.
+
+    Attributes:
+        destination: the (P, 1) tile that receives the registers afterwards, or None.
+        initial: what the reduction starts from besides the registers: a number, a (P, 1) tile or None.
+    """
 
     @property
     def is_active(self) -> bool: ...
 
-    def add_rows(self, rows: slice, values: Float32s, /) -> None: ...
+    @property
+    def destination(self) -> NkiTensor | None: ...
+
+    @property
+    def initial(self) -> Any: ...
+
+    def begin(self) -> None:
+        """Read what it starts from, before the instruction writes anything."""
+
+    def add_rows(self, rows: slice, values: Float32s, /) -> None:
+        """Reduce the results of some rows."""
+
+    def finish(self, rows: slice) -> None:
+        """Bring what was reduced of some rows into their registers, and these into the destination."""
+
+    def pass_over(self, rows: slice) -> None:
+        """Note what :meth:`finish` does, where nothing was computed."""
 
 
 def compute(
-    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Apply, reduction: Reduction | None = None
+    core: Core,
+    dst: NkiTensor,
+    tiles: Sequence[NkiTensor],
+    apply: Apply,
+    reduction: Reduction | None = None,
+    columns: Sequence[Any] = (),
 ) -> None:
     """Put what ``apply`` computes from ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
 
     Args:
         core: that runs the instruction.
         dst: the tile of the results.
-        tiles: what is read. ``apply`` has copies of all else that it needs.
+        tiles: what is read.
         apply: computes some rows.
         reduction: takes the results, before they are cast, whatever becomes of them.
+        columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` is given float32 copies, made before anything
+            is written.
     """
+    if core.emitter is not None:
+        core.emitter.elementwise(dst, tiles, apply, reduction, columns)
+        return
+    every_row = slice(0, dst.shape[0])
+    if dst.storage.is_abstract:  # what the registers take is noted alone
+        if reduction is not None:
+            reduction.pass_over(every_row)
+        return
+    scalars = [column(each, every_row) for each in columns]
+    if reduction is not None:
+        reduction.begin()
+    _compute_now_or_later(core, dst, tiles, Rowwise(apply, scalars), reduction)
+    if reduction is not None:
+        reduction.finish(every_row)
+
+
+class Rowwise(NamedTuple):
+    """What computes the results, with the scalar operands of all rows."""
+
+    apply: Apply
+    scalars: list[Any]
+
+    def __call__(self, tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+        self.apply(tiles, [rows_of(each, rows) for each in self.scalars], values)
+
+
+def _compute_now_or_later(
+    core: Core, dst: NkiTensor, tiles: Sequence[NkiTensor], apply: Rowwise, reduction: Reduction | None
+) -> None:
     if core.defers_results and is_worth_deferring(dst):
         inputs = _inputs(dst, tiles)
         if inputs is not None:
@@ -188,7 +245,7 @@ def _input_of_column(elements: Float32s) -> _Input:
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))
 
 
-def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Apply, reduction: Reduction | None) -> None:
+def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None) -> None:
     """Leave the results to who reads them: a store to HBM, or often nobody."""
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:
@@ -224,7 +281,7 @@ class _Results:
         depth: see ``Deferred``.
     """
 
-    def __init__(self, core: Core, inputs: Sequence[_Input], apply: Apply, dst: NkiTensor) -> None:
+    def __init__(self, core: Core, inputs: Sequence[_Input], apply: Rowwise, dst: NkiTensor) -> None:
         self._core = core
         self._inputs = inputs
         self._apply = apply

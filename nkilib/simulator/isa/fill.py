@@ -14,8 +14,9 @@ from ..terms.dtypes import int64
 from ..terms.errors import NkiValidationError
 
 
-def fill(tensor: NkiTensor, value: Any) -> None:
-    """Write ``value`` into every element of ``tensor``: an integer exactly into integer types, else by a float cast.
+def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
+    """``value`` as an element of ``tensor``, in an array of size 1: an integer exactly in integer types, else by a
+    float cast.
 
     Raises:
         NkiValidationError: if ``value`` is no number, no integer that the tensor's integer type can hold, or not 0 for
@@ -35,17 +36,15 @@ def fill(tensor: NkiTensor, value: Any) -> None:
             raise NkiValidationError(
                 f"value must be in [{limits.min}, {limits.max}] for {tensor.dtype}, got {int(value)}"
             )
-        tensor.array[...] = int(value)
-        return
+        return np.full(1, int(value), held_type(tensor))
     if tensor.dtype.is_packed:
         if value != 0:
             raise NkiValidationError(
                 f"value must be 0 for the packed type {tensor.dtype}, got {value!r}; load other values with "
                 f"nisa.dma_copy"
             )
-        tensor.array[...] = 0
-        return
-    tensor.array[...] = cast_number(value, tensor)
+        return np.zeros(1, held_type(tensor))
+    return cast_number(value, tensor)
 
 
 def require_number(name: str, value: Any) -> None:
@@ -60,6 +59,11 @@ def require_number(name: str, value: Any) -> None:
 
 def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
     """A number as an element of ``tensor``, in an array of size 1: taken as float32 and cast as the engines do."""
-    cast = np.empty(1, tensor.array.dtype)
+    cast = np.empty(1, held_type(tensor))
     store_float(cast, np.full(1, value, np.float32), tensor.dtype)
     return cast
+
+
+def held_type(tensor: NkiTensor) -> np.dtype[Any]:
+    """The numpy type that an element of ``tensor`` is held in."""
+    return tensor.storage.numpy_type_of(tensor.dtype)

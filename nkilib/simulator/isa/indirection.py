@@ -22,7 +22,7 @@ from ..tensors.tensor import NkiTensor
 from ..tensors.view import Indirect, View
 from ..terms import dtypes as dt
 from ..terms.enums import Engine
-from ..terms.errors import NkiValidationError
+from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout
 from ..terms.regions import MemoryRegion
 from .operand import Indirection, Operand
@@ -63,6 +63,44 @@ def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[O
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How offsets, of which each group of partitions holds its own, choose free elements of a tensor.
+
+    Attributes:
+        partitions, columns: of the tensor of offsets.
+        group: partitions of a group.
+        count: elements that are chosen in each partition.
+        limit: the offsets must lie in [0, limit).
+    """
+
+    partitions: int
+    columns: int
+    group: int
+    count: int
+    limit: int
+
+    @property
+    def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+        """For each partition and chosen element the partition and the column that hold its offset."""
+        element = np.arange(self.count)
+        first = np.arange(self.partitions) // self.group * self.group
+        columns = np.broadcast_to(element // self.group, (self.partitions, self.count))
+        return first[:, None] + element % self.group, columns
+
+    def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        """The chosen elements of each partition.
+
+        Raises:
+            OutOfRangeError: if an offset is not one of an element.
+        """
+        positions = offsets.reshape(self.partitions, self.columns).astype(np.int64)[self.places]
+        outside = (positions < 0) | (positions >= self.limit)
+        if outside.any():
+            raise OutOfRangeError(f"offset {positions[outside][0]} is out of range [0, {self.limit})")
+        return positions
+
+
+@dataclass(frozen=True)
 class IndirectOperand:
     """An operand of the running instruction that came as a view of ``indirect``.
 
@@ -70,6 +108,7 @@ class IndirectOperand:
         name: the operand.
         base: the tensor of which free elements are chosen.
         index: the tensor of their offsets.
+        choice: how the offsets choose elements.
         positions: for each partition, the free elements, in the order of the gathered ones.
         gathered: the tensor that the instruction works on in its place.
         elements: where the gathered elements are in its storage, as a matrix like ``positions``.
@@ -79,6 +118,7 @@ class IndirectOperand:
     name: str
     base: View
     index: View
+    choice: Choice
     positions: npt.NDArray[np.int64]
     gathered: View
     elements: Layout
@@ -86,15 +126,18 @@ class IndirectOperand:
 
     def finish(self) -> None:
         """After the instruction, put the elements of an output back; of several for one place the last one stays."""
-        if not self.is_output or self.base.storage.is_abstract:
+        storage, source = self.base.storage, self.gathered.storage
+        if not self.is_output or storage.is_shape_only:
             return
-        to, source = self.base.flat_rows, self.gathered.storage
-        assert to is not None
-        _put(to, self.positions, source.array(self.elements, to.dtype))
+        if not storage.is_abstract:
+            to = self.base.flat_rows
+            assert to is not None
+            _put(to, self.positions, source.array(self.elements, to.dtype))
         # On trn3 a matmul adds to whatever was written: what holds a matmul result is of no matter.
-        chosen = np.zeros(to.shape, np.bool_)
-        _put(chosen, self.positions, _marks(source.written, self.elements, to.itemsize))
-        self.base.storage.written.mark_where(_rows_layout(self.base), to.itemsize, chosen)
+        rows, width = rows_layout(self.base), storage.width_of(self.base.dtype)
+        chosen = np.zeros(rows.shape, np.bool_)
+        _put(chosen, self.positions, _marks(source.written, self.elements, width))
+        storage.written.mark_where(rows, width, chosen)
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
@@ -107,33 +150,46 @@ def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_outp
     base = indirect.base
     assert base is not None and isinstance(indirect.index, View)
     is_abstract = base.storage.is_abstract
-    positions = _positions(name, view, indirect, rule.group)
+    choice = _choice(name, view, indirect, rule.group)
+    positions = _positions(name, indirect, choice)
     is_exact = base.storage.numpy_type_of(base.dtype) == base.dtype.numpy
     partitions, count = positions.shape
     # In the partitions of the base, because these decide which accumulator registers an engine uses.
     lane = first_lane(base)
     shape = (lane + partitions, count)
-    storage = Storage(shape, base.dtype, base.buffer, base.name, precise_fp=is_exact, is_abstract=is_abstract)
+    storage = Storage(
+        shape,
+        base.dtype,
+        base.buffer,
+        base.name,
+        precise_fp=is_exact,
+        is_abstract=is_abstract,
+        origin=base.storage.origin,
+    )
     layout = Layout(positions.shape, (count, 1), lane * count)
     gathered = NkiTensor(storage.shape, base.dtype, storage, base.buffer, base.name).with_layout(layout)
-    if not is_abstract:
+    if not storage.is_shape_only:
         _copy_elements(base, positions, gathered)
     shifted = view.layout._replace(offset=view.offset + layout.offset)
-    return IndirectOperand(name, base, indirect.index, positions, gathered.with_layout(shifted), layout, is_output)
+    return IndirectOperand(
+        name, base, indirect.index, choice, positions, gathered.with_layout(shifted), layout, is_output
+    )
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
     """The chosen elements of ``base``, and what is known of them, to ``gathered``."""
-    source, storage = base.flat_rows, gathered.storage
-    assert source is not None
-    gathered.array[...] = np.take_along_axis(source, positions, 1)
+    storage, width = gathered.storage, base.storage.width_of(base.dtype)
+    if not storage.is_abstract:
+        source = base.flat_rows
+        assert source is not None
+        gathered.array[...] = np.take_along_axis(source, positions, 1)
     if not base.storage.written.is_untouched:
-        chosen = np.take_along_axis(_marks(base.storage.written, _rows_layout(base), source.itemsize), positions, 1)
-        storage.written.mark_where(gathered.layout, source.itemsize, chosen)
+        chosen = np.take_along_axis(_marks(base.storage.written, rows_layout(base), width), positions, 1)
+        storage.written.mark_where(gathered.layout, width, chosen)
 
 
-def _positions(name: str, view: View, indirect: Indirect, group: int) -> npt.NDArray[np.int64]:
-    """The free element of each partition and gathered element: down the partitions of a group, then the next column."""
+def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
+    """How the offsets of a view of ``indirect`` choose: down the partitions of a group, then the next column."""
     assert isinstance(indirect.index, View)
     partitions, columns = indirect.index.shape
     count = indirect.count
@@ -144,19 +200,23 @@ def _positions(name: str, view: View, indirect: Indirect, group: int) -> npt.NDA
             f"operand {name!r}: {view} takes {count} offsets of {indirect.index}, of which each group of {group} "
             f"partitions holds its own: {held} here; pass num_elem={held} or less, or an index of more columns"
         )
-    if indirect.index.storage.is_abstract:
-        return np.zeros((partitions, count), np.int64)
-    offsets = indirect.read().reshape(partitions, columns)
-    element = np.arange(count)
-    first = np.arange(partitions) // group * group
-    rows, column = first[:, None] + element % group, np.broadcast_to(element // group, (partitions, count))
-    positions = offsets[rows, column]
-    outside = (positions < 0) | (positions >= indirect.limit)
-    if outside.any():
-        lane, at = np.argwhere(outside)[0]
+    return Choice(partitions, columns, group, count, indirect.limit)
+
+
+def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.int64]:
+    """The free element of each partition and gathered element."""
+    assert isinstance(indirect.index, View)
+    if indirect.index.storage.is_shape_only:
+        return np.zeros((choice.partitions, choice.count), np.int64)
+    offsets = indirect.read()
+    try:
+        return choice.of(offsets)
+    except OutOfRangeError:
+        rows, columns = choice.places
+        positions = offsets.reshape(choice.partitions, choice.columns)[rows, columns]
+        lane, at = np.argwhere((positions < 0) | (positions >= choice.limit))[0]
         error = indirect.out_of_range(int(rows[lane, at]), int(positions[lane, at]))
-        raise type(error)(f"operand {name!r}: {error}")
-    return positions
+        raise type(error)(f"operand {name!r}: {error}") from None
 
 
 def check_indirect_operands(
@@ -240,7 +300,7 @@ def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | Non
     return None if operand is None else (id(operand.index.storage), operand.index.layout)
 
 
-def _rows_layout(base: View) -> Layout:
+def rows_layout(base: View) -> Layout:
     """The layout (partitions, free elements) of a tensor that is dense in each partition."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 

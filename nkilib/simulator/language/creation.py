@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..engines.actions import fill
 from ..engines.dma.copy import dma_copy
 from ..engines.vector.arithmetic import memset
-from ..isa.fill import fill
 from ..machine.core import Core, current_core
 from ..machine.issue import report
 from ..machine.levels import refuse
@@ -92,13 +92,16 @@ def _allocate(
             clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
             if clash is not None:
                 refuse(core.options.capacity, CapacityError(clash), kernel_location())
+        left_out = core.launch.left_out
+        origin = None if left_out is None else left_out.origin_here()
         return Storage(
             shape,
             dtype,
             region,
             name,
             precise_fp=core.options.precise_fp,
-            is_abstract=core.launch.is_abstract,
+            is_abstract=core.launch.is_abstract if left_out is None else not left_out.makes(origin),
+            origin=origin,
             is_poisoned=core.options.uninitialized != "ignore",
             # Both cores make a shared tensor, each in an iteration of its own.
             scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
@@ -178,9 +181,9 @@ def full(
     tensor = ndarray(shape, dtype, buffer, name)
     core = current_core("nl.full")
     try:
-        fill(tensor, fill_value)
+        fill(core, tensor, fill_value)
     except DataNeeded:  # the value is checked
-        assert core.launch.is_abstract
+        assert tensor.storage.is_abstract
     tensor.storage.written.mark(tensor.layout, tensor.storage.width_of(tensor.dtype))
     if tensor.buffer in ON_CHIP:
         report(core, memset, tensor, fill_value)

@@ -20,6 +20,7 @@ def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int
     """
 
     def describe(partition: int) -> str:
+        values.storage.need_values(values)
         value = int(values.array.reshape(-1)[partition])
         outside = "" if 0 <= value < limit else f", outside [0, {limit})"
         return f"row {first_row + partition * row_step} has {what} {value}{outside}"

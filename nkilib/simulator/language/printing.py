@@ -23,6 +23,11 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
         raise NkiValidationError(f"tensor must be in sbuf or HBM, got {tensor!r}; bring it there with nl.copy")
     if tensor.is_indirect():
         tensor = resolve_scalar_offset("tensor", tensor)
+    core.unrepeatable = "it prints with nl.device_print"
     place = f" ({core.name})" if core.name else ""
     # In one piece: the other core may print at the same time.
-    print(f"{print_prefix}{place}: {tensor!s}\n", end="", flush=True)
+    line, left_out = f"{print_prefix}{place}: {tensor!s}\n", core.launch.left_out
+    if left_out is None:
+        print(line, end="", flush=True)
+    else:
+        left_out.say(line)

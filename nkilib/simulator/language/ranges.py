@@ -25,7 +25,7 @@ from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import int32
 from ..terms.errors import NkiValidationError, RegisterTypeError, kernel_location
 from ..terms.integers import is_integer
-from ..terms.spec import DataNeeded
+from ..terms.spec import DataNeeded, ValuesWanted
 
 _INT32 = np.iinfo(np.int32)
 
@@ -176,10 +176,12 @@ def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str
     core = _start_loop(what)
     if not is_integer(step) or step < 1:
         raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
-    first, end = (_bound(f"{what}: {name}", bound) for name, bound in zip(names, (lower, upper), strict=True))
+    loop, trips = _loop_of(body), core.launch.trips
+    first, end = (
+        _bound(f"{what}: {name}", bound, trips.says(loop)) for name, bound in zip(names, (lower, upper), strict=True)
+    )
     if not isinstance(body, str):
         _check_body(what, body)
-    loop, trips = _loop_of(body), core.launch.trips
     if first is None or end is None:
         unknown = names[0] if first is None else names[1]
         count = trips.expected(f"{what}: {unknown} is a value", loop)
@@ -195,21 +197,30 @@ def _loop_of(body: Any) -> RunTimeLoop:
     return RunTimeLoop(body if isinstance(body, str) else name_of_body(body), kernel_location())
 
 
-def _bound(what: str, bound: Any) -> int | None:
+def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
     """What a bound is; None if a launch without data does not know."""
     if isinstance(bound, DeviceInteger):
-        return _known(what, bound)
+        return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
         remedy = "; nisa.scalar_load reads a scalar from it" if isinstance(bound, NkiTensor) else ""
         raise NkiValidationError(f"{what} must be an int32, a register or a scalar, got {bound!r}{remedy}")
     return int(bound)
 
 
-def _known(what: str, given: DeviceInteger) -> int | None:
+def _known(what: str, given: DeviceInteger, may_be_unknown: bool) -> int | None:
+    """What decides how often a loop runs; None if it is not known, as it need not be where that is stated.
+
+    Raises:
+        ValuesWanted: if it was left out, and nobody has stated how often the loop runs.
+    """
     try:
         return int32_of(what, given)
     except DataNeeded:
         return None
+    except ValuesWanted:
+        if may_be_unknown:
+            return None
+        raise
 
 
 class _Condition:
@@ -240,7 +251,7 @@ class _Condition:
                 f"{what} must be a register of nisa.register_alloc, got {register!r}"
                 f"{remedy if isinstance(register, NkiScalar) else ''}"
             )
-        self.value = _known(what, register)
+        self.value = _known(what, register, self._trips.says(self.loop))
         self.register = register.loaded_by
 
     def left(self, count: int) -> int:

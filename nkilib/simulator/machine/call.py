@@ -29,6 +29,7 @@ class Call(Issued):
         self.function = core.language_function
         self.reads = []
         self.indirect = []
+        self.offsets = []
         self.register = 0
 
     def keep(self, view: View) -> None:

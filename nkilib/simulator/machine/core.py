@@ -20,7 +20,10 @@ from ..target.options import Options
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError
+from ..terms.spec import DataNeeded
 from .barrier import CoreBarrier
+from .emitter import Emitter
+from .left_out import LeftOut
 from .loops import Loops
 from .observer import Observers
 from .random import RandomState
@@ -43,6 +46,7 @@ class Launch:
         allows_other_configs: whether these may ask for something else, in vain.
         seat: which rank it is where launches run side by side; None for a launch by itself.
         trips: how often its loops run whose bounds only the device knows.
+        left_out: what it does not compute; None if it computes everything, or has shapes alone.
     """
 
     options: Options
@@ -59,6 +63,7 @@ class Launch:
     constants: dict[Hashable, Storage] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     trips: Trips = field(default_factory=current_trips)
+    left_out: LeftOut | None = None
 
     def name_of(self, core: int) -> str:
         """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""
@@ -110,6 +115,8 @@ class Accumulators:
         self.values = np.full(PARTITIONS, np.nan, np.float32)
         self.known = np.zeros(PARTITIONS, np.bool_)
         self.is_blank = True
+        self._left_out = np.zeros(PARTITIONS, np.bool_)
+        self._is_any_left_out = False
 
     def forget(self, lanes: slice) -> None:
         """The registers of ``lanes`` hold something that the documentation does not define."""
@@ -121,6 +128,23 @@ class Accumulators:
         self.values[lanes] = values
         self.known[lanes] = True
         self.is_blank = False
+        if self._is_any_left_out:
+            self._left_out[lanes] = False
+
+    def leave_out(self, lanes: slice) -> None:
+        """The registers of ``lanes`` hold something defined that this launch has not computed."""
+        self.set(lanes, np.nan)
+        self._left_out[lanes] = self._is_any_left_out = True
+
+    def read(self, lanes: slice) -> npt.NDArray[np.float32]:
+        """What the registers of ``lanes`` hold.
+
+        Raises:
+            DataNeeded: if this launch has not computed it.
+        """
+        if self._is_any_left_out and self._left_out[lanes].any():
+            raise DataNeeded("the accumulator registers")
+        return self.values[lanes]
 
 
 class Core:
@@ -142,6 +166,9 @@ class Core:
         meetings: how often it has met other cores or made what they share, which no iteration of a loop can leave out.
         tally: of what is counted in loops whose iterations need not all run.
         at_end: checks that instructions want made when the kernel has come to its end.
+        is_recorded: whether its instructions are taken down, to be replayed.
+        unrepeatable: what it does besides computing, in a few words, so that it runs anew each time; or empty.
+        emitter: who is told what instructions would do, instead of its being done; else None.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -167,6 +194,9 @@ class Core:
         self.meetings = 0
         self.tally = Tally(lambda: [launch.trips.ran_on(number)])
         self.at_end: list[Callable[[], None]] = []
+        self.is_recorded = False
+        self.unrepeatable = ""
+        self.emitter: Emitter | None = None
         self._states: dict[type[Any], Any] = {}
         self._shared_allocations = 0
         self._shared_constants = 0

@@ -20,7 +20,7 @@ from ..tensors.tensor import NkiTensor
 from ..terms.enums import Engine, nc_version
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_location
 from ..terms.regions import MemoryRegion
-from ..terms.spec import DataNeeded
+from ..terms.spec import DataNeeded, ValuesWanted
 from .call import Call
 from .core import Core, current_core
 from .operands import check_operand
@@ -100,6 +100,10 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
     try:
         _validate(call)
         _execute(call)
+    except ValuesWanted as wanted:
+        if core.launch.left_out is not None:  # remembered, should the kernel catch it
+            core.launch.left_out.want(wanted.origin)
+        raise
     except NkiValidationError as error:
         label = f" (name={name!r})" if name else ""
         where = f" on {core.name}" if core.name else ""
@@ -152,9 +156,12 @@ def _validate(call: Call) -> None:
 
 def _execute(call: Call) -> None:
     """Compute and store; what was written is marked."""
-    definition, values = call.definition, call.values
+    definition, values, left_out = call.definition, call.values, call.core.launch.left_out
     try:
-        definition.function(call, *values[:-1])
+        if left_out is None:
+            definition.function(call, *values[:-1])
+        else:
+            left_out.run(call)
     except DataNeeded:  # of a tensor without data: what the instruction checks before it computes is checked
         assert call.core.is_abstract
     for rule, position in definition.outputs:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ..isa.definition import Definition
 from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
-from ..tensors.view import View
+from ..tensors.view import Indirect, View
 from ..terms.enums import Engine
 from .loops import Turns
 from .repetition import Skip
@@ -33,12 +33,13 @@ class Issued:
         engine: that runs it, as soon as that is known.
         reads: the tensors of which it needs what was there before.
         indirect: the operands that came as views of ``NkiTensor.indirect``.
+        offsets: the dynamic parts of addresses that were read from a tensor, of operands that stand resolved.
         register: the number of the last instruction that loaded a register or a scalar from which an operand has its
             address; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
     """
 
-    __slots__ = ("definition", "engine", "function", "indirect", "number", "reads", "register", "values")
+    __slots__ = ("definition", "engine", "function", "indirect", "number", "offsets", "reads", "register", "values")
 
     definition: Definition
     values: list[Any]
@@ -47,6 +48,7 @@ class Issued:
     reads: list[View]
     register: int
     indirect: list[IndirectOperand]
+    offsets: list[Indirect]
     function: str
 
 

@@ -134,7 +134,10 @@ def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
     else:
         call.register = max(call.register, indirect.index.loaded_by)
     if indirect.kind != "tensor":
-        return view if rule.accepts_indirect else resolve_scalar_offset(rule.name, view)
+        if rule.accepts_indirect:
+            return view
+        call.offsets.append(indirect)
+        return resolve_scalar_offset(rule.name, view)
     if rule.indirection is None or indirect.base is None:
         raise NkiValidationError(f"operand {rule.name!r} must not be a view of indirect(), got {view}; copy it first")
     check_engine_access(rule.name, indirect.base)

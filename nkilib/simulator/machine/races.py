@@ -44,7 +44,7 @@ class _Access:
         layout, width: the elements, and the bytes of each.
         rows: of the layout (indices of dimension 0) that are accessed; None for all.
         place: where in the kernel it was first made.
-        content: what was written, as a checksum of all the writes; None for a read.
+        content: what was written, as a checksum of all the writes; None for a read, and where it was left out.
     """
 
     layout: Layout
@@ -80,6 +80,13 @@ class _Accesses:
 
     def all(self) -> list[_Access]:
         return list(self._made.values())
+
+    def need_values(self, other: _Accesses) -> bool:
+        """Whether it is not known if both have written the same values in just the same way: they were left out."""
+        return any(
+            key in other._made and (access.content is None or other._made[key].content is None)
+            for key, access in self._made.items()
+        )
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
         """The writes that ``other`` has made in just the same way, with the same values, each beside the other's."""
@@ -193,6 +200,8 @@ def check_races(tensor: Storage, first: Touched, second: Touched, levels: RaceLe
     Raises:
         RaceError: naming the tensor, and what each core did where in the kernel; at the level ``"error"``.
     """
+    if first.writes.need_values(second.writes):
+        tensor.need_values(describe(tensor.name, tensor.shape, tensor.dtype, tensor.region))
     if levels.identical_writes != "ignore":
         for one, other in first.writes.like(second.writes):
             _refuse_identical(tensor, one, other, levels.identical_writes)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from ..numerics.xorwow import Xorwow
 from ..terms.enums import Engine
+from ..terms.spec import DataNeeded
 
 STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
 
@@ -20,9 +21,25 @@ class RandomState:
     def __init__(self, core_number: int) -> None:
         self._core_number = core_number
         self._generators: dict[Engine, Xorwow] = {}
+        self._lost: set[Engine] = set()
+
+    @property
+    def is_used(self) -> bool:
+        """Whether numbers were drawn or a generator was seeded."""
+        return bool(self._generators)
 
     def of(self, engine: Engine) -> Xorwow:
-        """The generators of an engine, made when they are first needed."""
+        """The generators of an engine, made when they are first needed.
+
+        Raises:
+            DataNeeded: if what they hold now depends on what this launch has left out.
+        """
+        if engine in self._lost:
+            raise DataNeeded("the random number generators")
         if engine not in self._generators:
             self._generators[engine] = Xorwow(STREAMS[engine], self._core_number, STREAMS[engine])
         return self._generators[engine]
+
+    def lose(self, engine: Engine) -> None:
+        """The generators of an engine have drawn numbers, or were set to some, that this launch has left out."""
+        self._lost.add(engine)

@@ -56,6 +56,13 @@ class Trips:
     was_asked: bool = False
     ran: dict[int, Counter[RunTimeLoop]] = field(default_factory=dict)
 
+    def says(self, loop: RunTimeLoop) -> bool:
+        """Whether somebody has stated how often ``loop`` runs."""
+        stated = self.stated()
+        if isinstance(stated, Mapping):
+            return loop.name in stated or loop.line in stated
+        return stated is not None
+
     def expected(self, what: str, loop: RunTimeLoop) -> int:
         """How often ``loop`` runs when it starts, as the caller of ``profile`` or the kernel has stated.
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 # Rows of the source that are copied at a time: their part that is copied stays in a core's first cache.
 _ROWS = 64
 # Smaller ones stay in a cache anyway.
-_SMALLEST_BYTES = 1 << 17
+SMALLEST_TURNED_BYTES = 1 << 17
 
 # Elements from which on a matrix is copied before it is transposed; the copy takes less than a microsecond.
 _SMALLEST_COPIED = 1 << 10
@@ -34,7 +34,7 @@ def copy_in_order(destination: npt.NDArray[Any], values: npt.NDArray[Any]) -> No
     turned on their way from there, which takes a quarter of the time.
     """
     is_in_order = values.ndim < 2 or abs(values.strides[-1]) <= values.itemsize
-    if is_in_order or destination.nbytes < _SMALLEST_BYTES or np.may_share_memory(destination, values):
+    if is_in_order or destination.nbytes < SMALLEST_TURNED_BYTES or np.may_share_memory(destination, values):
         np.copyto(destination, values)
         return
     into, bits = _as_bits(destination), _as_bits(values)

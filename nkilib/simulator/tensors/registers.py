@@ -7,6 +7,7 @@ Sources: docstring of ``VirtualRegister``, ``nki/get-started/nki-language-guide.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -17,7 +18,7 @@ from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
-from ..terms.spec import DataNeeded
+from ..terms.spec import DataNeeded, ValuesWanted
 
 _INT32_MIN, _UINT32_MAX = -(2**31), 2**32 - 1
 
@@ -58,22 +59,24 @@ class VirtualRegister(NKIObject):
 
     Attributes:
         loaded_by: the number of the last instruction of the core that wrote it; 0 if none did.
+        origin: of the storage from which a value was loaded that the launch has left out; else None.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
         self._content: int | LoadedFloat | None = None if state is None else wrap_integer("state", state)
+        self.origin: Hashable = None
         self.frozen = frozen
         self.loaded_by = 0
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the register holds a value that a launch without data does not know."""
-        return self._content is None and is_abstract_launch()
+        """Whether the register holds a value that the launch does not know."""
+        return self._content is None and (self.origin is not None or is_abstract_launch())
 
-    def forget(self) -> None:
-        """The register takes a value that a launch without data does not know."""
+    def forget(self, origin: Hashable = None) -> None:
+        """The register takes a value that the launch does not know; ``origin`` where it was left out."""
         self._check_writable()
-        self._content = None
+        self._content, self.origin = None, origin
 
     def content(self, what: str) -> int | LoadedFloat:
         """The integer or float that the register holds; ``what`` says for messages who reads it.
@@ -82,7 +85,7 @@ class VirtualRegister(NKIObject):
             UninitializedReadError: if the register was never set.
         """
         if self.is_unknown:
-            raise DataNeeded(f"a register ({what})")
+            raise DataNeeded(f"a register ({what})") if self.origin is None else ValuesWanted(self.origin)
         if self._content is None:
             raise UninitializedReadError(
                 f"{what}: the register was never set; give nisa.register_alloc a value, or nisa.register_load one first"
@@ -108,7 +111,7 @@ class VirtualRegister(NKIObject):
             NkiValidationError: if it is frozen.
         """
         self._check_writable()
-        self._content = value if isinstance(value, LoadedFloat) else _as_int32(value)
+        self._content, self.origin = value if isinstance(value, LoadedFloat) else _as_int32(value), None
 
     def _check_writable(self) -> None:
         if self.frozen:

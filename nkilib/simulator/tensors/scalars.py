@@ -7,7 +7,7 @@ deep dive on scalar values.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -17,7 +17,7 @@ from ..terms.dtypes import SCALARS, DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError
 from ..terms.integers import is_integer
 from ..terms.objects import NKIObject
-from ..terms.spec import DataNeeded
+from ..terms.spec import DataNeeded, ValuesWanted
 from .registers import VirtualRegister
 
 _REMEDY = "nisa.scalar_store it to a [1, 1] tile, compute there, and nisa.scalar_load the result"
@@ -41,9 +41,10 @@ class NkiScalar(NKIObject):
     Attributes:
         dtype: ``nl.int32`` or ``nl.int64``.
         loaded_by: the number of the last instruction of the core that loaded what it is computed from; 0 if none did.
+        origin: of a storage that holds what it is computed from, if the launch has left that out; else None.
     """
 
-    __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by")
+    __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by", "origin")
 
     # Numbers of numpy leave an operator to the scalar on its other side.
     __array_ufunc__ = None
@@ -60,22 +61,37 @@ class NkiScalar(NKIObject):
         )
 
     @classmethod
-    def holding(cls, value: int | None, dtype: DType, *, is_comparison: bool = False, loaded_by: int = 0) -> NkiScalar:
-        """A scalar; None is a value that a launch without data does not know. For the simulator."""
+    def holding(
+        cls,
+        value: int | None,
+        dtype: DType,
+        *,
+        is_comparison: bool = False,
+        loaded_by: int = 0,
+        origin: Hashable = None,
+    ) -> NkiScalar:
+        """A scalar; None is a value that the launch does not know. For the simulator."""
         made = cls.__new__(cls)
-        made._set(value, dtype, is_comparison, loaded_by)
+        made._set(value, dtype, is_comparison, loaded_by, origin)
         return made
 
-    def _set(self, value: int | None, dtype: DType, is_comparison: bool, loaded_by: int) -> None:
+    def _set(self, value: int | None, dtype: DType, is_comparison: bool, loaded_by: int, origin: Hashable) -> None:
         self.loaded_by = loaded_by
+        self.origin = origin
         self.dtype = dtype
         self._value = None if value is None else _wrapped(value, dtype)
         self._is_comparison = is_comparison
         self._scope = current_loop_scope()
 
+    def outside_loops(self) -> NkiScalar:
+        """The same integer, to be used anywhere. For the simulator."""
+        made = self.holding(self._value, self.dtype, is_comparison=self._is_comparison, loaded_by=self.loaded_by)
+        made._scope = ()
+        return made
+
     @property
     def is_unknown(self) -> bool:
-        """Whether it has a value that a launch without data does not know."""
+        """Whether it has a value that the launch does not know."""
         return self._value is None
 
     def value(self, what: str) -> int:
@@ -87,7 +103,7 @@ class NkiScalar(NKIObject):
         """
         self._check_use(what)
         if self._value is None:
-            raise DataNeeded(f"a scalar ({what})")
+            raise DataNeeded(f"a scalar ({what})") if self.origin is None else ValuesWanted(self.origin)
         return self._value
 
     def _check_use(self, what: str) -> None:
@@ -103,7 +119,8 @@ class NkiScalar(NKIObject):
         known = self._operands(symbol, other)
         loaded_by = max(self.loaded_by, other.loaded_by if isinstance(other, NkiScalar) else 0)
         if known is None:
-            return NkiScalar.holding(None, self.dtype, loaded_by=loaded_by)
+            origin = self.origin if self._value is None else other.origin
+            return NkiScalar.holding(None, self.dtype, loaded_by=loaded_by, origin=origin)
         left, right = reversed(known) if swapped else known
         return NkiScalar.holding(function(left, right), self.dtype, loaded_by=loaded_by)
 

@@ -288,8 +288,9 @@ class NkiTensor(AccessPatterns, PythonOperators):
         On the device every tensor is true; a kernel that went on with False would not do there what it did here.
         Where there are no values, it goes on with True.
         """
-        if self.storage.is_abstract:
+        if self.storage.is_shape_only:
             return True
+        self.storage.need_values(self)
         failed = self.size - int(np.count_nonzero(self.array))
         if failed:
             raise NkiValidationError(

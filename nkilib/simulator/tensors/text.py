@@ -26,7 +26,8 @@ def values_text(tensor: View) -> str:
     if tensor.storage is None:
         return "without a storage"
     if tensor.storage.is_abstract:
-        return "without values: the launch was given shapes only"
+        reason = "the launch was given shapes only" if tensor.storage.is_shape_only else "skip_arithmetic left them out"
+        return f"without values: {reason}"
     options = np.get_printoptions()
     is_shortened = tensor.size > options["threshold"]
     edge = options["edgeitems"] if is_shortened else max(tensor.shape, default=0)

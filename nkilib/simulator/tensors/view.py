@@ -72,6 +72,7 @@ class Indirect:
         if tensor.storage.count_unwritten(tensor.layout, tensor.dtype):
             where = first_and_last(tensor.storage.unwritten(tensor.layout, tensor.dtype))
             raise UninitializedReadError(f"index {tensor} is read before it was written: {where}")
+        tensor.storage.need_values(tensor)
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
@@ -163,6 +164,10 @@ class View(NKIObject):
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
 
+    def with_indirect(self, indirect: Indirect) -> Self:
+        """This view with a dynamic part of its address. For the simulator; kernels use ``ap`` and ``ds``."""
+        return self._with(self.shape, self.strides, indirect=indirect)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -181,9 +186,13 @@ class View(NKIObject):
             storage.settle(storage.block_of(self.layout, self.dtype))
         if self._array is None:
             if storage.is_abstract:
-                raise DataNeeded(repr(self))
+                raise DataNeeded(repr(self), storage.origin)
             self._array = storage.memory(self.layout, storage.numpy_type_of(self.dtype))
         return self._array
+
+    def forget_array(self) -> None:
+        """The storage has other memory from here on."""
+        self._array = self._flat_rows = None
 
     @property
     def flat_rows(self) -> npt.NDArray[Any] | None:

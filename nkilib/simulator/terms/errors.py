@@ -66,8 +66,16 @@ class IdenticalWritesError(RaceError):
     """Two cores write the same values to the same elements, with ``identical_writes="error"``."""
 
 
+class PsumGroupError(NkiValidationError):
+    """A matmul adds to a group of products in PSUM after another group was started in the same bank."""
+
+
 class BarrierError(NkiValidationError):
     """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
+
+
+class UncomputedError(RuntimeError):
+    """Somebody asks for the values of a result that a launch with ``skip_arithmetic`` has left out."""
 
 
 class SimulatorWarning(UserWarning):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -52,11 +52,27 @@ class DataNeeded(BaseException):
 
     Attributes:
         tensor: of which values are asked for.
+        origin: of its storage, in a launch that leaves values out.
     """
 
-    def __init__(self, tensor: str) -> None:
+    def __init__(self, tensor: str, origin: Hashable = None) -> None:
         super().__init__(f"the values of {tensor} {NO_VALUES}")
         self.tensor = tensor
+        self.origin = origin
+
+
+class ValuesWanted(BaseException):
+    """Something that has to be known depends on values that this launch has left out; see machine/left_out.py.
+
+    Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
+
+    Attributes:
+        origin: of the storage that would hold them.
+    """
+
+    def __init__(self, origin: Hashable) -> None:
+        super().__init__(f"values that were left out are needed, of {origin}")
+        self.origin = origin
 
 
 # What to do where a kernel asks for values that there are none of.

@@ -23,7 +23,7 @@ from ...terms.dtypes import float32
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from .modes import as_oob_mode, check_vector_offset, has_vector_offset
-from .rows import End, Rows, index_tensor, read, resolve, rows_in_range, write
+from .rows import End, Rows, index_tensor, pass_over, read, resolve, rows_in_range, write
 
 _SOURCES_MAX = 16
 # With a vector offset: dst itself and what is added to it.
@@ -72,6 +72,9 @@ def dma_compute(
         ends = dict(zip(ends, rows_in_range(ends), strict=True))
         _check_unique(dst, ends["dst"])
     target = ends.pop("dst")
+    if dst.storage.is_abstract:
+        pass_over(call.core, target, ends)
+        return
     write(call.core, target, _sum(call.core, ends), float32)
 
 

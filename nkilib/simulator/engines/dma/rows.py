@@ -6,6 +6,7 @@ cross HBM.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,6 +188,13 @@ def move(core: Core, target: End, source: End) -> None:
     Raises:
         UninitializedReadError: as :func:`read`.
     """
+    if _base(target).storage.is_abstract:
+        pass_over(core, target, {"src": source})
+        return
+    if core.emitter is not None and isinstance(target, NkiTensor) and isinstance(source, NkiTensor):
+        core.emitter.move(target, source)
+        target.storage.written.mark(target.layout, target.storage.width_of(target.dtype))
+        return
     if isinstance(target, NkiTensor) and isinstance(source, NkiTensor) and _are_large_and_alike(target, source):
         if source.buffer in HBM and target.is_on_chip():
             if target.storage.block_of(target.layout, target.dtype) is not None:
@@ -290,6 +298,29 @@ def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
     return elements.reshape(like.shape[0], like.free_size)
 
 
+def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
+    """What a transfer to ``target``, whose values are left out, leaves to be noted: what it reads and writes.
+
+    Raises:
+        UninitializedReadError: as :func:`read`.
+    """
+    for name, source in sources.items():
+        pass_over_read(core, name, source)
+    if not _base(target).storage.is_shape_only:
+        _note_written(core, target, None)
+
+
+def pass_over_read(core: Core, name: str, end: End) -> None:
+    """As :func:`read`, where the values are of no use."""
+    if _base(end).storage.is_shape_only:
+        return
+    if isinstance(end, Rows):
+        _unwritten_of_rows(core, name, end)
+    else:
+        check_written(core, name, end)
+    _note_read(core, end)
+
+
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
     """The elements at ``end``: of a static view the memory itself, of rows a copy.
 
@@ -297,15 +328,22 @@ def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
     """
     if isinstance(end, Rows):
-        view, values = end.base, end.base.array[end.numbers]
-        _check_rows_written(core, name, end, values)
+        values = end.base.array[end.numbers]
+        missing = _unwritten_of_rows(core, name, end)
+        if missing is not None:
+            values[missing] = sentinel(end.base.dtype)
     else:
-        view, values = end, end.array
+        values = end.array
         check_written(core, name, end)
+    _note_read(core, end)
+    return values
+
+
+def _note_read(core: Core, end: End) -> None:
+    view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
     if view.buffer in HBM:
         for tell in core.observers.moved:
-            tell(view, False, end.numbers if isinstance(end, Rows) else None, None)
-    return values
+            tell(view, False, rows, None)
 
 
 def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
@@ -313,20 +351,24 @@ def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None
 
     Of a row that is named twice the last one stays.
     """
+    if _base(end).storage.is_abstract:
+        if not _base(end).storage.is_shape_only:
+            _note_written(core, end, values)
+        return
     if _base(end).buffer in HBM:
         core.loads.settle_readers(_memory_at(end))
     if isinstance(end, Rows):
         view = end.base
         into = np.empty((len(end.numbers), *view.shape[1:]), view.array.dtype)
-        _cast_into(into, values.reshape(into.shape), source, view.dtype)
+        cast_into(into, values.reshape(into.shape), source, view.dtype)
         view.array[end.numbers] = into
     else:
         view = end
-        _cast_into(view.array, values.reshape(view.shape), source, view.dtype)
+        cast_into(view.array, values.reshape(view.shape), source, view.dtype)
     _note_written(core, end, values)
 
 
-def _note_written(core: Core, end: End, values: npt.NDArray[Any]) -> None:
+def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None:
     view, rows = (end.base, end.numbers) if isinstance(end, Rows) else (end, None)
     if not view.storage.written.is_full:
         view.storage.written.mark(view.layout, view.storage.width_of(view.dtype), rows)
@@ -344,27 +386,32 @@ def _memory_at(end: End) -> npt.NDArray[Any]:
     return end.base.array[end.numbers.min() : end.numbers.max() + 1]
 
 
-def _check_rows_written(core: Core, name: str, rows: Rows, values: npt.NDArray[Any]) -> None:
+def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
+    """Which elements of rows were never written; None if all were.
+
+    Raises:
+        UninitializedReadError: if some were not, with ``uninitialized="error"``.
+    """
     base = rows.base
     written = base.storage.written
     if written.is_full:
-        return
-    missing = ~written.mask_of(base.layout, values.itemsize)[rows.numbers].all(axis=-1)
+        return None
+    missing = ~written.mask_of(base.layout, base.storage.width_of(base.dtype))[rows.numbers].all(axis=-1)
     if not missing.any():
-        return
+        return None
     if core.options.uninitialized != "ignore":
         is_read = np.zeros(base.shape, np.bool_)
         is_read[rows.numbers] = True
         where = where_unwritten(core.observers.find(PartialWrites), base, is_read)
         what = (
-            f"operand {name!r}: {int(missing.sum())} of the {values.size} elements gathered from {base} were never "
+            f"operand {name!r}: {int(missing.sum())} of the {missing.size} elements gathered from {base} were never "
             f"written: {where}"
         )
         refuse(core.options.uninitialized, UninitializedReadError(what), kernel_location())
-    values[missing] = sentinel(base.dtype)
+    return np.asarray(missing)
 
 
-def _cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
+def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
     """Bits as they are between equal types, else by way of float32."""
     if source == dtype:
         copy_in_order(destination, values)

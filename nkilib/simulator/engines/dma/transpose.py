@@ -19,7 +19,7 @@ from ...terms.dtypes import MOVABLE, uint32
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from .modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
-from .rows import End, as_rows, index_tensor, read, resolve, rows_of, write
+from .rows import End, as_rows, index_tensor, move, pass_over, read, resolve, rows_of, write
 
 # By the number of dimensions. Each is its own inverse.
 _AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
@@ -76,11 +76,14 @@ def dma_transpose(
 
 def _move(core: Core, dst: NkiTensor, source: End, order: tuple[int, ...]) -> None:
     if isinstance(source, NkiTensor) or source.in_range.all():
-        write(core, dst, read(core, "src", source).transpose(order), dst.dtype)
+        if dst.storage.is_abstract:
+            pass_over(core, dst, {"src": source})
+        else:
+            write(core, dst, read(core, "src", source).transpose(order), dst.dtype)
         return
     # Row r belongs into index r of the last dimension of dst; as dimension 0, some of them can be left out.
     columns = as_rows(dst.with_layout(_permuted(dst.layout, order))).only(source.in_range)
-    write(core, columns, read(core, "src", source.only(source.in_range)), dst.dtype)
+    move(core, columns, source.only(source.in_range))
 
 
 def _permuted(layout: Layout, order: Sequence[int]) -> Layout:

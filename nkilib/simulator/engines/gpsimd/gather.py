@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...terms.integers import is_integer
 from ...timing import costs
+from ..actions import act
 
 # Partitions to which one of the eight cores of GpSimd is connected.
 _CORE_PARTITIONS = 16
@@ -27,6 +29,8 @@ _ELEMENTS_PER_INDEX = (1, 2, 4, 8, 16, 32)
 _INDICES_MAX = 4096
 
 Indices = npt.NDArray[np.int64]
+# Which free elements of each partition the elements of a tensor of indices name.
+FindElements = Callable[[npt.NDArray[Any]], Indices]
 
 
 @instruction(
@@ -69,20 +73,30 @@ def local_gather(
     lanes = np.arange(index.shape[0])[:, np.newaxis] % _CORE_PARTITIONS
     is_valid = columns * _CORE_PARTITIONS + lanes < count
     check_written(call.core, "index", index, is_valid.reshape(index.shape))
+    _gather(call.core, dst, "src_buffer", src_buffer, index, _lists_of(src_buffer, index, count, num_elem_per_idx))
+
+
+def _lists_of(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
+    """What finds the elements that the lists in ``index`` name, ``length`` from each of ``count`` indices on."""
     cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
-    groups = index.array.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
-    lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
-    elements = (lists[:, :, np.newaxis] + np.arange(num_elem_per_idx)).reshape(cores, count * num_elem_per_idx)
-    limit = src_buffer.free_size
-    if (elements >= limit).any():
-        group, position = np.argwhere(elements >= limit)[0] // (1, num_elem_per_idx)
-        first = lists[group, position]
-        raise OutOfRangeError(
-            f"operand 'index': element {position} of the list of partitions {group * _CORE_PARTITIONS} to "
-            f"{(group + 1) * _CORE_PARTITIONS - 1} takes elements {first} to {first + num_elem_per_idx - 1} of the "
-            f"{limit} per partition of {src_buffer}"
-        )
-    _gather(call.core, dst, "src_buffer", src_buffer, np.repeat(elements, _CORE_PARTITIONS, axis=0))
+    following, limit = np.arange(length), src_buffer.free_size
+
+    def find(indices: npt.NDArray[Any]) -> Indices:
+        groups = indices.astype(np.int64).reshape(cores, _CORE_PARTITIONS, width)
+        lists = groups.swapaxes(1, 2).reshape(cores, width * _CORE_PARTITIONS)[:, :count]
+        elements = (lists[:, :, np.newaxis] + following).reshape(cores, count * length)
+        is_outside = elements >= limit
+        if is_outside.any():
+            group, position = np.argwhere(is_outside)[0] // (1, length)
+            first = lists[group, position]
+            raise OutOfRangeError(
+                f"operand 'index': element {position} of the list of partitions {group * _CORE_PARTITIONS} to "
+                f"{(group + 1) * _CORE_PARTITIONS - 1} takes elements {first} to {first + length - 1} of the "
+                f"{limit} per partition of {src_buffer}"
+            )
+        return np.repeat(elements, _CORE_PARTITIONS, axis=0)
+
+    return find
 
 
 def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
@@ -138,15 +152,20 @@ def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor)
     same_tile_size({"dst": dst, "indices": indices}, "indices", "dst")
     same_partitions({"data": data, "indices": indices}, "data", "indices")
     _require_same_type(dst, "data", data)
-    limit = data.free_size
-    elements = indices.array.astype(np.int64).reshape(indices.shape[0], indices.free_size)
-    if (elements >= limit).any():
-        partition, position = np.argwhere(elements >= limit)[0]
-        raise OutOfRangeError(
-            f"operand 'indices': element {position} of partition {partition} is {elements[partition, position]}, "
-            f"outside the {limit} elements per partition of {data}"
-        )
-    _gather(call.core, dst, "data", data, elements)
+    limit, shape = data.free_size, (indices.shape[0], indices.free_size)
+
+    def find(given: npt.NDArray[Any]) -> Indices:
+        elements = given.astype(np.int64).reshape(shape)
+        is_outside = elements >= limit
+        if is_outside.any():
+            partition, position = np.argwhere(is_outside)[0]
+            raise OutOfRangeError(
+                f"operand 'indices': element {position} of partition {partition} is {elements[partition, position]}, "
+                f"outside the {limit} elements per partition of {data}"
+            )
+        return elements
+
+    _gather(call.core, dst, "data", data, indices, find)
 
 
 def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
@@ -156,12 +175,23 @@ def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
         )
 
 
-def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, elements: Indices) -> None:
-    """Move the ``elements`` of each partition of ``source``, an array (partitions, elements per partition of ``dst``),
-    of which alone must have been written."""
-    if not source.storage.written.is_full:
-        is_read = np.zeros((source.shape[0], source.free_size), np.bool_)
-        np.put_along_axis(is_read, elements, True, axis=1)
-        check_written(core, name, source, is_read.reshape(source.shape))
-    rows = source.array.reshape(source.shape[0], source.free_size)
-    dst.array[...] = np.take_along_axis(rows, elements, axis=1).reshape(dst.shape)
+def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
+    """Move the elements of each partition of ``source`` that ``find`` finds in ``indices``: an array (partitions,
+    elements per partition of ``dst``). They alone must have been written."""
+    if dst.storage.is_abstract:
+        indices.storage.need_values(indices)
+    shape = (source.shape[0], source.free_size)
+
+    def gather(into: npt.NDArray[Any], elements: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
+        into[...] = np.take_along_axis(elements.reshape(shape), find(given), axis=1).reshape(into.shape)
+
+    is_written = source.storage.written.is_written(source.layout, source.storage.width_of(source.dtype))
+    if is_written and not dst.storage.is_abstract:
+        act(core, gather, writes=(dst,), reads=(source, indices), may_refuse=True)
+        return
+    found = find(indices.array)
+    is_read = np.zeros(shape, np.bool_)
+    np.put_along_axis(is_read, found, True, axis=1)
+    check_written(core, name, source, is_read.reshape(source.shape))
+    if not dst.storage.is_abstract:
+        dst.array[...] = np.take_along_axis(source.array.reshape(shape), found, axis=1).reshape(dst.shape)

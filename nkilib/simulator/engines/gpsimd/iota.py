@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ...isa.fill import held_type
 from ...isa.operand import SBUF, output
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...numerics.casts import store_float
 from ...tensors.scalars import DeviceInteger
 from ...tensors.tensor import NkiTensor
+from ...terms.dtypes import float32
 from ...terms.enums import Engine
 from ...timing import costs
+from ..actions import put
 from ..vector.affine import affine_values
 
 
@@ -35,14 +39,19 @@ def iota(
     ``pattern`` is ``[[step, num], ...]`` with up to four pairs, the last one changing fastest; the product of the
     numbers is the number of elements per partition. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
-    _store(dst, affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape))
+    put(call.core, dst, _cast(affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape), dst))
 
 
-def _store(dst: NkiTensor, values: npt.NDArray[np.int32]) -> None:
+def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
+    """The integers as elements of ``dst``."""
     if not dst.dtype.is_integer:
-        store_float(dst.array, values.astype(np.float32), dst.dtype)
-    elif dst.dtype.itemsize == values.itemsize:
-        dst.array[...] = values.view(dst.array.dtype)
-    else:
-        limits = np.iinfo(dst.dtype.numpy)
-        dst.array[...] = np.clip(values, limits.min, limits.max).astype(dst.dtype.numpy)
+        floats = values.astype(np.float32)
+        if dst.dtype == float32:
+            return floats
+        cast = np.empty(values.shape, held_type(dst))
+        store_float(cast, floats, dst.dtype)
+        return cast
+    if dst.dtype.itemsize == values.itemsize:
+        return values.view(dst.dtype.numpy)
+    limits = np.iinfo(dst.dtype.numpy)
+    return np.clip(values, limits.min, limits.max).astype(dst.dtype.numpy)

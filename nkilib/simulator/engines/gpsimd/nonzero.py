@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...isa.checks import same_partitions
 from ...isa.operand import SBUF, Operand, output
@@ -18,6 +19,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..actions import act
 
 _INT32 = np.iinfo(np.int32)
 
@@ -49,12 +51,17 @@ def nonzero_with_count(
     _require_int32("padding_val", padding_val)
     read, written = _first_partitions(src), _first_partitions(dst)
     check_written(call.core, "src", read)
-    is_nonzero = read.array.reshape(read.shape[0], width) != 0
-    counts = is_nonzero.sum(axis=1, keepdims=True)
-    # Zeros sort behind the nonzero elements, which stay in order.
-    indices = np.argsort(~is_nonzero, axis=1, kind="stable") + index_offset
-    listed = np.where(np.arange(width) < counts, indices, padding_val)
-    np.copyto(written.array, np.concatenate([listed, counts], axis=1).reshape(written.shape), casting="unsafe")
+    cores, columns = read.shape[0], np.arange(width)
+
+    def list_nonzero(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        is_nonzero = elements.reshape(cores, width) != 0
+        counts = is_nonzero.sum(axis=1, keepdims=True)
+        # Zeros sort behind the nonzero elements, which stay in order.
+        indices = np.argsort(~is_nonzero, axis=1, kind="stable") + index_offset
+        listed = np.where(columns < counts, indices, padding_val)
+        np.copyto(into, np.concatenate([listed, counts], axis=1).reshape(into.shape), casting="unsafe")
+
+    act(call.core, list_nonzero, writes=(written,), reads=(read,))
     written.storage.written.mark(written.layout, written.storage.width_of(written.dtype))
 
 

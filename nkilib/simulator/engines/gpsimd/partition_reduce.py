@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...isa.operand import Operand, output
 from ...isa.operators import MEAN, operator_key
@@ -16,6 +17,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..actions import act
 from ..vector.elementwise import require_bit_patterns
 
 _ARITHMETIC = {"add": np.add, MEAN: np.add, "maximum": np.maximum}
@@ -42,14 +44,22 @@ def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor
     key = operator_key("op", op)
     if key in _BITWISE:
         require_bit_patterns({"dst": dst, "data": data})
-        bits = BITWISE_REDUCTIONS[key].reduce(data.array, axis=0)
-        np.copyto(dst.array, bits.reshape(dst.shape), casting="unsafe")
+        bitwise = BITWISE_REDUCTIONS[key]
+
+        def combine(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+            np.copyto(into, bitwise.reduce(elements, axis=0).reshape(into.shape), casting="unsafe")
+
+        act(call.core, combine, writes=(dst,), reads=(data,))
         return
     if key not in _ARITHMETIC:
         raise NkiValidationError(
             f"op must be nl.add, nl.mean, nl.max, nl.bitwise_or, nl.bitwise_and or nl.bitwise_xor, got {op!r}"
         )
-    values = _ARITHMETIC[key].reduce(data.array.astype(np.float32), axis=0)
-    if key == MEAN:
-        values = values / np.float32(data.shape[0])
-    store_float(dst.array, values, dst.dtype)
+    arithmetic, dtype = _ARITHMETIC[key], dst.dtype
+    count = np.float32(data.shape[0]) if key == MEAN else None
+
+    def reduce(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        values = arithmetic.reduce(elements.astype(np.float32), axis=0)
+        store_float(into, values if count is None else values / count, dtype)
+
+    act(call.core, reduce, writes=(dst,), reads=(data,))

@@ -39,6 +39,7 @@ from ...terms.dtypes import (
 )
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
+from ...terms.spec import DataNeeded
 from ...timing import costs
 
 _INTEGERS = frozenset({int8, int16, int32, uint8, uint16, uint32})
@@ -55,6 +56,9 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     """32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
+    if tensor.storage.is_abstract:
+        call.core.random.lose(call.engine)
+        raise DataNeeded(repr(tensor), tensor.storage.origin)
     return call.core.random.of(call.engine).draw(_lanes(tensor), tensor.free_size)
 
 
@@ -90,6 +94,11 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
     Raises:
         NkiValidationError: unless ``min < max``, both finite, in every partition.
     """
+    if dst.storage.is_abstract:
+        call.core.random.lose(call.engine)
+    for bound in (min, max):
+        if isinstance(bound, NkiTensor):
+            bound.storage.need_values(bound)  # for the check
     low, high = (_column(bound).astype(np.float32).astype(np.float64) for bound in (min, max))
     is_range = np.broadcast_to((low < high) & np.isfinite(low) & np.isfinite(high), (dst.shape[0], 1))
     if not is_range.all():
@@ -145,6 +154,9 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     """
     if src_seeds.shape != (1, 1):
         raise NkiValidationError(f"operand 'src_seeds' must have shape [1, 1], got {src_seeds}")
+    if src_seeds.storage.is_abstract:
+        call.core.random.lose(Engine.vector)
+        return
     (seed,) = np.ascontiguousarray(src_seeds.array).reshape(-1).view(np.uint32)
     call.core.random.of(Engine.vector).seed(int(seed))
 
@@ -163,6 +175,9 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
     """
     _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("src_seeds", src_seeds, call.engine)
+    if src_seeds.storage.is_abstract:
+        call.core.random.lose(call.engine)
+        return
     call.core.random.of(call.engine).words[_lanes(src_seeds)] = src_seeds.array
 
 
@@ -180,6 +195,8 @@ def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -
     """
     _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("dst", dst, call.engine)
+    if dst.storage.is_abstract:
+        return
     dst.array[...] = call.core.random.of(call.engine).words[_lanes(dst)]
 
 

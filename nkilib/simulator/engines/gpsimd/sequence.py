@@ -15,6 +15,7 @@ from ...terms.dtypes import float32, int32
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..actions import act
 
 _TYPES = frozenset({float32, int32})
 _NO_END = -1
@@ -39,15 +40,23 @@ def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
     length = segment_ids.shape[1]
     if dst.shape != (1, 2, length):
         raise NkiValidationError(f"operand 'dst' must have shape (1, 2, {length}), got {dst}")
-    ids = segment_ids.array[0]
+    if dst.storage.is_abstract:
+        segment_ids.storage.need_values(segment_ids)
+        _check_ids(segment_ids.array[0])
+    act(call.core, _bound, writes=(dst,), reads=(segment_ids,))
+
+
+def _bound(into: npt.NDArray[Any], segment_ids: npt.NDArray[Any]) -> None:
+    ids = segment_ids[0]
     _check_ids(ids)
+    length = len(ids)
     begins = np.ones(length, np.bool_)
     begins[1:] = ids[1:] != ids[:-1]
     starts = np.flatnonzero(begins)
     ends = np.append(starts[1:], length)
     run = np.cumsum(begins) - 1
     bounds = np.where(ids == 0, [[length], [_NO_END]], [starts[run], ends[run]])
-    np.copyto(dst.array, bounds[None], casting="unsafe")
+    np.copyto(into, bounds[None], casting="unsafe")
 
 
 def _check_ids(ids: npt.NDArray[Any]) -> None:

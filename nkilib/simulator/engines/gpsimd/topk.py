@@ -23,6 +23,7 @@ from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..actions import act
 
 _N_MIN, _N_END = 8, 65536
 _K_END = 32768
@@ -56,14 +57,19 @@ def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: 
     _check_sizes(tiles, n, k, sorted)
     for part in _snake(src, n):
         check_written(call.core, "src", src.with_layout(part))
-    elements = _unwind(src.array, n)
-    # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
-    order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
-    if sorted:
-        order = order[:, ::-1]
-    for destination, results in ((val_dst, np.take_along_axis(elements, order, axis=1)), (idx_dst, order)):
-        _wind(destination.array, results)
-        _mark(destination, k)
+
+    def find(largest: npt.NDArray[Any], positions: npt.NDArray[Any], snakes: npt.NDArray[Any]) -> None:
+        elements = _unwind(snakes, n)
+        # Backwards, a stable sort puts the lowest of equal positions last; NaN sorts behind everything.
+        order = n - 1 - np.argsort(elements[:, ::-1], axis=1, kind="stable")[:, n - k :]
+        if sorted:
+            order = order[:, ::-1]
+        _wind(largest, np.take_along_axis(elements, order, axis=1))
+        _wind(positions, order)
+
+    act(call.core, find, updates=(val_dst, idx_dst), reads=(src,))
+    _mark(val_dst, k)
+    _mark(idx_dst, k)
 
 
 def _mark(destination: NkiTensor, k: int) -> None:

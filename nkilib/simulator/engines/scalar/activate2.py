@@ -73,8 +73,8 @@ def activate2(
     steps = _steps(("0", op0, imm0, reverse0), ("1", op1, imm1, reverse1))
     if key not in PARAMETRIC and (isinstance(relu_param, NkiTensor) or relu_param != 0.0):
         raise NkiValidationError(f"op={op!r} has no parameter: relu_param must be 0.0, got {relu_param!r}")
-    accumulation = ScalarAccumulation(call.core, data, reduce_op, reduce_cmd, _REDUCTIONS)
-    activate(call.core, dst, key, data, steps, accumulation, reduce_res, relu_param)
+    accumulation = ScalarAccumulation(call.core, data, reduce_op, reduce_cmd, _REDUCTIONS, reduce_res)
+    activate(call.core, dst, key, data, steps, accumulation, relu_param)
 
 
 def _steps(*given: tuple[str, Any, Any, bool]) -> list[Step]:

@@ -100,13 +100,13 @@ def _activation(
     if key in PARAMETRIC:
         raise NkiValidationError(f"op={op!r} has a parameter, which nisa.activate2 (trn3) takes as relu_param")
     _check_bias(core, key, bias)
-    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",))
+    accumulation = ScalarAccumulation(core, data, reduce_op, command, ("add",), reduce_res)
     steps = []
     if isinstance(scale, NkiTensor) or scale != 1.0:
         steps.append(Step("multiply", scale))
     if isinstance(bias, NkiTensor) or bias not in (None, 0.0):
         steps.append(Step("add", bias))
-    activate(core, dst, key, data, steps, accumulation, reduce_res)
+    activate(core, dst, key, data, steps, accumulation)
 
 
 def check_activation_engine(call: Call, command: Any, reduce_res: NkiTensor | None) -> None:

@@ -12,8 +12,6 @@ from ...machine.core import Core
 from ...numerics.activations import ACTIVATIONS, PARAMETRIC
 from ...numerics.operators import ARITHMETIC
 from ...tensors.tensor import NkiTensor
-from ..accumulators import read_accumulators
-from ..blocks import column, rows_of
 from ..results import compute
 from .registers import ScalarAccumulation
 
@@ -41,28 +39,24 @@ def activate(
     data: NkiTensor,
     steps: Sequence[Step],
     accumulation: ScalarAccumulation,
-    reduce_res: NkiTensor | None,
     parameter: Any = 0.0,
 ) -> None:
     """The steps on ``data``, each rounded to float32, the function ``key``, with its ``parameter`` if it has one, and
-    the reduction into the registers, which ``reduce_res`` receives."""
-    every_row = slice(0, data.shape[0])
-    # Copies of all operands but the data, whose tile results may hit.
-    operands = [(ARITHMETIC[step.key], column(step.operand, every_row), step.is_reversed) for step in steps]
-    slope = column(parameter, every_row) if key in PARAMETRIC else None
+    the reduction into the registers."""
+    functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
+    columns = [step.operand for step in steps]
+    if key in PARAMETRIC:
+        columns.append(parameter)
 
-    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
         (loaded,) = tiles
-        for function, operand, is_reversed in operands:
-            of_rows = rows_of(operand, rows)
-            left, right = (of_rows, loaded) if is_reversed else (loaded, of_rows)
+        for (function, is_reversed), scalar in zip(functions, scalars, strict=False):  # the parameter is left over
+            left, right = (scalar, loaded) if is_reversed else (loaded, scalar)
             function(left, right, values)
             loaded = values
-        if slope is None:
-            ACTIVATIONS[key](loaded, values)
+        if key in PARAMETRIC:
+            PARAMETRIC[key](loaded, scalars[-1], values)
         else:
-            PARAMETRIC[key](loaded, rows_of(slope, rows), values)
+            ACTIVATIONS[key](loaded, values)
 
-    compute(core, dst, (data,), apply, accumulation)
-    accumulation.finish()
-    read_accumulators(core, core.scalar_accumulators, data, reduce_res)
+    compute(core, dst, (data,), apply, accumulation, columns)

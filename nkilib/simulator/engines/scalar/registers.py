@@ -13,16 +13,17 @@ from ...isa.operators import operator_key
 from ...machine.core import Core
 from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...numerics.row_sums import row_sums
+from ...tensors.partitions import first_lane
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
-from ..accumulators import CONTINUES, check_known, lanes_of
+from ..accumulators import CONTINUES, check_known, check_stored, read_accumulators
 
 Float32s = npt.NDArray[np.float32]
 
 _COMMANDS = (commands.idle, commands.reset, commands.reduce, commands.reset_reduce)
 # Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
-_IDLE, _RESET, _RESET_REDUCE, _REDUCE = commands.idle, commands.reset, commands.reset_reduce, commands.reduce
+_RESET, _RESET_REDUCE, _REDUCE = commands.reset, commands.reset_reduce, commands.reduce
 _REDUCING = (commands.reduce, commands.reset_reduce)
 
 
@@ -76,12 +77,24 @@ class ScalarAccumulation:
         op: the caller's ``reduce_op``.
         command: the caller's ``reduce_cmd``.
         allowed: names of the operators that the instruction has.
+        destination: the (P, 1) tile that receives the registers afterwards, or None.
 
     Raises:
         NkiValidationError: if the instruction does not have the operator or the command, or the command needs one.
     """
 
-    def __init__(self, core: Core, data: NkiTensor, op: Any, command: Any, allowed: tuple[str, ...]) -> None:
+    # It starts from the registers alone.
+    initial = None
+
+    def __init__(
+        self,
+        core: Core,
+        data: NkiTensor,
+        op: Any,
+        command: Any,
+        allowed: tuple[str, ...],
+        destination: NkiTensor | None,
+    ) -> None:
         if command not in _COMMANDS:
             raise NkiValidationError(f"reduce_cmd must be idle, reset, reduce or reset_reduce, got {command!r}")
         key = allowed[0]
@@ -95,35 +108,53 @@ class ScalarAccumulation:
         self._fold = _FOLDS[key]
         self._command = command
         self._core = core
-        self._data = data
+        self._first_lane = first_lane(data)
         self._partial = np.empty(data.shape[0], np.float32)
+        self.destination = destination
 
     @property
     def is_active(self) -> bool:
         return self._command in _REDUCING
+
+    def begin(self) -> None:
+        """Nothing besides the registers has to be read before the instruction writes."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
         if self.is_active:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
-    def finish(self) -> None:
-        """Bring the rows' results into the registers as the command says.
+    def finish(self, rows: slice) -> None:
+        """Bring the results of some rows into the registers as the command says, and these into the destination.
 
         Raises:
-            UninitializedReadError: if the command continues from registers that hold nothing defined, with
-                ``uninitialized="error"``.
+            UninitializedReadError: if the command continues from registers that hold nothing defined, or there are such
+                to be stored, with ``uninitialized="error"``.
         """
-        if self._command is _IDLE:
-            return
-        registers, lanes = self._core.scalar_accumulators, lanes_of(self._data)
+        registers, destination = self._core.scalar_accumulators, self.destination
+        lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:
             registers.set(lanes, self._fold.identity)
         elif self._command is _RESET_REDUCE:
-            registers.set(lanes, self._partial)
+            registers.set(lanes, self._partial[rows])
         elif self._command is _REDUCE:
             check_known(self._core, registers, lanes, CONTINUES)
-            registers.set(lanes, self._fold.join(registers.values[lanes], self._partial))
+            registers.set(lanes, self._fold.join(registers.read(lanes), self._partial[rows]))
+        if destination is not None:
+            read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
+
+    def pass_over(self, rows: slice) -> None:
+        """As :meth:`finish`, where no results were computed."""
+        registers = self._core.scalar_accumulators
+        lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
+        if self._command is _RESET:
+            registers.set(lanes, self._fold.identity)
+        elif self.is_active:
+            if self._command is _REDUCE:
+                check_known(self._core, registers, lanes, CONTINUES)
+            registers.leave_out(lanes)
+        if self.destination is not None:
+            check_stored(self._core, registers, lanes)
 
 
 def _names(keys: tuple[str, ...]) -> str:

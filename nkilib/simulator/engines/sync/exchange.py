@@ -77,6 +77,17 @@ def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Pa
     return received
 
 
+def arrived_values(received: Parcel) -> npt.NDArray[Any]:
+    """What the other core has sent.
+
+    Raises:
+        ValuesWanted: if that was left out there.
+    """
+    received.src.storage.need_values(received.src)
+    assert received.values is not None
+    return received.values
+
+
 def _check_agreement(first: Parcel, second: Parcel) -> None:
     sides = f"core 0 sends {first.src} and core 1 sends {second.src}"
     if (first.src.shape, first.src.dtype) != (second.src.shape, second.src.dtype):

@@ -24,7 +24,7 @@ from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...terms.signatures import call_error
-from ..dma.rows import read, write
+from ..dma.rows import pass_over_read, read, write
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
@@ -56,7 +56,7 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
     target = _checked_register("dst", dst)
     target.loaded_by = call.number
     if isinstance(src, VirtualRegister) and src.is_unknown:
-        target.forget()
+        target.forget(src.origin)
         return
     target.write(src.content("operand 'src'") if isinstance(src, VirtualRegister) else wrap_integer("src", src))
 
@@ -73,7 +73,8 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
     target = _checked_register("dst", dst)
     target.loaded_by = call.number
     if src.storage.is_abstract:
-        target.forget()
+        pass_over_read(call.core, "src", src)
+        target.forget(src.storage.origin)
         return
     value = read(call.core, "src", src).reshape(())[()]
     target.write(LoadedFloat(float(value), src.dtype) if src.dtype.is_float else int(value))
@@ -99,7 +100,7 @@ def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
             f"it to a tensor of its own type and cast that with nisa.tensor_copy"
         )
     value = np.asarray(content.number, np.float32) if isinstance(content, LoadedFloat) else np.array(content, np.int32)
-    write(call.core, dst, value.astype(dst.array.dtype), dst.dtype)
+    write(call.core, dst, value.astype(dst.storage.numpy_type_of(dst.dtype)), dst.dtype)
 
 
 def _checked_register(name: str, value: Any) -> VirtualRegister:

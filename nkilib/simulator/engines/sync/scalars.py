@@ -25,7 +25,7 @@ from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...terms.signatures import call_error
-from ..dma.rows import read, write
+from ..dma.rows import pass_over_read, read, write
 
 _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
@@ -81,8 +81,11 @@ def scalar_load(call: Call, dst: _Loaded, src: NkiTensor) -> None:
     """
     _check_frontend(call.core)
     _check_element("src", src)
-    is_known = not src.storage.is_abstract
-    value = int(read(call.core, "src", src).item()) if is_known else None
+    if src.storage.is_abstract:
+        pass_over_read(call.core, "src", src)
+        dst.scalar = NkiScalar.holding(None, src.dtype, loaded_by=call.number, origin=src.storage.origin)
+        return
+    value = int(read(call.core, "src", src).item())
     dst.scalar = NkiScalar.holding(value, src.dtype, loaded_by=call.number)
 
 

@@ -16,7 +16,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
 from ...terms.errors import NkiValidationError
 from ...terms.integers import is_integer
-from .exchange import check_alike, check_ranks, exchange
+from .exchange import arrived_values, check_alike, check_ranks, exchange
 
 # Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
 _GPSIMD_ELEMENTS_MAX = 256
@@ -52,8 +52,9 @@ def sendrecv(
         raise NkiValidationError(f"pipe_id must be an integer >= 0, got {pipe_id!r}")
     _check_tiles(src, dst, dma_engine)
     received = exchange(call, f"sendrecv(pipe_id={pipe_id})", src, ("dma_engine", dma_engine.name))
-    if received.values is not None:
-        dst.array[...] = received.values
+    if dst.storage.is_abstract:
+        return
+    dst.array[...] = arrived_values(received)
 
 
 def _check_tiles(src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:

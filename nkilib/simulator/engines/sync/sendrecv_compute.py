@@ -20,8 +20,8 @@ from ...terms.dtypes import COMPUTABLE, float32
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
-from ..dma.rows import read, write
-from .exchange import check_alike, check_ranks, exchange
+from ..dma.rows import pass_over, read, write
+from .exchange import arrived_values, check_alike, check_ranks, exchange
 
 _REACH = SBUF | {MemoryRegion.private_hbm}
 _REDUCTIONS = ("add", "maximum", "minimum")
@@ -54,9 +54,10 @@ def sendrecv_compute(
         raise NkiValidationError(f"operands 'src' and 'dst' must both be in sbuf or both in HBM, got {src} and {dst}")
     check_alike(src, dst)
     received = exchange(call, "sendrecv_compute", src, ("reduce_op and memory", f"nl.{key} in {src.buffer.name}"))
-    if received.values is None:
+    if dst.storage.is_abstract:
+        pass_over(call.core, dst, {"src": src})
         return
     result = np.empty(src.shape, np.float32)
     own = read(call.core, "src", src).astype(np.float32)
-    ARITHMETIC[key](own, received.values.astype(np.float32), result)
+    ARITHMETIC[key](own, arrived_values(received).astype(np.float32), result)
     write(call.core, dst, result, float32)

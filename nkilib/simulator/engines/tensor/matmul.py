@@ -26,6 +26,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout, extent
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..actions import act
 from .psum import accumulate_in_psum
 from .sums import leave_waiting
 
@@ -78,15 +79,25 @@ def nc_matmul(
         _check_row_pairs(stationary, moving)
     _check_sizes(core, dst, stationary, _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs), rows, columns)
     if is_stationary_onezero or is_moving_onezero:
-        _check_onezero("stationary", is_stationary_onezero, stationary)
-        _check_onezero("moving", is_moving_onezero, moving)
+        _check_onezero(core, "stationary", is_stationary_onezero, stationary)
+        _check_onezero(core, "moving", is_moving_onezero, moving)
     if is_transpose and core.generation.version is not nc_version.gen2:
         if accumulate:
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
-        _transpose_by_matmul(dst, _matrix(stationary, pairs), _matrix(moving, pairs))
+        _transpose_by_matmul(core, dst, stationary, moving, pairs)
     elif pairs > 1 or not leave_waiting(core, dst, stationary, moving, accumulate):
-        left, right = _as_float32(_matrix(stationary, pairs)), _as_float32(_matrix(moving, pairs))
-        accumulate_in_psum(core, dst, transposed_product(left, right), accumulate)
+        _multiply(core, dst, stationary, moving, pairs, accumulate)
+
+
+def _multiply(
+    core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, pairs: int, accumulate: bool | None
+) -> None:
+    left_shape, right_shape = _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs)
+
+    def product(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return transposed_product(_as_float32(left.reshape(left_shape)), _as_float32(right.reshape(right_shape)))
+
+    accumulate_in_psum(core, dst, product, (stationary, moving), accumulate)
 
 
 def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
@@ -105,10 +116,15 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
     raise NkiValidationError(f"perf_mode must be a member of nki.isa.matmul_perf_mode, got {perf_mode!r}")
 
 
-def _check_onezero(name: str, is_onezero: bool, tile: NkiTensor) -> None:
+def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
     """The hint has an effect on float32 only (docstring of ``nc_matmul``); a wrong one would give a wrong product."""
-    if is_onezero and tile.dtype == dt.float32 and not np.isin(tile.array, (0, 1)).all():
-        raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+
+    def check(elements: npt.NDArray[Any]) -> None:
+        if not np.isin(elements, (0, 1)).all():
+            raise NkiValidationError(f"is_{name}_onezero=True, but operand {name!r} holds values other than 0 and 1")
+
+    if is_onezero and tile.dtype == dt.float32 and not tile.storage.is_abstract:
+        act(core, check, reads=(tile,), may_refuse=True)
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
@@ -175,10 +191,6 @@ def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 
-def _matrix(tile: NkiTensor, pairs: int) -> npt.NDArray[Any]:
-    return tile.array.reshape(_matrix_shape(tile, pairs))
-
-
 def _check_sizes(
     core: Core,
     dst: NkiTensor,
@@ -219,13 +231,25 @@ def _check_bank(dst: NkiTensor) -> None:
         )
 
 
-def _transpose_by_matmul(dst: NkiTensor, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
-    identity = np.eye(right.shape[0], right.shape[1])
-    if right.shape[0] != right.shape[1] or not np.array_equal(right.astype(np.float64), identity):
-        raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
-    dst.array[...] = left.T.reshape(dst.shape)
+def _transpose_by_matmul(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, pairs: int) -> None:
+    left_shape, right_shape = _matrix_shape(stationary, pairs), _matrix_shape(moving, pairs)
+    identity = np.eye(*right_shape)
+
+    def require_identity(right: npt.NDArray[Any]) -> None:
+        matrix = right.reshape(right_shape).astype(np.float64)
+        if right_shape[0] != right_shape[1] or not np.array_equal(matrix, identity):
+            raise NkiValidationError("is_transpose=True needs an identity matrix as 'moving'")
+
+    def transpose(into: npt.NDArray[Any], left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
+        require_identity(right)
+        into[...] = left.reshape(left_shape).T.reshape(into.shape)
+
+    if dst.storage.is_abstract:
+        moving.storage.need_values(moving)
+        require_identity(moving.array)
+    act(core, transpose, writes=(dst,), reads=(stationary, moving), may_refuse=True)
     # Moved bits are no sum to which a later matmul adds, here as with nc_transpose.
-    dst.storage.accumulated.clear(dst.layout, dst.array.itemsize)
+    dst.storage.accumulated.clear(dst.layout, dst.storage.width_of(dst.dtype))
 
 
 def _transpose_engine(values: dict[str, Any]) -> Engine:
@@ -261,8 +285,13 @@ def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = E
     version = call.core.version_number
     if is_on_tensor and version != _TRN3:
         _check_bank(dst)
-    matrix: npt.NDArray[Any] = data.array.reshape(rows, columns)
-    if is_on_tensor and version == _TRN1 and data.dtype.is_float:
-        # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
-        matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
-    dst.array[...] = transposed(matrix).reshape(dst.shape)
+    # Before trn2 it is an ordinary matmul: a NaN or an infinity spreads over its column of products.
+    is_product = is_on_tensor and version == _TRN1 and data.dtype.is_float
+
+    def transpose(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        matrix = elements.reshape(rows, columns)
+        if is_product:
+            matrix = transposed_product(np.eye(rows, dtype=np.float32), to_float32(matrix)).astype(matrix.dtype)
+        into[...] = transposed(matrix).reshape(into.shape)
+
+    act(call.core, transpose, writes=(dst,), reads=(data,))

@@ -31,6 +31,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.layout import Layout
 from ...timing import costs
+from ..actions import act
 from .psum import accumulate_in_psum
 
 _QUADRANT = 32
@@ -83,10 +84,14 @@ def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor
             f"each, got {dst}"
         )
     scale_rows = _scale_rows("dst_scale", dst_scale, "src", src, columns // BLOCK_COLUMNS)
-    values: npt.NDArray[np.float32] = src.array.reshape(partitions, columns).astype(np.float32)
-    words, scales = quantize(values, dst.dtype)
-    dst.array[...] = words.reshape(dst.shape)
-    scale_rows.array.view(np.uint8)[...] = scales.reshape(scale_rows.shape)
+    dtype = dst.dtype
+
+    def put_quantized(into: npt.NDArray[Any], into_scales: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        words, scales = quantize(elements.reshape(partitions, columns).astype(np.float32), dtype)
+        into[...] = words.reshape(into.shape)
+        into_scales.view(np.uint8)[...] = scales.reshape(into_scales.shape)
+
+    act(call.core, put_quantized, writes=(dst, scale_rows), reads=(src,))
     scale_rows.mark_written()
 
 
@@ -123,26 +128,38 @@ def nc_matmul_mx(
     for name, tile in (("dst", dst), ("stationary", stationary), ("moving", moving)):
         check_engine_access(name, tile)
     _check_sizes(dst, stationary, moving, _row_tile(tile_position, tile_size))
-    left = _matrix(call, "stationary", stationary, stationary_scale)
-    right = _matrix(call, "moving", moving, moving_scale)
-    # In float64, because a value of large scale may leave the range of float32 where its product does not.
-    product = transposed_product(_contracted(left), _contracted(right))
-    accumulate_in_psum(call.core, dst, product.astype(np.float32), accumulate)
+    left, right = _Matrix(stationary), _Matrix(moving)
+    left_scale = _written_scales(call, "stationary", stationary, stationary_scale)
+    right_scale = _written_scales(call, "moving", moving, moving_scale)
+
+    def product(*elements: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+        words, other_words, scales, other_scales = elements
+        # In float64, because a value of large scale may leave the range of float32 where its product does not.
+        return transposed_product(left.values(words, scales), right.values(other_words, other_scales)).astype(
+            np.float32
+        )
+
+    accumulate_in_psum(call.core, dst, product, (stationary, moving, left_scale, right_scale), accumulate)
 
 
-def _contracted(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """(partitions, elements of a partition, 4) as a matrix whose rows are contracted: partitions and the four."""
-    partitions, columns, packed = values.shape
-    return values.swapaxes(1, 2).reshape(partitions * packed, columns)
+class _Matrix:
+    """How the words of an MX matrix and its scales become values."""
+
+    def __init__(self, tile: NkiTensor) -> None:
+        self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
+
+    def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        """A matrix whose rows are contracted: for each partition the four elements of a word."""
+        blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
+        values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
+        return values.swapaxes(1, 2).reshape(-1, self._columns)
 
 
-def _matrix(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> npt.NDArray[np.float64]:
-    """The values of an MX matrix: (partitions, elements of a partition, 4)."""
-    partitions, columns = tile.shape[0], tile.free_size
-    rows = _scale_rows(f"{name}_scale", scale, name, tile, columns)
+def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
+    """The scales of an MX matrix, which must have been written."""
+    rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
-    scales = rows.array.view(np.uint8).reshape(partitions // BLOCK_ROWS, columns)
-    return dequantize(tile.array.reshape(partitions, columns), tile.dtype, scales)
+    return rows
 
 
 def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:

@@ -6,6 +6,7 @@ Results in PSUM).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from ...numerics.casts import store_float
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import nc_version
 from ...terms.errors import NkiValidationError
+from ..actions import act
 
 _TRN3 = nc_version.gen4.value
 
@@ -29,28 +31,59 @@ def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
     return storage.accumulated.is_untouched and (core.version_number != _TRN3 or storage.written.is_untouched)
 
 
-def accumulate_in_psum(core: Core, dst: NkiTensor, product: npt.NDArray[Any], accumulate: bool | None) -> None:
-    """Store ``product`` in ``dst``: added to the element there, in float32, or in its place.
+def accumulate_in_psum(
+    core: Core,
+    dst: NkiTensor,
+    product: Callable[..., npt.NDArray[Any]],
+    operands: Sequence[NkiTensor],
+    accumulate: bool | None,
+) -> None:
+    """Store a product in ``dst``: added to the element there, in float32, or in its place.
 
     Args:
         core: the core that runs the matmul.
         dst: the PSUM tile.
-        product: as many float32 elements as ``dst`` has, in row-major order; it may be overwritten.
+        product: of the arrays of the operands: as many float32 elements as ``dst`` has, in row-major order, in an array
+            that may be overwritten.
+        operands: of the matmul.
         accumulate: True adds, False overwrites, None adds to elements that hold a matmul result (on trn3: to all that
             were written) and overwrites the others.
 
     Raises:
         NkiValidationError: if ``accumulate`` is True and an element holds nothing to add to.
     """
-    values = product.reshape(dst.shape)
-    if not overwrites(core, dst, accumulate):
-        _add_to(values, core, dst, bool(accumulate))
-    store_float(dst.array, values, dst.dtype)
-    dst.storage.accumulated.mark(dst.layout, dst.array.itemsize)
+    if dst.storage.is_abstract:
+        _pass_over(core, dst, accumulate)
+        return
+    dtype, is_overwritten = dst.dtype, overwrites(core, dst, accumulate)
+    summed = None if is_overwritten else _summed_elements(core, dst, bool(accumulate))
+    dst.storage.accumulated.mark(dst.layout, dst.storage.width_of(dst.dtype))
+    if is_overwritten:
+
+        def store(into: npt.NDArray[Any], *elements: npt.NDArray[Any]) -> None:
+            store_float(into, product(*elements), dtype)
+
+        act(core, store, writes=(dst,), reads=operands)
+    else:
+
+        def add(into: npt.NDArray[Any], *elements: npt.NDArray[Any]) -> None:
+            values = product(*elements).reshape(into.shape)
+            np.add(values, into.astype(np.float32, copy=False), out=values, where=summed)
+            store_float(into, values, dtype)
+
+        act(core, add, updates=(dst,), reads=operands)
 
 
-def _add_to(values: npt.NDArray[np.float32], core: Core, dst: NkiTensor, is_demanded: bool) -> None:
-    """Add to ``values`` what ``dst`` holds of matmul results, or on trn3 of anything, which may be demanded of all."""
+def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
+    """The same for a product whose values are left out."""
+    accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
+    if accumulate and not accumulated.is_written(dst.layout, width):
+        _summed_elements(core, dst, is_demanded=True)
+    accumulated.mark(dst.layout, width)
+
+
+def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
+    """Which elements of ``dst`` hold a matmul result, or on trn3 anything, which may be demanded of all."""
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
         summed |= _elements_in(dst.storage.written, dst)
@@ -59,11 +92,11 @@ def _add_to(values: npt.NDArray[np.float32], core: Core, dst: NkiTensor, is_dema
             f"accumulate=True needs 'dst' to hold a matmul result; {int((~summed).sum())} of the {dst.size} "
             f"elements of {dst} were not written by a matmul, start with accumulate=False"
         )
-    np.add(values, dst.array.astype(np.float32, copy=False), out=values, where=summed)
+    return summed
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
     """Which elements of ``dst`` the map holds."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
-    return np.asarray(elements.mask_of(dst.layout, dst.array.itemsize).all(axis=-1))
+    return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))

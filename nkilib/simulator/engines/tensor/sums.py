@@ -43,7 +43,11 @@ def leave_waiting(
     That needs matrices with elements and dense rows, and that all elements are overwritten or all are added to.
     """
     storage = dst.storage
-    if storage.is_abstract or dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
+    if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
+        return False
+    if core.emitter is not None:
+        return _emit(core, dst, stationary, moving, accumulate)
+    if storage.is_abstract:
         return False
     waiting = storage.parts[-1].content.write if storage.parts else None
     if accumulate is not False and isinstance(waiting, SumOfProducts) and dst.layout == waiting.layout:
@@ -59,6 +63,17 @@ def leave_waiting(
     waiting.add(stationary, moving)
     storage.defer(Deferred(dst.layout, dst.dtype, waiting, operands=waiting.operands, may_grow=True))
     storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
+    return True
+
+
+def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
+    """Have the product taken down, on the same conditions."""
+    assert core.emitter is not None
+    is_overwritten = overwrites(core, dst, accumulate)
+    if not is_overwritten and not dst.storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
+        return False
+    core.emitter.multiply(dst, stationary, moving, not is_overwritten)
+    dst.storage.accumulated.mark(dst.layout, dst.dtype.itemsize)
     return True
 
 

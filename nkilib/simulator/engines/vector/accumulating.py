@@ -18,8 +18,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..accumulators import lanes_of, read_accumulators
-from ..blocks import ResultRows, SourceRows, column, row_blocks, rows_of
+from ..accumulators import lanes_of
 from ..results import Float32s, compute
 from .elementwise import ScalarOperator
 from .registers import RegisterReduction
@@ -75,17 +74,17 @@ def tensor_scalar_reduce(
     step.require_arithmetic()
     step.require_float32_operand("operand0")
     allowed = (commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init)
+    reduction = RegisterReduction(
+        *(call.core, data, reduce_cmd, _reduce_key(reduce_op), allowed, reduce_init, reduce_res),
+        negate=reduce_res_negate,
+    )
     if (reduce_init is not None) != (reduce_cmd is commands.load_reduce):
         raise NkiValidationError("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
-    operand = step.load(slice(0, data.shape[0]))
 
-    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
-        step.apply_float(tiles[0], rows_of(operand, rows), values)
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
+        step.apply_float(tiles[0], scalars[0], values)
 
-    compute(call.core, dst, (data,), apply, reduction)
-    reduction.finish()
-    read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res, negate=reduce_res_negate)
+    compute(call.core, dst, (data,), apply, reduction, (step.scalar,))
 
 
 @instruction(
@@ -129,23 +128,19 @@ def scalar_tensor_tensor(
         raise NkiValidationError(f"op1={op1!r} must be a binary arithmetic operator")
     is_plain = reduce_op is ... and reduce_res is None and reduce_cmd is _RESET_REDUCE
     reduction = None if is_plain else _reduction(call, data, reduce_cmd, reduce_op, reduce_res)
-    function, scalar = ARITHMETIC[key], first.load(slice(0, data.shape[0]))
+    function = ARITHMETIC[key]
 
-    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
         left, right = tiles
         # op0's result must not land in dst before operand1 is read from it.
         is_apart = not np.may_share_memory(values, right)
         middle = values if is_apart else call.core.scratch("middle", values.size).reshape(values.shape)
-        first.apply_float(left, rows_of(scalar, rows), middle)
+        first.apply_float(left, scalars[0], middle)
         function(*((right, middle) if reverse1 else (middle, right)), values)
 
-    compute(call.core, dst, (data, operand1), apply, reduction)
-    if reduction is None:
-        if not call.core.vector_accumulators.is_blank:
-            call.core.vector_accumulators.forget(lanes_of(data))
-        return
-    reduction.finish()
-    read_accumulators(call.core, call.core.vector_accumulators, data, reduce_res)
+    compute(call.core, dst, (data, operand1), apply, reduction, (first.scalar,))
+    if reduction is None and not call.core.vector_accumulators.is_blank:
+        call.core.vector_accumulators.forget(lanes_of(data))
 
 
 def _reduction(
@@ -154,7 +149,7 @@ def _reduction(
     """The reduction of ``scalar_tensor_tensor``, where a call asks for one."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, data, command, key, allowed)
+    reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)
     if destination is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     return reduction
@@ -204,20 +199,18 @@ def select_reduce(
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
     reduction = RegisterReduction(
-        call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)
+        *(call.core, on_true, reduce_cmd, "maximum", (commands.idle, commands.reset_reduce, commands.reduce)),
+        destination=reduce_res,
     )
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
-    source, result = SourceRows(call.core, "source", on_true), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, predicate, on_true, on_false):
-        chosen = ((predicate.array[rows] != 0) != bool(reverse_pred)).reshape(rows.stop - rows.start, dst.free_size)
-        picked = np.where(chosen, source.load(rows), column(on_false, rows)).astype(np.float32, copy=False)
-        values = result.open(rows)
-        np.copyto(values, picked)
-        reduction.add_rows(rows, values)
-        result.store(rows, values)
-    reduction.finish()
-    read_accumulators(call.core, call.core.vector_accumulators, on_true, reduce_res)
+
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
+        data, predicates = tiles
+        chosen = (predicates == 0) if reverse_pred else (predicates != 0)
+        np.copyto(values, np.where(chosen, data, scalars[0]))
+
+    compute(call.core, dst, (on_true, predicate), apply, reduction, (on_false,))
 
 
 @instruction(
@@ -251,18 +244,15 @@ def exponential(
     same_tile_size(tiles, "dst", "src")
     at_most_rank(tiles, _RANK_MAX, *tiles)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce, commands.load_reduce)
-    reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init)
+    reduction = RegisterReduction(call.core, src, reduce_cmd, "add", allowed, reduce_init, reduce_res)
     is_initial = isinstance(reduce_init, NkiTensor) or reduce_init != 0.0
     if is_initial and reduce_cmd is not commands.load_reduce:
         raise NkiValidationError("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
-    source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, src, max_value):
-        values = result.open(rows)
-        np.subtract(source.load(rows), column(max_value, rows), out=values)
+
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
+        np.subtract(tiles[0], scalars[0], out=values)
         np.exp(values, out=values)
-        reduction.add_rows(rows, values)
-        result.store(rows, values)
-    reduction.finish()
-    read_accumulators(call.core, call.core.vector_accumulators, src, reduce_res)
+
+    compute(call.core, dst, (src,), apply, reduction, (max_value,))

@@ -14,6 +14,7 @@ from ...target.limits import FREE_DIMENSIONS_MAX
 from ...tensors.scalars import DeviceInteger, int32_of
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError
+from ...terms.spec import DataNeeded
 
 _INT32 = np.iinfo(np.int32)
 
@@ -53,6 +54,8 @@ def affine_values(
             may_be = ", a register or a scalar" if name == "offset" else ""
             remedy = "; nisa.scalar_load reads a scalar from it" if may_be and isinstance(value, NkiTensor) else ""
             raise NkiValidationError(f"{name} must be an int32{may_be}, got {value!r}{remedy}")
+    if dst.storage.is_abstract:
+        raise DataNeeded(repr(dst), dst.storage.origin)
     values = np.full((1,), offset, np.int64)
     for step, count in zip(steps, counts, strict=True):
         values = (values[:, None] + step * np.arange(count, dtype=np.int64)[None, :]).reshape(-1)

@@ -17,13 +17,13 @@ from ...isa.checks import (
     same_partitions,
     same_tile_size,
 )
-from ...isa.fill import fill
 from ...isa.operand import Operand, output, vector
 from ...isa.operators import operator_key
 from ...machine.call import Call
+from ...machine.core import Core
 from ...machine.issue import instruction
 from ...numerics.bfloat16_maximum import row_maxima
-from ...numerics.casts import store_float
+from ...numerics.casts import FLOAT32
 from ...numerics.operators import (
     ARITHMETIC,
     ARITHMETIC_REDUCTIONS,
@@ -31,13 +31,14 @@ from ...numerics.operators import (
     BITWISE_REDUCTIONS,
 )
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import MOVABLE, bfloat16
+from ...terms.dtypes import MOVABLE
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
-from ..blocks import ResultRows, SourceRows, row_blocks, rows_of
+from ..actions import act, copy_elements, fill
 from ..integer_arithmetic import are_integers, compute_integers
+from ..reduced import Reduce, reduce_rows
 from ..results import Float32s, compute
 from .elementwise import ScalarOperator, require_bit_patterns
 
@@ -58,14 +59,10 @@ def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Eng
     if call.engine is Engine.scalar and call.core.generation.version is nc_version.gen2:
         raise NkiValidationError("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
     if dst.dtype == src.dtype:
-        dst.array[...] = src.array.reshape(dst.shape)
+        act(call.core, copy_elements, writes=(dst,), reads=(src,))
         return
     no_cast_of_packed(dst, src)
-    source, result = SourceRows(call.core, "source", src), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, src):
-        values = result.open(rows)
-        np.copyto(values, source.load(rows))
-        result.store(rows, values)
+    compute(call.core, dst, (src,), lambda tiles, _, values: np.copyto(values, tiles[0]))
 
 
 NkiTensor.assign_by(tensor_copy)
@@ -78,7 +75,7 @@ NkiTensor.assign_by(tensor_copy)
 )
 def memset(call: Call, dst: NkiTensor, value: Any, engine: Engine = Engine.unknown) -> None:
     """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
-    fill(dst, value)
+    fill(call.core, dst, value)
 
 
 def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
@@ -110,19 +107,24 @@ def tensor_tensor(
     key = operator_key("op", op)
     if key in BITWISE:
         require_bit_patterns(tiles)
-        bits = np.empty(dst.shape, data1.array.dtype)
-        BITWISE[key](data1.array.reshape(dst.shape), data2.array.reshape(dst.shape).astype(bits.dtype), bits)
-        np.copyto(dst.array, bits, casting="unsafe")
+        function = BITWISE[key]
+
+        def combine(into: npt.NDArray[Any], first: npt.NDArray[Any], second: npt.NDArray[Any]) -> None:
+            bits = np.empty(into.shape, first.dtype)
+            function(first.reshape(into.shape), second.reshape(into.shape).astype(bits.dtype), bits)
+            np.copyto(into, bits, casting="unsafe")
+
+        act(call.core, combine, writes=(dst,), reads=(data1, data2))
         return
     if key not in ARITHMETIC:
         raise NkiValidationError(f"op={op!r} is no binary operator of tensor_tensor")
     if key == "power" and call.engine is not Engine.gpsimd:
         raise NkiValidationError("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
     if call.engine is Engine.gpsimd and are_integers(dst, data1, data2):
-        compute_integers(key, dst, data1, data2)
+        compute_integers(call.core, key, dst, data1, data2)
         return
-    function = ARITHMETIC[key]
-    compute(call.core, dst, (data1, data2), lambda tiles, _, values: function(tiles[0], tiles[1], values))
+    arithmetic = ARITHMETIC[key]
+    compute(call.core, dst, (data1, data2), lambda tiles, _, values: arithmetic(tiles[0], tiles[1], values))
 
 
 def _tensor_scalar_engine(values: dict[str, Any]) -> Engine:
@@ -171,20 +173,18 @@ def tensor_scalar(
         raise NkiValidationError(f"op0={op0!r} and op1={op1!r} must both be bit-wise or both be arithmetic")
     _check_tensor_scalar_engine(call.engine, steps)
     if steps[0].is_bitwise:
-        _tensor_scalar_bits(dst, data, steps)
+        _tensor_scalar_bits(call.core, dst, data, steps)
         return
     for number, step in enumerate(steps):
         step.require_float32_operand(f"operand{number}")
-    every_row = slice(0, data.shape[0])
-    operands = [(step, step.load(every_row)) for step in steps]
 
-    def apply(tiles: list[Float32s], rows: slice, values: Float32s) -> None:
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
         (loaded,) = tiles
-        for step, operand in operands:
-            step.apply_float(loaded, rows_of(operand, rows), values)
+        for step, scalar in zip(steps, scalars, strict=True):
+            step.apply_float(loaded, scalar, values)
             loaded = values
 
-    compute(call.core, dst, (data,), apply)
+    compute(call.core, dst, (data,), apply, columns=[step.scalar for step in steps])
 
 
 def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> None:
@@ -202,16 +202,22 @@ def _check_tensor_scalar_engine(engine: Engine, steps: list[ScalarOperator]) -> 
         raise NkiValidationError(f"nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.{engine.name}")
 
 
-def _tensor_scalar_bits(dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
+def _tensor_scalar_bits(core: Core, dst: NkiTensor, data: NkiTensor, steps: list[ScalarOperator]) -> None:
     tiles = {"dst": dst, "data": data}
-    tiles |= {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
-    require_bit_patterns(tiles)
-    value = data.array.reshape(dst.shape)
+    operands = {f"operand{i}": step.operand for i, step in enumerate(steps) if isinstance(step.operand, NkiTensor)}
+    require_bit_patterns(tiles | operands)
     for step in steps:
-        out = np.empty(dst.shape, data.array.dtype)
-        step.apply_bits(value, out)
-        value = out
-    np.copyto(dst.array, value, casting="unsafe")
+        step.check_number(data.dtype)
+
+    def apply(into: npt.NDArray[Any], elements: npt.NDArray[Any], *columns: npt.NDArray[Any]) -> None:
+        value, left = elements.reshape(into.shape), iter(columns)
+        for step in steps:
+            out = np.empty(into.shape, elements.dtype)
+            step.apply_bits(value, next(left) if isinstance(step.operand, NkiTensor) else step.operand, out)
+            value = out
+        np.copyto(into, value, casting="unsafe")
+
+    act(core, apply, writes=(dst,), reads=(data, *operands.values()))
 
 
 @instruction(
@@ -236,34 +242,40 @@ def tensor_reduce(
         if negate:
             raise NkiValidationError("negate needs an arithmetic operator")
         require_bit_patterns({"dst": dst, "data": data})
-        flat = np.ascontiguousarray(data.array).reshape(*kept, prod(data.shape[first:]))
-        dst.array[...] = BITWISE_REDUCTIONS[key].reduce(flat, axis=-1).reshape(dst.shape)
+        columns = prod(data.shape[first:])
+        reduce_bits = BITWISE_REDUCTIONS[key].reduce
+
+        def reduce_last(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+            flat = np.ascontiguousarray(elements).reshape(*kept, columns)
+            into[...] = reduce_bits(flat, axis=-1).reshape(into.shape)
+
+        act(call.core, reduce_last, writes=(dst,), reads=(data,))
         return
     if key not in ARITHMETIC_REDUCTIONS:
         raise NkiValidationError(f"op={op!r} is no legal reduction operator")
-    reduce = ARITHMETIC_REDUCTIONS[key].ufunc.reduce
-    inner = prod(data.shape[first:])
-    source = SourceRows(call.core, "source", data)
-    results = np.empty((data.shape[0], dst.free_size), np.float32)
-    results.fill(ARITHMETIC_REDUCTIONS[key].identity)
-    # The reduction along the second of two axes is several times as fast as that along the third of three.
-    is_whole_row = dst.free_size == 1
-    bits = _dense_bfloat16(data) if is_whole_row and key == "maximum" else None
-    if bits is not None:
-        results[:, 0] = row_maxima(bits)
-    for rows in row_blocks(data, data.free_size) if data.free_size and bits is None else ():
-        if is_whole_row:
-            reduce(source.load(rows), axis=1, out=results[rows, 0])
+    is_row_maximum = dst.free_size == 1 and key == "maximum"
+    reduce = _row_reduction(key, dst.free_size, prod(data.shape[first:]), negate)
+    reduce_rows(call.core, dst, data, reduce, reads_bfloat16=is_row_maximum)
+
+
+def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
+    """What reduces runs of ``inner`` elements, so many in a row as there are ``results``."""
+    reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
+
+    def apply(rows: npt.NDArray[Any], into: Float32s) -> None:
+        if not rows.size:
+            into.fill(identity)
+        elif results > 1:
+            reduce(rows.reshape(-1, results, inner), axis=2, out=into)
+        # The reduction along the second of two axes is several times as fast as that along the third of three.
+        elif rows.dtype == FLOAT32:
+            reduce(rows, axis=1, out=into[:, 0])
         else:
-            reduce(source.load(rows).reshape(-1, dst.free_size, inner), axis=2, out=results[rows])
-    store_float(dst.array, np.negative(results) if negate else results, dst.dtype)
+            into[:, 0] = row_maxima(rows)
+        if negate:
+            np.negative(into, out=into)
 
-
-def _dense_bfloat16(data: NkiTensor) -> npt.NDArray[Any] | None:
-    """The rows of a dense bfloat16 tile that is held in 16 bits; None for others, and all of precise_fp=False."""
-    if data.size == 0 or data.dtype != bfloat16 or data.storage.is_widened:
-        return None
-    return data.rows_to_read
+    return apply
 
 
 def _first_reduced_axis(data: NkiTensor, axis: Any) -> int:

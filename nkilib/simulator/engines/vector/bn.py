@@ -9,12 +9,12 @@ from ...isa.checks import at_most_rank, same_partitions
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
-from ...numerics.casts import store_float
 from ...target.tile_size import TileSize
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...timing import costs
+from ..reduced import reduce_rows
 
 # Elements of one (count, mean, variance * count); bn_stats leaves one for the even and one for the odd elements.
 _TUPLE = 3
@@ -43,19 +43,24 @@ def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
             f"(nl.tile_size.bn_stats_fmax), got {data}: call bn_stats on pieces and combine them with bn_aggr"
         )
     _require_elements(dst, _STATISTICS, "a tuple (count, mean, variance * count) for even and one for odd elements")
-    values = _rows(data)
-    store_float(dst.array, np.concatenate([_tuple_of(values[:, 0::2]), _tuple_of(values[:, 1::2])], axis=1), dst.dtype)
+    reduce_rows(call.core, dst, data, _describe)
 
 
-def _tuple_of(values: Float32s) -> Float32s:
+def _describe(values: Float32s, statistics: Float32s) -> None:
+    _put_tuple(values[:, 0::2], statistics[:, :_TUPLE])
+    _put_tuple(values[:, 1::2], statistics[:, _TUPLE:])
+
+
+def _put_tuple(values: Float32s, statistics: Float32s) -> None:
     """Count, mean and variance * count of each row; zeros for rows of nothing."""
-    statistics = np.zeros((values.shape[0], _TUPLE), np.float32)
-    if values.shape[1]:
-        mean = values.sum(axis=1, dtype=np.float32) / np.float32(values.shape[1])
-        statistics[:, 0] = values.shape[1]
-        statistics[:, 1] = mean
-        statistics[:, 2] = np.square(values - mean[:, np.newaxis]).sum(axis=1, dtype=np.float32)
-    return statistics
+    count = values.shape[1]
+    if not count:
+        statistics[...] = 0
+        return
+    mean = values.sum(axis=1, dtype=np.float32) / np.float32(count)
+    statistics[:, 0] = count
+    statistics[:, 1] = mean
+    statistics[:, 2] = np.square(values - mean[:, np.newaxis]).sum(axis=1, dtype=np.float32)
 
 
 @instruction(
@@ -77,17 +82,15 @@ def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
             f"count) as bn_stats writes them, got {data}"
         )
     _require_elements(dst, _MEAN_AND_VARIANCE, "mean and variance")
-    tuples = _rows(data).reshape(data.shape[0], data.free_size // _TUPLE, _TUPLE)
-    count, mean, squares = np.moveaxis(tuples, 2, 0)
+    reduce_rows(call.core, dst, data, _aggregate)
+
+
+def _aggregate(tuples: Float32s, results: Float32s) -> None:
+    count, mean, squares = tuples[:, 0::_TUPLE], tuples[:, 1::_TUPLE], tuples[:, 2::_TUPLE]
     total = count.sum(axis=1, keepdims=True)
     overall = (count * mean).sum(axis=1, keepdims=True) / total
-    variance = (squares + count * np.square(mean - overall)).sum(axis=1, keepdims=True) / total
-    store_float(dst.array, np.concatenate([overall, variance], axis=1), dst.dtype)
-
-
-def _rows(data: NkiTensor) -> Float32s:
-    """A copy of the elements in float32, of shape (partitions, elements per partition)."""
-    return data.array.astype(np.float32).reshape(data.shape[0], data.free_size)
+    results[:, :1] = overall
+    results[:, 1:] = (squares + count * np.square(mean - overall)).sum(axis=1, keepdims=True) / total
 
 
 def _require_elements(dst: NkiTensor, elements: int, meaning: str) -> None:

@@ -17,9 +17,8 @@ from ...numerics.operators import (
     is_unary,
 )
 from ...tensors.tensor import NkiTensor
-from ...terms.dtypes import float32
+from ...terms.dtypes import DType, float32
 from ...terms.errors import NkiValidationError
-from ..blocks import column
 
 Float32s = npt.NDArray[np.float32]
 
@@ -82,12 +81,13 @@ class ScalarOperator:
         if isinstance(self.operand, NkiTensor) and self.operand.dtype != float32:
             raise NkiValidationError(f"operand {name!r} must be float32 with arithmetic operators, got {self.operand}")
 
-    def load(self, rows: slice) -> Any:
-        """The operand for some rows, copied: the instruction may overwrite the tile that it comes from."""
-        return None if self._is_unary else column(self.operand, rows)
+    @property
+    def scalar(self) -> Any:
+        """The operand of arithmetic: a number or a (P, 1) tile; a number that is of no matter if there is none."""
+        return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
-        """Compute in float32 into ``out``, which may be ``x``, with the operand that :meth:`load` gave."""
+        """Compute in float32 into ``out``, which may be ``x``, with the operand as float32."""
         if self._is_unary:
             ARITHMETIC_UNARY[self.key](x, out)
         elif self.is_reversed:
@@ -95,25 +95,28 @@ class ScalarOperator:
         else:
             ARITHMETIC[self.key](x, operand, out)
 
-    def apply_bits(self, x: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
-        """Compute on bit patterns into ``out`` of the same integer type.
+    def check_number(self, dtype: DType) -> None:
+        """A number beside bit patterns of ``dtype`` must not have more bits than an element.
 
         Raises:
-            NkiValidationError: if a number has more bits than an element.
+            NkiValidationError: naming the range.
         """
+        if self._is_unary or isinstance(self.operand, NkiTensor):
+            return
+        patterns = 1 << 8 * dtype.itemsize  # as a signed or as an unsigned number
+        if not -patterns // 2 <= self.operand < patterns:
+            raise NkiValidationError(
+                f"nl.{self.key} on elements of {8 * dtype.itemsize} bits needs an operand in "
+                f"[{-patterns // 2}, {patterns - 1}], got {self.operand}"
+            )
+
+    def apply_bits(self, x: npt.NDArray[Any], operand: Any, out: npt.NDArray[Any]) -> None:
+        """Compute on bit patterns into ``out`` of the same integer type; an array has one element a partition."""
         if self.key in BITWISE_UNARY:
             BITWISE_UNARY[self.key](x, out)
             return
-        operand: Any = self.operand
-        if isinstance(operand, NkiTensor):
-            operand = operand.array.reshape((operand.shape[0],) + (1,) * (x.ndim - 1))
-        else:
-            patterns = 1 << 8 * x.dtype.itemsize  # as a signed or as an unsigned number
-            if not -patterns // 2 <= operand < patterns:
-                raise NkiValidationError(
-                    f"nl.{self.key} on elements of {8 * x.dtype.itemsize} bits needs an operand in "
-                    f"[{-patterns // 2}, {patterns - 1}], got {operand}"
-                )
+        if isinstance(operand, np.ndarray):
+            operand = operand.reshape((len(operand),) + (1,) * (x.ndim - 1))
         operand = np.asarray(operand).astype(x.dtype)
         if self.is_reversed:
             BITWISE[self.key](operand, x, out)

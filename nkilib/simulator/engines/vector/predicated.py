@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import at_most_rank, not_both_in_psum, same_tile_size
-from ...isa.fill import cast_number
+from ...isa.fill import cast_number, held_type
 from ...isa.operand import Operand, output
 from ...machine.call import Call
+from ...machine.core import Core
 from ...machine.issue import instruction
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import uint8, uint16, uint32
@@ -18,6 +19,7 @@ from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ...timing import costs
+from ..actions import act
 
 _RANK_MAX = 4
 
@@ -56,12 +58,31 @@ def tensor_copy_predicated(
             raise NkiValidationError(
                 f"operands 'dst' and 'src' must have one type, got {dst} and {src}; cast with nisa.tensor_copy first"
             )
-        values = src.array.reshape(dst.shape)
+    _copy_where_chosen(call.core, dst, src, predicate, reverse_pred)
+
+
+def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTensor, is_reversed: bool) -> None:
+    shape = dst.shape
+    is_tile = isinstance(src, NkiTensor)
+    number: Any = None if is_tile else _immediate(src, dst)
+
+    def choose(predicates: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        return ((predicates == 0) if is_reversed else (predicates != 0)).reshape(shape)
+
+    def copy(into: npt.NDArray[Any], *elements: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+        *tiles, predicates = elements
+        chosen = choose(predicates)
+        np.copyto(into, tiles[0].reshape(shape) if is_tile else number, casting="unsafe", where=chosen)
+        return chosen
+
+    tiles = (src, predicate) if is_tile else (predicate,)
+    if _is_marked(dst):
+        act(core, copy, updates=(dst,), reads=tiles)
+    elif dst.storage.is_abstract:
+        predicate.storage.need_values(predicate)
+        _mark(dst, choose(predicate.array))
     else:
-        values = _immediate(src, dst)
-    chosen = ((predicate.array == 0) if reverse_pred else (predicate.array != 0)).reshape(dst.shape)
-    np.copyto(dst.array, values, casting="unsafe", where=chosen)
-    _mark(dst, chosen)
+        _mark(dst, copy(dst.array, *[tile.array for tile in tiles]))
 
 
 def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
@@ -80,12 +101,19 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
     if not is_integer:
         return cast_number(number, dst)
     limits = np.iinfo(dst.dtype.numpy)
-    return np.full(1, min(max(int(number), limits.min), limits.max), dst.array.dtype)
+    return np.full(1, min(max(int(number), limits.min), limits.max), held_type(dst))
+
+
+def _is_marked(dst: NkiTensor) -> bool:
+    """Whether nothing has to be recorded of elements of ``dst`` that are written now."""
+    storage = dst.storage
+    is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
+    return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
     """Record which elements have a value, and that those in PSUM are no matmul results."""
-    storage, width = dst.storage, dst.array.itemsize
+    storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:
         storage.accumulated.clear_where(dst.layout, width, chosen)

@@ -12,8 +12,8 @@ from ...numerics.operators import ARITHMETIC_REDUCTIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
-from ..accumulators import CONTINUES, check_known, lanes_of
-from ..blocks import column
+from ..accumulators import CONTINUES, check_known, check_stored, lanes_of, read_accumulators
+from ..blocks import column, rows_of
 
 Float32s = npt.NDArray[np.float32]
 
@@ -28,6 +28,8 @@ class RegisterReduction:
         key: name of the operator, in ``ARITHMETIC_REDUCTIONS``.
         allowed: commands that the instruction has.
         initial: with what ``load_reduce`` starts; a number or one float32 a partition.
+        destination: the (P, 1) tile that receives the registers afterwards, or None.
+        negate: whether it receives them times -1.
 
     Raises:
         NkiValidationError: if the instruction does not have the command.
@@ -41,6 +43,8 @@ class RegisterReduction:
         key: str,
         allowed: tuple[commands, ...],
         initial: Any = None,
+        destination: NkiTensor | None = None,
+        negate: bool = False,
     ) -> None:
         if command not in allowed:
             names = ", ".join(item.name for item in allowed)
@@ -52,40 +56,74 @@ class RegisterReduction:
         self._ufunc = ARITHMETIC_REDUCTIONS[key].ufunc
         self._identity = ARITHMETIC_REDUCTIONS[key].identity
         self._partial = np.empty(data.shape[0], np.float32)
-        # Read now: dst may overwrite the tile that it comes from.
-        self._initial = None if initial is None else column(initial, slice(0, data.shape[0])).reshape(-1)
+        self._initial: Any = None
+        self.initial = initial
+        self.destination = destination
+        self._negate = negate
 
     @property
     def is_active(self) -> bool:
         return self._command is not commands.idle
 
-    def start(self) -> Float32s:
-        """From what the instruction accumulates: a copy, one value a partition.
+    def begin(self) -> None:
+        """Read what ``load_reduce`` starts with: dst may overwrite the tile that it comes from."""
+        if self.initial is not None:
+            self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
+
+    def start(self, rows: slice) -> Float32s:
+        """From what the instruction accumulates in some rows: a copy, one value a partition.
 
         Raises:
             UninitializedReadError: if the command continues from registers that hold nothing defined, with
                 ``uninitialized="error"``.
         """
-        values = np.empty_like(self._partial)
+        values = np.empty_like(self._partial[rows])
         if self._command is commands.reduce:
-            check_known(self._core, self._registers, self._lanes, CONTINUES)
-            values[...] = self._registers.values[self._lanes]
+            lanes = self._lanes_of(rows)
+            check_known(self._core, self._registers, lanes, CONTINUES)
+            values[...] = self._registers.read(lanes)
+        elif self._command is commands.load_reduce:
+            values[...] = rows_of(self._initial, rows if len(self._initial) > 1 else slice(None))
         else:
-            values[...] = self._initial if self._command is commands.load_reduce else self._identity
+            values[...] = self._identity
         return values
+
+    def _lanes_of(self, rows: slice) -> slice:
+        return slice(self._lanes.start + rows.start, self._lanes.start + rows.stop)
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
         if self.is_active:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
-    def finish(self) -> None:
-        """Bring the rows' results into the registers as the command says; raises what :meth:`start` raises."""
+    def finish(self, rows: slice) -> None:
+        """Bring the results of some rows into the registers as the command says, and these into the destination.
+
+        Raises:
+            UninitializedReadError: as :meth:`start`, and if registers are to be stored that hold nothing defined.
+        """
+        lanes, destination = self._lanes_of(rows), self.destination
         if self.is_active:
-            self.leave(self._ufunc(self.start(), self._partial))
+            self._registers.set(lanes, self._ufunc(self.start(rows), self._partial[rows]))
         else:
             # "Even when reduce_cmd is set to idle, the accumulator state may still be modified."
-            self._registers.forget(self._lanes)
+            self._registers.forget(lanes)
+        if destination is not None:
+            read_accumulators(
+                *(self._core, self._registers, lanes, destination.array[rows], destination.dtype), negate=self._negate
+            )
+
+    def pass_over(self, rows: slice) -> None:
+        """As :meth:`finish`, where no results were computed."""
+        lanes = self._lanes_of(rows)
+        if self.is_active:
+            if self._command is commands.reduce:
+                check_known(self._core, self._registers, lanes, CONTINUES)
+            self._registers.leave_out(lanes)
+        else:
+            self._registers.forget(lanes)
+        if self.destination is not None:
+            check_stored(self._core, self._registers, lanes)
 
     def leave(self, values: Float32s) -> None:
         """The registers hold ``values``, one a partition, when the instruction has ended."""

@@ -5,6 +5,7 @@ They compute in float32 on a transposed copy of their inputs, so that a step tak
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,10 @@ from ...terms.enums import Engine
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import column
+from ..actions import act
 from .registers import RegisterReduction
 
+Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
 
 _FLOAT32 = frozenset({dt.float32})
@@ -59,13 +61,19 @@ def tensor_tensor_scan(
     same_tile_size(tiles, "dst", "data0", "data1")
     not_both_in_psum(tiles, "data0", "data1")
     first, second = _binary("op0", op0, reverse0), _binary("op1", op1, reverse1)
-    left, right = _steps(data0), _steps(data1)
-    state = _vector(initial, data0)
-    for values, others in zip(left, right, strict=True):
-        first(values, state, values)
-        second(values, others, values)
-        state = values
-    store_float(dst.array, left.T, dst.dtype)
+    start = None if isinstance(initial, NkiTensor) else _vector(initial)
+    dtype = dst.dtype
+
+    def scan(into: Elements, elements: Elements, operands: Elements, *starts: Elements) -> None:
+        left, right = _steps(elements), _steps(operands)
+        state = _vector(starts[0]) if start is None else start
+        for values, others in zip(left, right, strict=True):
+            first(values, state, values)
+            second(values, others, values)
+            state = values
+        store_float(into, left.T, dtype)
+
+    act(call.core, scan, writes=(dst,), reads=(data0, data1, initial) if start is None else (data0, data1))
 
 
 @instruction(
@@ -103,9 +111,13 @@ def tensor_scalar_cumulative(
     reduction = RegisterReduction(call.core, src, reduce_cmd, key, allowed, imm1)
     if imm1 is None and reduce_cmd is commands.load_reduce:
         raise NkiValidationError("reduce_cmd=load_reduce needs imm1, with which the accumulation starts")
-    steps = _steps(src)
-    first(steps, _vector(imm0, src), steps)
-    state = reduction.start()
+    if dst.storage.is_abstract:
+        reduction.pass_over(slice(0, src.shape[0]))
+        return
+    steps = _steps(src.array)
+    first(steps, _vector(imm0.array if isinstance(imm0, NkiTensor) else imm0), steps)
+    reduction.begin()
+    state = reduction.start(slice(0, src.shape[0]))
     for values in steps:
         ARITHMETIC[key](values, state, values)
         state = values
@@ -122,12 +134,13 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
     return (lambda x, y, out: function(y, x, out)) if is_reversed else function
 
 
-def _steps(tensor: NkiTensor) -> Float32s:
+def _steps(elements: Elements) -> Float32s:
     """A float32 copy (elements per partition, partitions): row i holds what step i reads, of all partitions."""
-    return tensor.array.reshape(tensor.shape[0], tensor.free_size).T.astype(np.float32, order="C")
+    rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
+    return rows.T.astype(np.float32, order="C")
 
 
-def _vector(operand: Any, tensor: NkiTensor) -> Float32s:
-    """A copy of a number or a (P, 1) tensor as one float32, or one for each partition of ``tensor``."""
-    values: Float32s = np.reshape(column(operand, slice(0, tensor.shape[0])), -1)
+def _vector(operand: Any) -> Float32s:
+    """A copy of a number, or of the elements of a (P, 1) tensor, as one float32 or one for each partition."""
+    values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values

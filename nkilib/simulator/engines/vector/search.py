@@ -5,12 +5,14 @@ Elements are compared in float32. A NaN is equal to nothing and larger than ever
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
+from ...isa.fill import held_type
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
@@ -20,7 +22,9 @@ from ...terms.dtypes import uint16, uint32
 from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..blocks import SourceRows, row_blocks
+from ..actions import act
+from ..blocks import float32_rows, row_blocks
+from ..reduced import reduce_rows
 
 _VALUES = 8
 _SEARCHED_MAX = 16384
@@ -29,6 +33,7 @@ _INDEX_TYPES = frozenset({uint16, uint32})
 # Stored into an unsigned type: all bits one.
 _ABSENT = -1
 
+Elements = npt.NDArray[Any]
 Float32s = npt.NDArray[np.float32]
 Positions = npt.NDArray[np.int64]
 
@@ -47,13 +52,13 @@ def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
     _check_dimensions("src", src)
     _check_searched("src", src, _VALUES)
     _check_row_of_eight("dst", dst)
-    source = SourceRows(call.core, "source", src)
-    largest = np.empty((src.shape[0], _VALUES), np.float32)
-    for rows in row_blocks(src, src.free_size):
-        values = source.load(rows)
-        largest[rows] = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
+    reduce_rows(call.core, dst, src, _take_largest)
+
+
+def _take_largest(values: Float32s, results: Float32s) -> None:
+    largest = np.partition(values, -_VALUES, axis=1)[:, -_VALUES:]
     largest.sort(axis=1)
-    store_float(dst.array, largest[:, ::-1], dst.dtype)
+    results[...] = largest[:, ::-1]
 
 
 @instruction(
@@ -74,11 +79,16 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
     _check_dimensions("vals", vals)
     _check_eight("vals", vals)
     _check_row_of_eight("dst", dst)
-    source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
-    positions = np.empty((data.shape[0], _VALUES), np.int64)
-    for rows in row_blocks(data, data.free_size):
-        positions[rows], _ = _match(source.load(rows), wanted.load(rows), range(_VALUES))
-    _store_positions(dst, positions)
+    width, blocks = data.free_size, row_blocks(data, data.free_size)
+
+    def find(into: Elements, elements: Elements, wanted: Elements) -> None:
+        positions = np.empty((len(elements), _VALUES), np.int64)
+        for rows in blocks:
+            values = float32_rows(elements[rows], width)
+            positions[rows], _ = _match(values, float32_rows(wanted[rows], _VALUES), range(_VALUES))
+        _store_positions(into, positions)
+
+    act(call.core, find, writes=(dst,), reads=(data, vals))
 
 
 @instruction(
@@ -110,14 +120,22 @@ def nc_match_replace8(
         _check_indices_of_replaced(call, dst_idx, data)
     if not isinstance(imm, int | float | np.integer | np.floating):
         raise NkiValidationError(f"imm must be a number, got {imm!r}")
-    source, wanted = SourceRows(call.core, "source", data), SourceRows(call.core, "wanted", vals)
-    positions = np.empty((data.shape[0], _VALUES), np.int64)
-    for rows in row_blocks(dst, dst.free_size, data, vals):
-        values = source.load(rows)
-        positions[rows], is_kept = _match(values, wanted.load(rows), reversed(range(_VALUES)))
-        _store_replaced(dst, data, rows, values, is_kept, imm)
-    if dst_idx is not None:
-        _store_positions(dst_idx, positions)
+    width, blocks = data.free_size, row_blocks(dst, dst.free_size, data, vals)
+    put_replaced = _replacing(dst, data, imm)
+    results = (dst,) if dst_idx is None else (dst, dst_idx)
+
+    def replace(into: Elements, *others: Elements) -> None:
+        *places, elements, wanted = others
+        positions = np.empty((len(elements), _VALUES), np.int64)
+        for rows in blocks:
+            values = float32_rows(elements[rows], width)
+            order = reversed(range(_VALUES))
+            positions[rows], is_kept = _match(values, float32_rows(wanted[rows], _VALUES), order)
+            put_replaced(into[rows], elements[rows], values, is_kept)
+        for into_places in places:
+            _store_positions(into_places, positions)
+
+    act(call.core, replace, writes=results, reads=(data, vals))
 
 
 def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
@@ -140,21 +158,26 @@ def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, n
     return positions, is_free
 
 
-def _store_replaced(
-    dst: NkiTensor, data: NkiTensor, rows: slice, values: Float32s, is_kept: npt.NDArray[np.bool_], imm: float
-) -> None:
-    replacement = np.full((), imm, np.float32)
-    if dst.dtype != data.dtype:
-        store_float(dst.array[rows], np.where(is_kept, values, replacement), dst.dtype)
-        return
-    cast = np.empty((), dst.array.dtype)
-    store_float(cast, replacement, dst.dtype)
-    bits = data.array[rows].reshape(is_kept.shape)
-    dst.array[rows] = np.where(is_kept, bits, cast).reshape(dst.array[rows].shape)
+def _replacing(
+    dst: NkiTensor, data: NkiTensor, imm: float
+) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
+    """What puts elements, and ``imm`` in the place of those that are not kept, into ``dst``: given some rows of it and
+    of ``data``, the latter in float32 as well, and which elements are kept."""
+    replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
+    cast = np.empty((), held_type(dst))
+    store_float(cast, replacement, dtype)
+
+    def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:
+        if is_cast:
+            store_float(into, np.where(is_kept, values, replacement), dtype)
+        else:
+            into[...] = np.where(is_kept, elements.reshape(is_kept.shape), cast).reshape(into.shape)
+
+    return put
 
 
-def _store_positions(dst: NkiTensor, positions: Positions) -> None:
-    np.copyto(dst.array, positions.reshape(dst.shape), casting="unsafe")
+def _store_positions(into: Elements, positions: Positions) -> None:
+    np.copyto(into, positions.reshape(into.shape), casting="unsafe")
 
 
 def _check_dimensions(name: str, tensor: NkiTensor) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ...isa.checks import same_tile_size
 from ...isa.fill import cast_number, require_number
@@ -22,8 +23,8 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import reduce_cmd as commands
 from ...terms.errors import NkiValidationError
 from ...timing import costs
-from ..accumulators import read_accumulators
-from ..blocks import ResultRows, SourceRows, column, row_blocks
+from ..actions import act, copy_elements
+from ..results import Float32s, compute
 from .affine import affine_values
 from .registers import RegisterReduction
 
@@ -70,11 +71,17 @@ def affine_select(
     affine = affine_values(dst, pattern, offset, channel_multiplier)
     chosen = np.empty(affine.shape, np.bool_)
     compare(affine, np.int32(0), chosen)
-    if on_true_tile.dtype == dst.dtype:
-        dst.array[...] = on_true_tile.array.reshape(dst.shape)
-    else:
-        store_float(dst.array, on_true_tile.array.astype(np.float32), dst.dtype)
-    np.copyto(dst.array, cast_number(on_false_value, dst), where=~chosen.reshape(dst.shape))
+    is_rejected = ~chosen.reshape(dst.shape)
+    number, dtype, is_cast = cast_number(on_false_value, dst), dst.dtype, on_true_tile.dtype != dst.dtype
+
+    def select(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        if is_cast:
+            store_float(into, elements.astype(np.float32), dtype)
+        else:
+            copy_elements(into, elements)
+        np.copyto(into, number, where=is_rejected)
+
+    act(call.core, select, writes=(dst,), reads=(on_true_tile,))
 
 
 @instruction(
@@ -118,22 +125,19 @@ def range_select(
     if operator_key("reduce_op", reduce_op) != "maximum":
         raise NkiValidationError(f"reduce_op must be nl.maximum, got {reduce_op!r}")
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
-    reduction = RegisterReduction(call.core, on_true_tile, reduce_cmd, "maximum", allowed)
+    reduction = RegisterReduction(call.core, on_true_tile, reduce_cmd, "maximum", allowed, destination=reduce_res)
     if reduce_res is not None and not reduction.is_active:
         raise NkiValidationError("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
     positions = _positions(range_start, on_true_tile.free_size)
-    source, result = SourceRows(call.core, "source", on_true_tile), ResultRows(call.core, "result", dst)
-    for rows in row_blocks(dst, dst.free_size, on_true_tile, bound0, bound1):
-        chosen = np.empty((2, rows.stop - rows.start, positions.size), np.bool_)
-        compare0(positions, column(bound0, rows), chosen[0])
-        compare1(positions, column(bound1, rows), chosen[1])
-        values = result.open(rows)
-        np.copyto(values, source.load(rows))
+
+    def apply(tiles: list[Float32s], scalars: list[Any], values: Float32s) -> None:
+        chosen = np.empty((2, *values.shape), np.bool_)
+        compare0(positions, scalars[0], chosen[0])
+        compare1(positions, scalars[1], chosen[1])
+        np.copyto(values, tiles[0])
         np.copyto(values, np.float32(_FLOAT32_MIN), where=~(chosen[0] & chosen[1]))
-        reduction.add_rows(rows, values)
-        result.store(rows, values)
-    reduction.finish()
-    read_accumulators(call.core, call.core.vector_accumulators, on_true_tile, reduce_res)
+
+    compute(call.core, dst, (on_true_tile,), apply, reduction, (bound0, bound1))
 
 
 def _positions(start: Any, count: int) -> Any:

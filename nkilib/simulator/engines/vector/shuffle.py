@@ -19,6 +19,7 @@ from ...terms.dtypes import MOVABLE
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, OutOfRangeError
 from ...timing import costs
+from ..actions import act
 
 _QUADRANT = 32
 # The element of a mask that leaves its partition of dst as it is.
@@ -63,7 +64,13 @@ def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: 
     is_read = np.zeros(src.shape, np.bool_)
     is_read[sources] = True
     check_written(call.core, "src", src, is_read)
-    dst.array[received] = src.array[sources].reshape(received.size, *dst.shape[1:])
+    shape = (received.size, *dst.shape[1:])
+
+    def shuffle(into: npt.NDArray[Any], elements: npt.NDArray[Any]) -> None:
+        into[received] = elements[sources].reshape(shape)
+
+    is_whole = received.size == partitions.size
+    act(call.core, shuffle, writes=(dst,) if is_whole else (), updates=() if is_whole else (dst,), reads=(src,))
     _mark_received(dst, received)
 
 

@@ -1,0 +1,50 @@
+"""``reduce_rows``: each row of a tile becomes a few numbers, a block of rows after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.core import Core
+from ..numerics.casts import store_float
+from ..tensors.tensor import NkiTensor
+from ..terms.dtypes import bfloat16
+from .blocks import SourceRows, row_blocks
+from .results import Float32s
+
+# Computes the results of some rows, an array (rows, results), from their elements.
+Reduce = Callable[[npt.NDArray[Any], Float32s], object]
+
+
+def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, reads_bfloat16: bool = False) -> None:
+    """Put what ``reduce`` makes of the rows of ``tile`` into ``dst``, which has as many partitions.
+
+    Args:
+        core: that runs the instruction.
+        dst: the tile of the results.
+        tile: what is read.
+        reduce: given some rows in float32, and an array (rows, elements of ``dst`` in a partition) for their results.
+        reads_bfloat16: whether it takes rows in bfloat16 as they are, where they are dense and held in 16 bits.
+    """
+    if core.emitter is not None:
+        core.emitter.reduce_rows(dst, tile, reduce, reads_bfloat16)
+        return
+    if dst.storage.is_abstract:
+        return
+    results = np.empty((tile.shape[0], dst.free_size), np.float32)
+    bits = tile.rows_to_read if reads_bfloat16 and is_in_16_bits(tile) else None
+    if bits is not None:
+        reduce(bits, results)
+    else:
+        source = SourceRows(core, "source", tile)
+        for rows in row_blocks(tile, tile.free_size):
+            reduce(source.load(rows), results[rows])
+    store_float(dst.array, results, dst.dtype)
+
+
+def is_in_16_bits(tile: NkiTensor) -> bool:
+    """Whether a tile has elements of bfloat16 that are held as such, which those of precise_fp=False are not."""
+    return tile.size > 0 and tile.dtype == bfloat16 and not tile.storage.is_widened
