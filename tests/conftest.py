@@ -1,4 +1,5 @@
-"""What holds for every test: reading memory that was never written is an error, and random inputs repeat in CI."""
+"""What holds for every test: random inputs repeat in CI, and errors are reads of memory that was never written and
+groups of products that take turns in a bank of PSUM."""
 
 from __future__ import annotations
 
@@ -29,6 +30,10 @@ for _variable in (
     "NKILIB_UNINITIALIZED",
 ):
     os.environ.pop(_variable, None)
+# By the variable: kernels also run in threads of PyTorch's and in processes of their own, which no ``using`` reaches.
+os.environ["NKILIB_PSUM_GROUPS"] = "error"
+# A mistake in recording or planning a launch fails the test that makes it, instead of being counted.
+os.environ["NKILIB_REPLAY"] = "strict"
 
 
 @pytest.hookimpl(wrapper=True)

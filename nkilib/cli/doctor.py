@@ -44,7 +44,12 @@ _VARIABLES = (
     "NKILIB_CAPACITY",
     "NKILIB_UNINITIALIZED",
     "NKILIB_IDENTICAL_WRITES",
+    "NKILIB_PSUM_GROUPS",
+    "NKILIB_REPLAY",
 )
+
+_REPLAYED = "replayed from the third repetition on; NKILIB_REPLAY=0 turns that off"
+_NOT_REPLAYED = "not replayed, because NKILIB_REPLAY is 0"
 
 
 class Finding(NamedTuple):
@@ -151,6 +156,7 @@ def _backend() -> Iterator[Finding]:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:
             yield Finding("simulated target", options.generation.name)
+            yield Finding("repeated launches", _REPLAYED if options.replay else _NOT_REPLAYED)
 
 
 def _torch_operators() -> Iterator[Finding]:

@@ -9,9 +9,14 @@ import nkilib._unmixed  # noqa: F401
 from ..work import Work, states_trips, states_work
 from .install import install
 from .language.explain import explain_index
+from .launch.kernel import run_launches_by
 from .launch.ranks import PerRank, RankedKernel, Ranks, per_rank, ranks
+from .launch.simulating import simulate
+from .launch.uncomputed import Uncomputed
 from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
+from .replay.counts import LaunchCounts, ReplayCounts, replay_counts
+from .replay.launch import LAUNCHES
 from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
@@ -19,9 +24,11 @@ from .terms.errors import (
     IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
+    PsumGroupError,
     RaceError,
     RegisterTypeError,
     SimulatorWarning,
+    UncomputedError,
     UninitializedReadError,
 )
 from .terms.packed_arrays import packed
@@ -33,19 +40,24 @@ __all__ = [
     "BarrierError",
     "CapacityError",
     "IdenticalWritesError",
+    "LaunchCounts",
     "ModelParameters",
     "NkiValidationError",
     "Options",
     "OutOfRangeError",
     "PerRank",
     "Profile",
+    "PsumGroupError",
     "RaceError",
     "RankedKernel",
     "Ranks",
     "Record",
     "RegisterTypeError",
+    "ReplayCounts",
     "SimulatorWarning",
     "Spec",
+    "Uncomputed",
+    "UncomputedError",
     "UninitializedReadError",
     "Work",
     "explain_index",
@@ -55,8 +67,12 @@ __all__ = [
     "profile",
     "ranks",
     "recording",
+    "replay_counts",
+    "simulate",
     "spec",
     "states_trips",
     "states_work",
     "using",
 ]
+
+run_launches_by(LAUNCHES.run)

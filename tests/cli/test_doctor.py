@@ -59,6 +59,7 @@ def test_where_there_is_no_neuron_software() -> None:
     assert code == 0
     assert report["nki"] == "simulator, because no package nki is installed"
     assert report["simulated target"] == "trn2"
+    assert report["repeated launches"].startswith("replayed ")
     assert report["nkilib"].endswith(str(CHECKOUT / "nkilib"))
     assert report["python"].startswith(f"{sys.version.split()[0]}, {sys.executable}, ")
     for name in ("numpy", "ml_dtypes"):
@@ -120,6 +121,13 @@ def test_a_stub_of_nki_is_named_as_the_reason_for_the_simulator(tmp_path: Path) 
     )
 
 
+def test_whether_launches_are_replayed_is_said() -> None:
+    code, report = doctor(NKILIB_REPLAY="0")
+    assert code == 0
+    assert report["repeated launches"] == "not replayed, because NKILIB_REPLAY is 0"
+    assert report["NKILIB_REPLAY"] == "'0'"
+
+
 def test_the_real_nki_is_chosen_and_then_nothing_is_simulated(tmp_path: Path) -> None:
     real = package(tmp_path, "nki", "__version__ = '0.7.0'", "isa", "language")
     code, report = doctor(real)
@@ -157,6 +165,7 @@ def test_the_frontend_that_kernels_do_not_run_on_is_shown(tmp_path: Path) -> Non
             "cannot be used: NEURON_PLATFORM_TARGET_OVERRIDE: target must be one of trn1",
         ),
         ("NKI_PRECISE_FP", "2", "simulated target", "cannot be used: NKI_PRECISE_FP must be 0 or 1"),
+        ("NKILIB_REPLAY", "no", "simulated target", "cannot be used: NKILIB_REPLAY must be 0, 1 or strict, got 'no'"),
     ],
 )
 def test_what_keeps_kernels_from_running_is_said_and_the_exit_code_is_1(

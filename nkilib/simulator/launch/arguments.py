@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import ml_dtypes
@@ -26,6 +26,7 @@ from ..terms.regions import HBM, MemoryRegion
 from ..terms.signatures import call_error
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
+from .uncomputed import Uncomputed
 
 _HAS_WRITABLE_DLPACK = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
@@ -47,7 +48,7 @@ class _Input:
         self.original = original
         what = f"{kernel}: argument {name!r}"
         array = as_numpy(original, what)
-        self.dtype = _input_dtype(array, what)
+        self.dtype = input_dtype(array, what)
         self.array_type = array.dtype
         self._array = words_of(array, self.dtype)
         if is_unwritable and self._array.flags.writeable:
@@ -105,11 +106,15 @@ class Arguments:
         if error is not None:
             raise error
         bound = signature.bind(*args, **kwargs)
-        self.is_abstract = any(isinstance(leaf, Spec) for leaf in leaves_of(bound.arguments))
+        self.is_abstract = self._is_on_shapes(leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
         self.args = bound.args
         self.kwargs = bound.kwargs
+
+    def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
+        """Whether a launch with these arguments has shapes alone."""
+        return any(isinstance(leaf, Spec) for leaf in leaves)
 
     def _convert(self, value: Any, name: str) -> Any:
         if self.is_abstract and is_array(value):
@@ -128,6 +133,8 @@ class Arguments:
             return NkiTensor.whole(storage)
         if isinstance(value, np.bool_ | np.integer | np.floating):
             return value.item()  # NKI values are Python's
+        if isinstance(value, Uncomputed):
+            value.refuse(f"{self._kernel}: argument {name!r}")
         if hasattr(value, "__array__") and not isinstance(value, NkiTensor | np.generic | type):
             kind = f"{type(value).__module__}.{type(value).__name__}"
             raise TypeError(
@@ -135,6 +142,10 @@ class Arguments:
                 f"{kind}; convert it, for instance with numpy.asarray"
             )
         return value
+
+    def storages(self) -> list[tuple[Any, Storage]]:
+        """The arrays, as the caller gave them, each with the storage that stands for it."""
+        return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:
         """Update the caller's arrays that the kernel wrote to and that had to be copied."""
@@ -153,7 +164,6 @@ class Arguments:
             NkiValidationError: if the kernel returns a tensor that is not in HBM or was never written, a grid, a
                 register or a scalar.
         """
-        as_torch = any(_is_torch(converted.original) for converted in self._inputs.values())
 
         def converted(leaf: Any, path: str) -> Any:
             if isinstance(leaf, NkiGrid):
@@ -164,31 +174,39 @@ class Arguments:
                     f"{self._kernel}: a kernel returns tensors, got {leaf}, which the device alone knows; nisa.{store} "
                     f"it to a tensor of nl.shared_hbm and return that"
                 )
-            return self._tensor_result(leaf, options, writes, as_torch) if isinstance(leaf, NkiTensor) else leaf
+            return self._tensor_result(leaf, path, options, writes) if isinstance(leaf, NkiTensor) else leaf
 
         return map_leaves(value, "", converted)
 
-    def _tensor_result(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None, as_torch: bool) -> Any:
+    def _tensor_result(self, tensor: NkiTensor, path: str, options: Options, writes: PartialWrites | None) -> Any:
+        self._check_returned(tensor)
+        for converted in self._inputs.values():
+            whole = converted.tensor
+            if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
+                return converted.original
+        if tensor.storage.is_abstract:
+            return Spec(tensor.shape, tensor.dtype)
+        self._check_written(tensor, options, writes)
+        if any(is_torch(converted.original) for converted in self._inputs.values()):
+            return to_torch(tensor.array, tensor.dtype)
+        return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
+
+    def _check_returned(self, tensor: NkiTensor) -> None:
+        """Require a tensor that a kernel may return.
+
+        Raises:
+            NkiValidationError: if it is not in HBM that all cores have, or its address is read at run time.
+        """
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
         if tensor.buffer not in HBM:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel returns tensors in HBM, got {tensor}; copy it to one in nl.shared_hbm"
             )
-        for converted in self._inputs.values():
-            whole = converted.tensor
-            if (tensor.storage, tensor.layout, tensor.dtype) == (whole.storage, whole.layout, whole.dtype):
-                return converted.original
         if self._is_shared and tensor.buffer is MemoryRegion.private_hbm:
             raise NkiValidationError(
                 f"{self._kernel}: a kernel on two cores returns tensors in nl.shared_hbm; {tensor} belongs to one core"
             )
-        if tensor.storage.is_abstract:
-            return Spec(tensor.shape, tensor.dtype)
-        self._check_written(tensor, options, writes)
-        if as_torch:
-            return _to_torch(tensor.array, tensor.dtype)
-        return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
         """The numpy type of a result of a packed type: that of its words, unless an argument was of a packed type."""
@@ -214,14 +232,14 @@ def _definition_of(func: Callable[..., Any]) -> str:
     return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
 
-def _is_torch(value: Any) -> bool:
+def is_torch(value: Any) -> bool:
     # torch is never imported here: if a value is a torch tensor, somebody else has imported it.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray) or _is_torch(value)
+    return isinstance(value, np.ndarray) or is_torch(value)
 
 
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
@@ -252,7 +270,7 @@ def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
     return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
 
 
-def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
+def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
     torch = sys.modules["torch"]
     dense = np.ascontiguousarray(array).reshape(array.shape)
     if str(dtype) in _TORCH_BITS and dense.dtype == dtype.numpy:
@@ -267,7 +285,7 @@ def _to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
         ) from None
 
 
-def _input_dtype(array: npt.NDArray[Any], what: str) -> DType:
+def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
     try:
         return as_dtype(array.dtype)
     except TypeError:

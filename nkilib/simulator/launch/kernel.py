@@ -6,8 +6,9 @@ import functools
 import inspect
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Protocol
 
 from nkilib import lnc
 
@@ -19,10 +20,10 @@ from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from ..terms.signatures import call_error
 from .prepared import PreparedLaunch
-from .progress import launching
-from .running import run_cores
 from .schedule import Edge, checked_edges
 from .settings import Settings, check_nested
+from .skipping import run_skipping
+from .whole import run_to_end
 
 # Keywords of nki.jit that published kernels pass.
 _KEYWORDS = frozenset({"mode", "platform_target", "grid"})
@@ -58,6 +59,7 @@ class Kernel:
         self.cores = cores
         self.schedule = tuple(schedule)
         self.settings = settings or Settings()
+        self._on_cores: dict[int, Kernel] = {}
 
     def __getitem__(self, grid: Any) -> Kernel:
         cores = _cores(grid)
@@ -65,13 +67,26 @@ class Kernel:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        return Kernel(self.func, cores, self.schedule, self.settings)
+        made = self._on_cores.get(cores)  # a training loop asks for the same one in every step
+        if made is None:
+            made = self._on_cores[cores] = Kernel(self.func, cores, self.schedule, self.settings)
+        return made
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
-        if core is None:
+        if core is None and self.settings.skipping is not None:
             with preferring(self.settings.platform_target):
-                return _run(self, args, kwargs)
+                return run_skipping(self, args, kwargs)
+        if core is None:
+            if self.settings.platform_target is None:
+                return _RUNNER.run(self, args, kwargs, _run)
+            with preferring(self.settings.platform_target):
+                return _RUNNER.run(self, args, kwargs, _run)
+        if self.settings.skipping is not None:
+            raise NkiValidationError(
+                f"{self.__name__}: skip_arithmetic is for a launch, and a kernel called inside a kernel is part of "
+                f"another one: call it as nki.jit made it, and launch {core.launch.kernel} with skip_arithmetic"
+            )
         if self.cores not in (None, core.launch.cores):
             raise NkiValidationError(
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
@@ -170,14 +185,41 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
+# Runs a kernel on arguments, a step of every launch.
+AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+
+
+class Run(Protocol):
+    """Decides how a launch runs."""
+
+    def __call__(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+        """What the kernel returns; ``as_today`` runs it instruction by instruction."""
+
+
+def _instruction_by_instruction(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /
+) -> Any:
+    return as_today(kernel, args, kwargs)
+
+
+@dataclass
+class _Runner:
+    """Who runs launches.
+
+    Attributes:
+        run: decides how.
+    """
+
+    run: Run = _instruction_by_instruction
+
+
+_RUNNER = _Runner()
+
+
+def run_launches_by(run: Run) -> None:
+    """Let ``run`` decide how launches run from now on: what replays them is a layer above this one."""
+    _RUNNER.run = run
+
+
 def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    launched = PreparedLaunch(kernel, args, kwargs)
-    has_ended = False
-    try:
-        with launching(kernel.__name__, [run.core for run in launched.running]):
-            run_cores(launched.running)
-        launched.check_turns()
-        has_ended = True
-    finally:
-        launched.conclude(has_ended)
-    return launched.results()
+    return run_to_end(PreparedLaunch(kernel, args, kwargs), kernel.__name__)

@@ -9,19 +9,23 @@ from nkilib import lnc
 
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch
+from ..machine.left_out import LeftOut
 from ..machine.lives import Lives
 from ..machine.loops import check_equal_turns
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import PartialWrites, WatchWrites
+from ..machine.psum_groups import PsumGroups
 from ..machine.races import RaceLevels, RaceWatch
 from ..machine.trips import Trips
 from ..machine.world import Seat
+from ..memory.storage import Storage
 from ..target.options import Options, current_options
 from ..tensors.view import View
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
 from ..terms.spec import Spec
 from .arguments import Arguments
+from .arguments_left_out import ArgumentsLeftOut
 from .containers import leaves_of
 from .running import CoreRun
 from .schedule import Edge, check_issued
@@ -80,6 +84,7 @@ class PreparedLaunch:
         seat: which rank it is, if others run beside it.
         is_watched: whether those who watch launches see this one.
         unwritable: ids of the arguments' arrays that the kernel may only read.
+        left_out: what it does not compute; None if it computes everything.
 
     Attributes:
         running: its cores, to be called each in a thread of its own.
@@ -94,24 +99,38 @@ class PreparedLaunch:
         seat: Seat | None = None,
         is_watched: bool = True,
         unwritable: frozenset[int] = frozenset(),
+        left_out: LeftOut | None = None,
     ) -> None:
         func, self._options = kernel.func, current_options()
         options, count = self._options, cores_of(kernel, self._options, (args, kwargs))
         self._kernel = kernel
-        self._arguments = Arguments(
-            func, args, kwargs, is_shared=count > 1, precise_fp=options.precise_fp, unwritable=unwritable
-        )
+        is_shared, precise_fp = count > 1, options.precise_fp
+        if left_out is None:
+            self._arguments = Arguments(
+                func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, unwritable=unwritable
+            )
+        else:
+            self._arguments = ArgumentsLeftOut(
+                func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, left_out=left_out
+            )
         barrier = CoreBarrier(count) if seat is None else seat.world.barrier()
         # Two cores have a grid, also where no brackets made it: public kernels divide their work if there is one.
         grid_dimensions = 0 if kernel.cores is None and count == 1 else 1
         launch = Launch(options, count, grid_dimensions, barrier, self._arguments.is_abstract, seat)
         if not is_watched:
             launch.trips = Trips(launch.trips.stated)
+        if left_out is not None:
+            launch.left_out, launch.trips = left_out, Trips(lambda: left_out.trips, ran=launch.trips.ran)
         launch.kernel, launch.allows_other_configs = kernel.__name__, kernel.settings.allows_other_configs
         launch.compile_config = kernel.settings.compile_config or launch.compile_config
         cores = [Core(number, launch) for number in range(count)]
         self._watchers = _watch(cores, options, active_watchers() if is_watched else ())
         self.running = [CoreRun(func, self._arguments, core) for core in cores]
+
+    @property
+    def given(self) -> list[tuple[Any, Storage]]:
+        """The arrays among the arguments, as the caller gave them, each with the storage that stands for it."""
+        return self._arguments.storages()
 
     @property
     def is_abstract(self) -> bool:
@@ -163,6 +182,8 @@ def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -
     for core in cores:
         if checks_capacity or asking:
             core.observers.add(Lives(core.generation, level=options.capacity, finds_peaks=bool(asking)))
+        if options.psum_groups != "ignore":
+            core.observers.add(PsumGroups(options.psum_groups, core))
         for watcher in (*watchers, *asking):
             core.observers.add(watcher.watch(core.number, core.observers))
     return [*watchers, *asking]

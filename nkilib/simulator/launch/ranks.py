@@ -92,8 +92,18 @@ class Ranks:
     timeout: float | None
 
     def __call__(self, kernel: Kernel | Callable[..., Any]) -> RankedKernel:
-        """``kernel`` (from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function) on every rank."""
-        return RankedKernel(simulate(kernel), self)
+        """``kernel`` (from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function) on every rank.
+
+        Raises:
+            NotImplementedError: if it skips arithmetic.
+        """
+        made = simulate(kernel)
+        if made.settings.skipping is not None:
+            raise NotImplementedError(
+                f"ranks({self.count})({made.__name__}): skip_arithmetic does not know what other ranks leave out; give "
+                f"ranks the kernel without it"
+            )
+        return RankedKernel(made, self)
 
 
 @dataclass(frozen=True)

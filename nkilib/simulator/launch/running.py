@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,19 @@ from ..machine.core import Core
 from ..numerics.blas_threads import one_thread
 from ..target.current import enter
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
-from ..terms.spec import DataNeeded
+from ..terms.spec import DataNeeded, ValuesWanted
 from .arguments import Arguments
 
 
 class CoreRun:
-    """One core's execution of the kernel function."""
+    """One core's execution of the kernel function.
+
+    Attributes:
+        core: it.
+        result: what the function returned.
+        error: what it raised.
+        around: is entered while the function runs, in the thread of the core.
+    """
 
     def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
         self._func = func
@@ -25,6 +33,7 @@ class CoreRun:
         self.core = core
         self.result: Any = None
         self.error: BaseException | None = None
+        self.around: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -36,7 +45,7 @@ class CoreRun:
         enter(self.core)
         try:
             # Overflow to inf and NaN from inf - inf are results of a device, not mistakes of a program.
-            with np.errstate(all="ignore"), one_thread():
+            with np.errstate(all="ignore"), one_thread(), self.around():
                 self.result = self._func(*self._arguments.args, **self._arguments.kwargs)
             for check in self.core.at_end:
                 check()
@@ -46,6 +55,8 @@ class CoreRun:
         except CoreAbortedError:
             pass
         except BaseException as error:
+            if isinstance(error, DataNeeded) and self.core.launch.left_out is not None:
+                error = ValuesWanted(error.origin)
             if isinstance(error, DataNeeded):  # outside an instruction: nothing can stand for the values
                 error = NkiValidationError(str(error)).with_traceback(error.__traceback__)
             if isinstance(error, NkiValidationError):

@@ -10,9 +10,21 @@ import warnings
 from dataclasses import dataclass
 
 from ..machine.core import Core
+from ..machine.trips import Stated
 from ..target.limits import generation
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.errors import NkiValidationError
+
+
+@dataclass(frozen=True)
+class Skipping:
+    """That a launch computes only what it has to; see launch/skipping.py.
+
+    Attributes:
+        trips: how often loops run whose bounds are among the values that are left out; None to compute these.
+    """
+
+    trips: Stated | None = None
 
 
 @dataclass(frozen=True)
@@ -23,6 +35,7 @@ class Settings:
         compile_config: what it asks of the compiler; None if it asks for nothing.
         specialization_config: how it is traced; None if it does not say.
         platform_target: the target that it is written for; see :func:`~nkilib.simulator.target.options.preferring`.
+        skipping: how a launch leaves arithmetic out; None if it computes.
 
     Raises:
         TypeError: if a configuration is of another class.
@@ -32,6 +45,7 @@ class Settings:
     compile_config: CompileConfig | None = None
     specialization_config: SpecializationConfig | None = None
     platform_target: str | None = None
+    skipping: Skipping | None = None
 
     def __post_init__(self) -> None:
         _check_class("compile_config", self.compile_config, CompileConfig)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from .generation import Generation
 from .limits import generation
@@ -16,7 +16,7 @@ from .limits import generation
 Level = Literal["error", "warn", "ignore"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 # The checks that have one; NKILIB_RACES and so on set them.
-CHECKS = ("uninitialized", "capacity", "races", "identical_writes")
+CHECKS = ("uninitialized", "capacity", "races", "identical_writes", "psum_groups")
 # What ``uninitialized="ignore"`` was called before it was a level like the others.
 _NAN = "nan"
 
@@ -31,6 +31,12 @@ _FRONTENDS: dict[str, Frontend] = {
     "custom": "custom",
     "parser": "custom",  # the same under the name that it had in 0.6
 }
+_PRECISION_VARIABLE = "NKI_PRECISE_FP"
+TARGET_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+# Whether launches may be replayed. "strict" is for developers of the simulator: errors of the replay are raised.
+REPLAY_VARIABLE = "NKILIB_REPLAY"
+_STRICT = "strict"
+_REPLAYS = {"": True, "1": True, _STRICT: True, "0": False}
 
 
 @dataclass(frozen=True)
@@ -53,12 +59,18 @@ class Options:
             there is then what the memory holds at that moment.
         identical_writes: both cores write the same values to the same elements without a barrier in between, which is
             no race, and one of them works for nothing: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``.
+        psum_groups: a matmul adds to a group of products in PSUM after another group was started in the same bank:
+            ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The sum is then
+            that of the documentation. A device has lost a part of it, and public kernels do it nevertheless
+            (docs/simulator-readings.md), hence ``"warn"``.
         frontend: the rules for loops and registers: ``"tracer"``, those of NKI 0.7, where no run-time value steers
             Python; or ``"custom"``, those of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
+        replay: whether a launch that equals earlier ones may run from a plan of what they did, with the same bits.
+            ``NKILIB_REPLAY=0`` turns it off.
 
-    The four checks are set by ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES`` and
-    ``NKILIB_IDENTICAL_WRITES``. ``"warn"`` is a :class:`SimulatorWarning`, one for each line of a kernel and process.
+    The checks are set by ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``, ``NKILIB_IDENTICAL_WRITES``
+    and ``NKILIB_PSUM_GROUPS``. ``"warn"`` is a :class:`SimulatorWarning`, one for each line of a kernel and process.
     """
 
     target: str = "trn2"
@@ -67,7 +79,9 @@ class Options:
     capacity: Level = "error"
     races: Level = "error"
     identical_writes: Level = "ignore"
+    psum_groups: Level = "warn"
     frontend: Frontend = "tracer"
+    replay: bool = True
 
     def __post_init__(self) -> None:
         generation(self.target)
@@ -79,6 +93,8 @@ class Options:
             _check_level(f"Options.{name}", getattr(self, name))
         if self.frontend not in FRONTENDS:
             raise ValueError(f"Options.frontend must be one of {', '.join(FRONTENDS)}, got {self.frontend!r}")
+        if not isinstance(self.replay, bool):
+            raise TypeError(f"Options.replay must be a bool, got {self.replay!r}")
 
     @property
     def generation(self) -> Generation:
@@ -93,22 +109,35 @@ class Options:
         """
         levels: dict[str, Any] = {}
         for name in CHECKS:
-            variable = f"NKILIB_{name.upper()}"
+            variable = _variable_of(name)
             value = os.environ.get(variable)
             if value:
                 levels[name] = value
                 _check_level(variable, "ignore" if value == _NAN and name == "uninitialized" else value)
-        precise = os.environ.get("NKI_PRECISE_FP", "1")
+        precise = os.environ.get(_PRECISION_VARIABLE, "1")
         if precise not in ("0", "1"):
-            raise ValueError(f"NKI_PRECISE_FP must be 0 or 1, got {precise!r}")
-        target = os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE") or cls.target
+            raise ValueError(f"{_PRECISION_VARIABLE} must be 0 or 1, got {precise!r}")
+        replays = os.environ.get(REPLAY_VARIABLE, "")
+        if replays not in _REPLAYS:
+            raise ValueError(f"{REPLAY_VARIABLE} must be 0, 1 or {_STRICT}, got {replays!r}")
+        target = os.environ.get(TARGET_VARIABLE) or cls.target
         frontend = os.environ.get(_FRONTEND_VARIABLE, "")
         if frontend not in _FRONTENDS:
             raise ValueError(f"{_FRONTEND_VARIABLE} must be tracer or custom, got {frontend!r}")
         try:
-            return cls(target=target, precise_fp=precise == "1", frontend=_FRONTENDS[frontend], **levels)
+            return cls(
+                target=target,
+                precise_fp=precise == "1",
+                frontend=_FRONTENDS[frontend],
+                replay=_REPLAYS[replays],
+                **levels,
+            )
         except ValueError as error:
-            raise ValueError(f"NEURON_PLATFORM_TARGET_OVERRIDE: {error}") from None
+            raise ValueError(f"{TARGET_VARIABLE}: {error}") from None
+
+
+def _variable_of(check: str) -> str:
+    return f"NKILIB_{check.upper()}"
 
 
 def _check_level(what: str, value: object) -> None:
@@ -116,12 +145,74 @@ def _check_level(what: str, value: object) -> None:
         raise ValueError(f"{what} must be one of {', '.join(LEVELS)}, got {value!r}")
 
 
-_CHANGES: ContextVar[dict[str, Any] | None] = ContextVar("nkilib_simulator_option_changes", default=None)
+class RawEnvironment:
+    """Environment variables as the process holds them, read in a microsecond: ``os.environ`` decodes each one.
+
+    Args:
+        names: the variables.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._keys: tuple[Any, ...] = tuple(map(getattr(os.environ, "encodekey", str), self._names))
+
+    def __call__(self) -> tuple[Any, ...]:
+        """Their values in order, None where one is not set; for comparison only, they may be bytes."""
+        held = getattr(os.environ, "_data", None)
+        # A test may have put another mapping in the place of os.environ.
+        return tuple(map(os.environ.get, self._names)) if held is None else tuple(map(held.get, self._keys))
+
+
+# The variables that options are read from.
+OPTION_VARIABLES = (
+    *map(_variable_of, CHECKS),
+    _PRECISION_VARIABLE,
+    TARGET_VARIABLE,
+    _FRONTEND_VARIABLE,
+    REPLAY_VARIABLE,
+)
+_raw_environment = RawEnvironment(OPTION_VARIABLES)
+
+
+class _Changes(NamedTuple):
+    """What :func:`using` changes.
+
+    Attributes:
+        values: by field.
+        key: the same to compare, in which True is not 1.
+    """
+
+    values: dict[str, Any]
+    key: tuple[Any, ...]
+
+
+_NO_CHANGES = _Changes({}, ())
+_CHANGES: ContextVar[_Changes] = ContextVar("nkilib_simulator_option_changes", default=_NO_CHANGES)
+# Options by raw environment and changes. A program has a handful; what makes more of them starts again.
+_KNOWN: dict[tuple[Any, ...], Options] = {}
+_MOST_KNOWN = 64
 
 
 def current_options() -> Options:
-    """The options in force: the environment's, with what :func:`using` changes."""
-    return replace(Options.from_environment(), **(_CHANGES.get() or {}))
+    """The options in force: the environment's, with what :func:`using` changes.
+
+    Raises:
+        ValueError: if a variable has a value that is not documented.
+    """
+    changes = _CHANGES.get()
+    key = (_raw_environment(), changes.key)
+    known = _KNOWN.get(key)
+    if known is None:
+        known = replace(Options.from_environment(), **changes.values)
+        if len(_KNOWN) >= _MOST_KNOWN:
+            _KNOWN.clear()
+        _KNOWN[key] = known
+    return known
+
+
+def raises_errors_of_replay() -> bool:
+    """Whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised, and not only counted."""
+    return os.environ.get(REPLAY_VARIABLE) == _STRICT
 
 
 @contextmanager
@@ -140,7 +231,10 @@ def using(**changes: Any) -> Iterator[Options]:
     known = [field.name for field in fields(Options)]
     for name in changes.keys() - set(known):
         raise TypeError(f"using: there is no option {name!r}; there are {', '.join(known)}")
-    token = _CHANGES.set({**(_CHANGES.get() or {}), **changes})
+    values = {**_CHANGES.get().values, **changes}
+    # Before anything is looked up by them: what is refused may not have a hash.
+    replace(Options.from_environment(), **values)
+    token = _CHANGES.set(_Changes(values, tuple((name, type(value), value) for name, value in sorted(values.items()))))
     try:
         yield current_options()
     finally:
@@ -150,8 +244,7 @@ def using(**changes: Any) -> Iterator[Options]:
 @contextmanager
 def preferring(target: str | None) -> Iterator[None]:
     """Simulate a kernel's own target, if it has one and neither :func:`using` nor the environment names another."""
-    changes = _CHANGES.get() or {}
-    if target is None or "target" in changes or os.environ.get("NEURON_PLATFORM_TARGET_OVERRIDE"):
+    if target is None or "target" in _CHANGES.get().values or os.environ.get(TARGET_VARIABLE):
         yield
         return
     with using(target=target):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import Options
+from nkilib.simulator.target import options as module
 from nkilib.simulator.target.options import current_options
 from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused
@@ -20,6 +22,8 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NKI_PRECISE_FP", raising=False)
     monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE", raising=False)
     monkeypatch.delenv("NKI_COMPILER_FRONTEND", raising=False)
+    monkeypatch.delenv("NKILIB_PSUM_GROUPS", raising=False)  # which holds for all other tests
+    monkeypatch.delenv("NKILIB_REPLAY", raising=False)
 
 
 def test_defaults() -> None:
@@ -41,11 +45,13 @@ def test_options_are_frozen() -> None:
             "target must be one of trn1, inf2, gen2, trn2, gen3, trn3, gen4, trn3_a0, trn3pre, got 'trn9'",
         ),
         ("precise_fp", 1, TypeError, "Options.precise_fp must be a bool, got 1"),
+        ("replay", "strict", TypeError, "Options.replay must be a bool, got 'strict'"),
         ("frontend", "parser", ValueError, "Options.frontend must be one of tracer, custom, got 'parser'"),
         ("uninitialized", "zero", ValueError, "Options.uninitialized must be one of error, warn, ignore, got 'zero'"),
         ("capacity", True, ValueError, "Options.capacity must be one of error, warn, ignore, got True"),
         ("races", "nan", ValueError, "Options.races must be one of error, warn, ignore, got 'nan'"),
         ("identical_writes", "", ValueError, "Options.identical_writes must be one of error, warn, ignore, got ''"),
+        ("psum_groups", "off", ValueError, "Options.psum_groups must be one of error, warn, ignore, got 'off'"),
     ],
 )
 def test_wrong_values_are_refused(field: str, value: Any, error: type[Exception], message: str) -> None:
@@ -65,7 +71,7 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         raise AssertionError("the block must not be entered")
     assert str(caught.value) == (
         "using: there is no option 'race'; there are target, precise_fp, uninitialized, capacity, races, "
-        "identical_writes, frontend"
+        "identical_writes, psum_groups, frontend, replay"
     )
 
 
@@ -83,6 +89,12 @@ def test_an_option_that_there_is_not_is_refused_with_those_that_there_are() -> N
         ("NKILIB_UNINITIALIZED", "error", "uninitialized", "error"),
         ("NKILIB_UNINITIALIZED", "nan", "uninitialized", "ignore"),
         ("NKILIB_IDENTICAL_WRITES", "warn", "identical_writes", "warn"),
+        ("NKILIB_PSUM_GROUPS", "error", "psum_groups", "error"),
+        ("NKILIB_PSUM_GROUPS", "", "psum_groups", "warn"),
+        ("NKILIB_REPLAY", "", "replay", True),
+        ("NKILIB_REPLAY", "1", "replay", True),
+        ("NKILIB_REPLAY", "strict", "replay", True),
+        ("NKILIB_REPLAY", "0", "replay", False),
         ("NKI_COMPILER_FRONTEND", "", "frontend", "tracer"),
         ("NKI_COMPILER_FRONTEND", "tracer", "frontend", "tracer"),
         ("NKI_COMPILER_FRONTEND", "custom", "frontend", "custom"),
@@ -104,6 +116,8 @@ def test_environment_variables(
         ("NKILIB_CAPACITY", "nan", "NKILIB_CAPACITY must be one of error, warn, ignore, got 'nan'"),
         ("NKILIB_UNINITIALIZED", "0", "NKILIB_UNINITIALIZED must be one of error, warn, ignore, got '0'"),
         ("NKILIB_IDENTICAL_WRITES", "yes", "NKILIB_IDENTICAL_WRITES must be one of error, warn, ignore, got 'yes'"),
+        ("NKILIB_PSUM_GROUPS", "on", "NKILIB_PSUM_GROUPS must be one of error, warn, ignore, got 'on'"),
+        ("NKILIB_REPLAY", "off", "NKILIB_REPLAY must be 0, 1 or strict, got 'off'"),
         ("NKI_COMPILER_FRONTEND", "old", "NKI_COMPILER_FRONTEND must be tracer or custom, got 'old'"),
         (
             "NEURON_PLATFORM_TARGET_OVERRIDE",
@@ -119,6 +133,41 @@ def test_undocumented_values_of_the_environment_are_refused(
 ) -> None:
     monkeypatch.setenv(variable, value)
     assert refused(ValueError, Options.from_environment) == message
+
+
+def test_options_are_made_once_while_nothing_changes_and_anew_when_something_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = current_options()
+    assert current_options() is first
+    monkeypatch.setenv("NKILIB_CAPACITY", "ignore")
+    assert current_options() == dataclasses.replace(first, capacity="ignore")
+    with nkilib.simulator.using(capacity="error"):
+        assert current_options() == first
+    monkeypatch.setattr(os, "environ", {"NKILIB_CAPACITY": "warn"})
+    assert current_options().capacity == "warn"
+    monkeypatch.undo()
+    assert current_options() == dataclasses.replace(first, psum_groups="error")  # as for all other tests
+    with nkilib.simulator.using(precise_fp=True) as options:
+        assert refused(TypeError, lambda: nkilib.simulator.using(precise_fp=1).__enter__())
+        assert options.precise_fp is True
+
+
+def test_many_options_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1000):
+        monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", ("trn1", "trn2")[number % 2])
+        with nkilib.simulator.using(capacity="warn") as options:
+            assert options.target == ("trn1", "trn2")[number % 2]
+    for _ in range(100):
+        monkeypatch.setenv("NKILIB_RACES", "ignore")
+        assert current_options().races == "ignore"
+    assert len(module._KNOWN) <= module._MOST_KNOWN
+
+
+def test_errors_of_the_replay_are_raised_for_developers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not module.raises_errors_of_replay()
+    monkeypatch.setenv("NKILIB_REPLAY", "strict")
+    assert module.raises_errors_of_replay()
 
 
 def test_the_front_end_is_chosen_when_a_kernel_is_launched(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,34 @@
+"""What a piece of code reads and imports, by its instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dis import get_instructions, opmap
+from importlib.util import resolve_name
+from types import CodeType
+
+_IMPORT = opmap["IMPORT_NAME"]
+
+
+def globals_of(code: CodeType) -> set[str]:
+    """The names that code reads as globals or builtins, and not as attributes."""
+    return {each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+
+
+def imports_of(code: CodeType, package: str) -> Iterator[str]:
+    """The names of the modules that code imports when it runs.
+
+    Args:
+        code: a function's.
+        package: of its module, from which relative imports start.
+    """
+    if _IMPORT not in code.co_code[::2]:
+        return
+    constants: list[int | None] = [0, None]  # loaded before: how many packages up, and which names
+    for each in get_instructions(code):
+        if each.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants = [constants[-1], each.argval]
+        elif each.opname == "IMPORT_NAME":
+            level = constants[0]
+            dots = "." * level if isinstance(level, int) else ""
+            yield resolve_name(f"{dots}{each.argval}", package or None) if dots else each.argval

@@ -1,0 +1,123 @@
+"""What became of the launches of this process: which ran from a plan, and why the others did not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from threading import Lock
+
+# Names and reasons beyond so many are counted together, so that a long process does not collect them for ever.
+MOST_KERNELS, MOST_REASONS = 1024, 16
+OTHERS = "(others)"
+
+
+@dataclass(frozen=True)
+class LaunchCounts:
+    """What became of launches.
+
+    Attributes:
+        as_today: launches that ran instruction by instruction, and were not recorded.
+        recorded: launches that ran so and were recorded.
+        replayed: launches that ran from a plan.
+        planned: plans that were made.
+        failed: launches on whose values no plan was right; they are counted as ``as_today`` or ``recorded`` too.
+        reasons: how many launches ran as they did for which reason; the first ones of a kernel have none.
+    """
+
+    as_today: int = 0
+    recorded: int = 0
+    replayed: int = 0
+    planned: int = 0
+    failed: int = 0
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.replayed} replayed, {self.recorded} recorded, {self.as_today} as without replay; "
+            f"{self.planned} plans made, {self.failed} failures"
+        )
+        return "".join([text, *(f"\n    {count} x {reason}" for reason, count in self.reasons.items())])
+
+
+@dataclass(frozen=True)
+class ReplayCounts:
+    """What became of the launches of this process so far.
+
+    Attributes:
+        total: of all kernels.
+        kernels: by the kernel's name.
+    """
+
+    total: LaunchCounts
+    kernels: Mapping[str, LaunchCounts]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name}: {counts}" for name, counts in (*self.kernels.items(), ("total", self.total)))
+
+
+class Tally:
+    """Counts the launches of one kernel."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._reasons: Counter[str] = Counter()
+        self._lock = Lock()
+
+    def add(self, what: str, reason: str = "") -> None:
+        """One more of ``what``, a field of :class:`LaunchCounts`; ``reason`` says why, if there is one."""
+        with self._lock:
+            self._counts[what] += 1
+            if reason:
+                is_known = reason in self._reasons or len(self._reasons) < MOST_REASONS
+                self._reasons[reason if is_known else OTHERS] += 1
+
+    def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
+        """Add what was counted so far."""
+        with self._lock:
+            counts.update(self._counts)
+            reasons.update(self._reasons)
+
+
+class Tallies:
+    """The tallies of all kernels, by name."""
+
+    def __init__(self) -> None:
+        self._tallies: dict[str, Tally] = {}
+        self._lock = Lock()
+
+    def of(self, kernel: str) -> Tally:
+        """The tally of a kernel."""
+        found = self._tallies.get(kernel)
+        if found is None:
+            with self._lock:
+                name = kernel if len(self._tallies) < MOST_KERNELS else OTHERS
+                found = self._tallies.setdefault(name, Tally())
+        return found
+
+    def so_far(self) -> ReplayCounts:
+        """What was counted so far."""
+        counts: Counter[str] = Counter()
+        reasons: Counter[str] = Counter()
+        kernels = {}
+        for name, tally in sorted([*self._tallies.items()]):
+            own: Counter[str] = Counter()
+            own_reasons: Counter[str] = Counter()
+            tally.merge_into(own, own_reasons)
+            counts.update(own)
+            reasons.update(own_reasons)
+            kernels[name] = LaunchCounts(**own, reasons=dict(own_reasons))
+        return ReplayCounts(LaunchCounts(**counts, reasons=dict(reasons)), kernels)
+
+
+TALLIES = Tallies()
+
+
+def replay_counts() -> ReplayCounts:
+    """How many launches of this process were replayed so far, by kernel, and why others were not.
+
+    Example::
+
+        print(nkilib.simulator.replay_counts())
+    """
+    return TALLIES.so_far()

@@ -1,0 +1,217 @@
+"""From recorded calls to work: the functions of the instructions run on tensors without memory and say what they do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..engines.dma.modes import as_oob_mode
+from ..machine.barrier import CoreBarrier
+from ..machine.call import Call
+from ..machine.core import Core, Launch
+from ..target.current import enter
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from ..terms.enums import oob_mode
+from ..terms.regions import MemoryRegion
+from ..terms.spec import DataNeeded
+from .errors import Unplannable
+from .ghosts import Ghost, ghost_of
+from .stream import Entry, Gathered, Guarded, Recorded, Stored, Stream, views_in
+from .territories import Territory
+from .tracked import Tracked
+from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
+
+_OOB_MODE = "oob_mode"
+# Instructions for which the cores of a launch of two wait for each other.
+MEETINGS = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
+
+
+def cores_for(stream: Stream) -> list[Core]:
+    """New cores of a launch like the recorded one, without observers."""
+    launch = Launch(stream.options, len(stream.cores), stream.grid_dimensions, CoreBarrier(len(stream.cores)))
+    cores = [Core(number, launch) for number in range(len(stream.cores))]
+    for core in cores:
+        core.defers_results = False
+    return cores
+
+
+def emit(cores: Sequence[Core], stream: Stream, tracked: Tracked) -> list[list[Work]]:
+    """What each core does; of some tensors it is to be found out whenever it runs.
+
+    Raises:
+        Unplannable: if one reads elements that no instruction has written.
+    """
+    emissions = [_emit_core(core, entries, tracked) for core, entries in zip(cores, stream.cores, strict=True)]
+    for emission in emissions:
+        for ref in emission.shared_reads:
+            check_written(ref)
+    for view in views_in(stream.result):
+        if ghost_of(view) not in tracked.all:
+            check_written(Ref(view))
+    return [emission.works for emission in emissions]
+
+
+def _emit_core(core: Core, entries: Iterable[Entry], tracked: Tracked) -> _Emission:
+    emission = _Emission(tracked.all, {ghost: sides[core.number] for ghost, sides in tracked.divided.items()})
+    core.emitter = emission
+    enter(core)
+    try:
+        for entry in entries:
+            emission.take(core, entry)
+    finally:
+        core.emitter = None
+        enter(None)
+    return emission
+
+
+class _Emission:
+    """The emitter of a core; see machine/emitter.py.
+
+    Attributes:
+        works: what was emitted.
+        shared_reads: what is read of shared HBM.
+    """
+
+    def __init__(self, tracked: frozenset[Ghost], sides: dict[Ghost, Territory]) -> None:
+        self._tracked = tracked
+        self._sides = sides
+        self.works: list[Work] = []
+        self.shared_reads: list[Ref] = []
+
+    def take(self, core: Core, entry: Entry) -> None:
+        """Take down what an instruction does, and what it has written."""
+        if isinstance(entry, Guarded):
+            self._add(Check(entry))
+        elif isinstance(entry, Stored):
+            self._add(Store(entry))
+            entry.view.mark_written()
+        else:
+            self._take_call(core, entry)
+
+    def _take_call(self, core: Core, entry: Recorded) -> None:
+        definition = entry.definition
+        is_meeting = definition.name in MEETINGS and core.launch.cores > 1
+        for operand in entry.indirect:
+            self._gather(operand)
+        if self._sides:
+            self._check_sides(entry)
+        is_meeting |= entry.is_collective and core.launch.cores > 1
+        mark, is_whole = len(self.works), is_meeting
+        if is_meeting:
+            self._add(Meeting(entry))
+        else:
+            call = Call(core, definition, [*entry.values, None])
+            call.engine = entry.engine
+            try:
+                if self._is_tracked(entry):
+                    raise DataNeeded("what is touched")
+                definition.function(call, *entry.values)
+            except DataNeeded:
+                del self.works[mark:]
+                self._add(Whole(entry))
+                is_whole = True
+        _mark_outputs(entry, is_whole)
+        for operand in entry.indirect:
+            if operand.is_output:
+                self._add(
+                    Action.of(operand.scatter, (), (operand.elements, operand.index), (operand.base,), may_refuse=True)
+                )
+
+    def _check_sides(self, entry: Recorded) -> None:
+        """Have the rows checked that the data name of tensors which the cores have divided."""
+        for view, _ in entry.tensors:
+            side, indirect = self._sides.get(ghost_of(view)), view.indirect_access
+            if side is not None and indirect is not None and isinstance(indirect.index, View):
+                self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
+
+    def _gather(self, operand: Gathered) -> None:
+        """Have the elements of an operand gathered; one that is only written has none so far."""
+        written = operand.base.storage.written
+        if operand.is_output and written.is_untouched:
+            raise Unplannable("elements are scattered to a tensor that is not written yet")
+        self._add(Action.of(operand.gather, (operand.elements,), (operand.base, operand.index), (), may_refuse=True))
+        operand.elements.mark_written()
+
+    def _is_tracked(self, entry: Recorded) -> bool:
+        """Whether it has to run as it is, for the sake of what is known of a tensor."""
+        return bool(self._tracked) and any(ghost_of(view) in self._tracked for view, _ in entry.tensors)
+
+    def _add(self, work: Work) -> None:
+        is_whole = isinstance(work, Whole)  # this one is taken to read all that it may only write
+        for ref in work.reads:
+            if (is_whole and ref in work.writes) or ref.storage in self._tracked:
+                continue
+            if ref.storage.region is MemoryRegion.shared_hbm:
+                self.shared_reads.append(ref)  # it may be the other core that has written
+            else:
+                check_written(ref)
+        self.works.append(work)
+
+    def elementwise(
+        self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
+    ) -> None:
+        scalars = [Ref(each) if isinstance(each, NkiTensor) else each for each in columns]
+        destination = None
+        if reduction is not None and reduction.destination is not None:
+            destination = Ref(reduction.destination)
+        self._add(Elementwise(Ref(dst), list(map(Ref, tiles)), apply, reduction, scalars, destination))
+
+    def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
+        self._add(Reduced(Ref(dst), Ref(tile), reduce, reads_bfloat16))
+
+    def act(
+        self,
+        function: Callable[..., object],
+        writes: Sequence[View],
+        reads: Sequence[View],
+        updates: Sequence[View],
+        may_refuse: bool,
+    ) -> None:
+        self._add(Action.of(function, writes, reads, updates, may_refuse=may_refuse))
+
+    def move(self, target: View, source: View) -> None:
+        self._add(Move(Ref(target), Ref(source)))
+
+    def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
+        self._add(Product(Ref(dst), Ref(stationary), Ref(moving), is_added))
+
+
+def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
+    """Note what an instruction has written, unless its function has done so.
+
+    Args:
+        entry: the instruction.
+        is_whole: whether its function did not run to its end, because that needs elements.
+
+    Raises:
+        Unplannable: if the data decide which elements of PSUM are no matmul results any more.
+    """
+    definition = entry.definition
+    for rule, position in definition.outputs:
+        written = entry.values[position]
+        if written is None:
+            continue
+        if not rule.marks_itself:
+            written.mark_written(definition.is_matmul)
+        elif is_whole and written.indirect_access is None:
+            if not rule.may_leave and not _skips(entry):
+                written.mark_written()
+            elif written.buffer is MemoryRegion.psum:
+                raise Unplannable("the data decide which elements of PSUM it writes")
+
+
+def _skips(entry: Recorded) -> bool:
+    """Whether rows are left out for which an index is out of range."""
+    names = entry.definition.names
+    return _OOB_MODE in names and as_oob_mode(entry.values[names.index(_OOB_MODE)]) is oob_mode.skip
+
+
+def check_written(ref: Ref) -> None:
+    """Refuse elements that no instruction has written: what they hold is not the affair of a plan.
+
+    Raises:
+        Unplannable: naming the tensor.
+    """
+    if not ref.storage.written.is_written(ref.layout, ref.numpy_type.itemsize):
+        raise Unplannable(f"{ref.view} is read where no instruction has written")

@@ -1,0 +1,93 @@
+"""Storages without memory, in the place of those of a recorded launch, until a plan gives them some."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..memory.storage import Storage
+from ..memory.written import WrittenMap
+from ..tensors.view import View
+from ..terms.layout import Layout
+from ..terms.spec import DataNeeded
+
+Bytes = npt.NDArray[np.uint8]
+# What a storage is in its launch: what kind, and which one.
+Label = tuple[Any, ...]
+_NOTHING = np.empty(0, np.uint8)
+
+
+class Ghost(Storage):
+    """What is known of a storage besides its elements.
+
+    While it has no memory, instructions that read or write elements meet ``DataNeeded``.
+
+    Args:
+        original: the storage.
+        label: what it is in its launch, equal in every launch of the same kernel on the same shapes.
+        has_data: whether its elements are there when the launch begins.
+
+    Attributes:
+        label: see there.
+    """
+
+    __slots__ = ("_has_memory", "label")
+
+    def __init__(self, original: Storage, label: Label, *, has_data: bool) -> None:
+        super().__init__(
+            *(original.shape, original.dtype, original.region, original.name),
+            precise_fp=not original.is_widened,
+            data=_NOTHING,
+            address=original.address,
+        )
+        self.label = label
+        self._has_memory = False
+        self.is_read_only = original.is_read_only
+        self.written = self._make_map(has_data)
+        self._accumulated = self._make_map(False)
+
+    @property
+    def has_data(self) -> bool:
+        """Whether its elements are there when the launch begins."""
+        return self.label[0] in ("argument", "constant")
+
+    def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+        if not self._has_memory:
+            self._refuse()
+        return super().memory(layout, numpy_type)
+
+    def _refuse(self) -> NoReturn:
+        raise DataNeeded(f"a recorded tensor {self.label}")
+
+    def give(self, memory: Bytes) -> None:
+        """Let its elements be in ``memory``."""
+        self._bytes = memory
+        self._has_memory = True
+
+    def take_away(self) -> None:
+        """Its memory belongs to somebody else from here on."""
+        self._bytes = _NOTHING
+        self._has_memory = False
+
+    def forget_writes(self) -> None:
+        """What was written is not known any more, as at the beginning of a launch."""
+        self.written = self._make_map(self.has_data)
+        self._accumulated = self._make_map(False)
+
+    def count_as_written(self) -> None:
+        """All elements have a value: what its launch checked once holds whenever it runs again."""
+        self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
+
+
+def ghost_of(view: View) -> Ghost:
+    """The ghost that a recorded view is of.
+
+    Raises:
+        TypeError: if it is of another storage.
+    """
+    storage = view.storage
+    if not isinstance(storage, Ghost):
+        raise TypeError(f"{view!r} is no tensor of a recorded launch")
+    return storage

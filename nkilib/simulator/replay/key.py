@@ -1,0 +1,285 @@
+"""What a launch has in common with the ones that it repeats: everything that its instructions may depend on, but data.
+
+The key is made at every launch and is therefore flat: hashable parts, in which each value follows its type, and the
+items of a container its length. Objects that are compared by identity stand in it by ``id``, and the caller keeps weak
+references to them, so that a key does not keep a kernel alive with all that it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from itertools import combinations, pairwise
+from operator import attrgetter
+from struct import pack
+from types import BuiltinFunctionType, CellType, FunctionType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib import lnc
+
+from ..isa.operators import Operator
+from ..launch.arguments import as_numpy, is_array
+from ..launch.prepared import Launchable
+from ..target.options import Options, RawEnvironment
+from ..tensors.scalars import DeviceInteger
+from ..tensors.view import View
+from ..terms.dtypes import LOW_PRECISION, DType
+from ..terms.objects import NKIObject
+from ..terms.spec import Spec
+
+# What a launch reads of the environment besides its options, here or in an instruction.
+_environment = RawEnvironment((lnc.VARIABLE, lnc.FLAGS, "NKI_LNC1_SHARED_HBM", "NKI_PREFETCH_RING_SIZE"))
+_values_of_options = attrgetter(*(field.name for field in fields(Options)))
+
+# Bits of numpy's ndarray.flags.num.
+_CONTIGUOUS, _OWNER, _ALIGNED, _WRITEABLE = 0x1, 0x4, 0x100, 0x400
+_FLAGS = _CONTIGUOUS | _ALIGNED | _WRITEABLE
+# Up to so many arrays each pair is compared, beyond they are sorted by address.
+_FEW = 8
+
+_LOW_PRECISION = frozenset(dtype.numpy for dtype in LOW_PRECISION)
+# Types of which equal values are alike; not float: 0.0 equals -0.0, and NaN nothing.
+_PLAIN = frozenset({type(None), bool, int, str, bytes})
+_PARAMETERS = "__dataclass_params__"
+_BY_IDENTITY = (FunctionType, BuiltinFunctionType, np.ufunc, Operator)
+
+
+class Given(NamedTuple):
+    """A launch that may be recorded or replayed.
+
+    Attributes:
+        key: equal for launches whose instructions may be the same.
+        arrays: each array among the arguments once, in order of first appearance, in memory shared with the caller's.
+        originals: the caller's objects that these stand for.
+        kept: the objects that the key names by ``id``, the kernel's function first; the key is good while they live.
+    """
+
+    key: Hashable
+    arrays: list[npt.NDArray[Any]]
+    originals: list[Any]
+    kept: list[Any]
+
+
+class Refusal(NamedTuple):
+    """A launch that is neither recorded nor replayed.
+
+    Attributes:
+        reason: why not.
+    """
+
+    reason: str
+
+
+class _Unkeyable(Exception):
+    """An argument that no key can hold."""
+
+
+def given_of(kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given | Refusal:
+    """The key of a launch and its arrays, or why it has none.
+
+    Args:
+        kernel: what is launched.
+        options: in force.
+        args, kwargs: its arguments.
+    """
+    func = kernel.func
+    if type(func) is not FunctionType:
+        return Refusal(f"the kernel is a {type(func).__name__}, not a Python function")
+    collected = _Collected(not options.precise_fp)
+    collected.add_identity(func)
+    collected.parts += (kernel.cores, kernel.schedule, kernel.settings, _values_of_options(options), _environment())
+    place: Any = None
+    try:
+        if func.__closure__ is not None:
+            collected.add_cells(func.__closure__)
+        for place, value in (*enumerate(args), *kwargs.items()):
+            collected.parts.append(place)
+            collected.add(value)
+    except _Unkeyable as error:
+        return Refusal(f"{_argument(func, place)} {error}")
+    except RecursionError:
+        return Refusal(f"{_argument(func, place)} is nested too deeply")
+    if collected.may_overlap():
+        return Refusal("arrays among the arguments overlap in memory")
+    return Given(tuple(collected.parts), collected.arrays, collected.originals, collected.kept)
+
+
+class _Collected:
+    """What was found so far on the walk through a launch's arguments.
+
+    Args:
+        widens: whether the launch keeps low precision in float32, so that such arrays are copied.
+    """
+
+    __slots__ = ("_are_owners", "_numbers", "_widens", "arrays", "kept", "originals", "parts")
+
+    def __init__(self, widens: bool) -> None:
+        self.parts: list[Any] = []
+        self.arrays: list[npt.NDArray[Any]] = []
+        self.originals: list[Any] = []
+        self.kept: list[Any] = []
+        self._numbers: dict[int, int] = {}  # of arrays, by id
+        self._are_owners = _OWNER
+        self._widens = widens
+
+    def add(self, value: Any) -> None:
+        """An argument, or an item of one."""
+        kind = type(value)
+        if kind is np.ndarray:
+            self._add_array(value)
+        elif kind in _PLAIN:
+            self.parts += (kind, value)
+        elif kind is float:
+            self._add_float(value)
+        elif kind is tuple or kind is list:
+            self.parts += (kind, len(value))
+            for item in value:
+                self.add(item)
+        else:
+            self._add_unusual(kind, value)
+
+    def add_identity(self, value: Any) -> None:
+        """An object that is compared by identity."""
+        self.parts += (type(value), id(value))
+        self.kept.append(value)
+
+    def add_cells(self, cells: Iterable[CellType]) -> None:
+        """The contents of a closure."""
+        for cell in cells:
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                self.parts.append(CellType)
+                continue
+            if type(value) in _PLAIN:
+                self.parts += (type(value), value)
+            else:
+                self.add_identity(value)
+
+    def may_overlap(self) -> bool:
+        """Whether two arrays may have bytes in common."""
+        arrays = self.arrays
+        if len(arrays) < 2 or self._are_owners:
+            return False
+        if len(arrays) <= _FEW:
+            return any(np.may_share_memory(one, other) for one, other in combinations(arrays, 2))
+        ordered = sorted(arrays, key=lambda array: array.__array_interface__["data"][0])
+        return any(np.may_share_memory(one, other) for one, other in pairwise(ordered))
+
+    def _add_array(self, value: Any) -> None:
+        known = self._numbers.get(id(value))
+        if known is not None:
+            self.parts += (type(value), known)
+            return
+        array: npt.NDArray[Any] = value
+        if type(value) is not np.ndarray:
+            array = self._converted(value)
+        flags, dtype = array.flags.num, array.dtype
+        if not flags & _CONTIGUOUS:
+            raise _Unkeyable("is an array that is not C-contiguous")
+        if not dtype.isnative or dtype.hasobject:
+            raise _Unkeyable(f"is an array of {dtype}, not in the machine's byte order")
+        if self._widens and dtype in _LOW_PRECISION:
+            raise _Unkeyable(f"is an array of {dtype}, which NKI_PRECISE_FP=0 copies")
+        if not array.size:
+            raise _Unkeyable("is an array without elements")
+        self._numbers[id(value)] = len(self.arrays)
+        self.arrays.append(array)
+        self.originals.append(value)
+        self._are_owners &= flags
+        self.parts += (type(value), array.shape, dtype, flags & _FLAGS)
+
+    def _converted(self, value: Any) -> npt.NDArray[Any]:
+        """A tensor of PyTorch, or an array of a subclass, as a plain array."""
+        if isinstance(value, np.ndarray):
+            return np.asarray(value)
+        try:
+            array = as_numpy(value, "an argument")
+        except Exception as error:  # PyTorch's, too: the launch as today says it with the argument's name
+            raise _Unkeyable(f"is no tensor that numpy can share: {error}") from None
+        self.parts += (value.dtype, value.requires_grad)
+        return array
+
+    def _add_float(self, value: float) -> None:
+        # By its bits where equality says too much, of 0.0 and -0.0, or too little, of NaN.
+        self.parts += (float, value if value and value == value else pack("d", value))
+
+    def _add_unusual(self, kind: type, value: Any) -> None:
+        """What few launches are given; in the order in which ``map_leaves`` and then the kernel would take it."""
+        if is_array(value):
+            self._add_array(value)
+        elif isinstance(value, tuple | list):
+            self._add_sequence(kind, value, self.add)
+        elif isinstance(value, dict):
+            self._add_mapping(kind, value, self.add)
+        elif isinstance(value, View | DeviceInteger):
+            raise _Unkeyable(f"is a {kind.__name__}, which belongs to another launch")
+        elif isinstance(value, NKIObject):
+            self._add_object(kind, value)
+        else:
+            self._add_leaf(kind, value)
+
+    def _add_sequence(self, kind: type, value: Iterable[Any], add: Callable[[Any], None]) -> None:
+        items = [*value]
+        self.parts += (kind, len(items))
+        for item in items:
+            add(item)
+
+    def _add_mapping(self, kind: type, value: Mapping[Any, Any], add: Callable[[Any], None]) -> None:
+        self.parts += (kind, len(value))
+        for key, item in value.items():
+            self._add_constant(key)
+            add(item)
+
+    def _add_object(self, kind: type, value: NKIObject) -> None:
+        if any(vars(each).get("__slots__") for each in kind.__mro__ if each is not NKIObject):
+            raise _Unkeyable(f"is a {kind.__name__}, which has slots")
+        self._add_mapping(kind, vars(value), self.add)
+
+    def _add_constant(self, value: Any) -> None:
+        """A value inside something that a launch passes through as it is."""
+        kind = type(value)
+        if kind in _PLAIN:
+            self.parts += (kind, value)
+        elif kind is float:
+            self._add_float(value)
+        elif isinstance(value, tuple | list) and not isinstance(value, NKIObject):
+            self._add_sequence(kind, value, self._add_constant)
+        elif isinstance(value, dict):
+            self._add_mapping(kind, value, self._add_constant)
+        else:
+            self._add_leaf(kind, value)
+
+    def _add_leaf(self, kind: type, value: Any) -> None:
+        if isinstance(value, np.generic):
+            self.parts += (kind, value.dtype, value.tobytes())
+        elif isinstance(value, Enum):
+            self.parts += (kind, value.name if value.name is not None else value.value)
+        elif kind is DType:
+            self.parts += (kind, str(value))
+        elif kind is complex:
+            self.parts += (kind, pack("dd", value.real, value.imag))
+        elif isinstance(value, np.dtype | type):
+            self.parts += (kind, value)
+        elif isinstance(value, _BY_IDENTITY):
+            self.add_identity(value)
+        elif isinstance(value, Spec):
+            raise _Unkeyable("is a spec: shapes only")
+        elif is_dataclass(value) and getattr(kind, _PARAMETERS).frozen:
+            self.parts.append(kind)
+            for field in fields(value):
+                self._add_constant(getattr(value, field.name))
+        else:
+            raise _Unkeyable(f"holds a {kind.__module__}.{kind.__qualname__}, which has no value to compare")
+
+
+def _argument(func: FunctionType, place: int | str | None) -> str:
+    """How a reason calls an argument."""
+    if place is None:
+        return "the kernel's closure"
+    names = func.__code__.co_varnames[: func.__code__.co_argcount]
+    return f"argument {names[place]!r}" if isinstance(place, int) and place < len(names) else f"argument {place!r}"

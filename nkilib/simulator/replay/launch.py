@@ -1,0 +1,133 @@
+"""How a launch runs: from a plan, as today and recorded, or as today."""
+
+from __future__ import annotations
+
+import sys
+from operator import attrgetter
+from typing import Any
+
+from ..launch.kernel import AsToday, Kernel
+from ..machine.observer import active_watchers
+from ..target.options import CHECKS, Options, current_options, raises_errors_of_replay
+from .counts import TALLIES
+from .entries import Entries, Entry, Planner
+from .errors import Unplannable
+from .key import Given, Refusal, given_of
+from .planner import LaunchPlanner
+
+# Without that of groups in PSUM, whose default is "warn" and which goes by no values: what it warns of is not planned.
+_levels_of = attrgetter(*[name for name in CHECKS if name != "psum_groups"])
+
+
+class Launches:
+    """Runs the launches of a process.
+
+    Args:
+        planner: records and plans; None runs everything as today.
+    """
+
+    def __init__(self, planner: Planner | None) -> None:
+        self.entries = Entries()
+        self._planner = planner
+        self._free: Options | None = None  # options that keep no launch from being replayed
+
+    def run(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+        """What the kernel returns.
+
+        Args:
+            kernel: to launch.
+            args, kwargs: its arguments.
+            as_today: runs it instruction by instruction.
+
+        Raises:
+            What ``as_today`` raises.
+        """
+        planner = self._planner
+        if planner is None:
+            return as_today(kernel, args, kwargs)
+        options = current_options()
+        hindrance = _hindrance(options, self._free)
+        if hindrance:
+            return _refused(hindrance, kernel, args, kwargs, as_today)
+        self._free = options
+        given = given_of(kernel, options, args, kwargs)
+        if isinstance(given, Refusal):
+            return _refused(given.reason, kernel, args, kwargs, as_today)
+        entry = self.entries.of(given, kernel.__name__)
+        if entry is None:
+            result = _refused("", kernel, args, kwargs, as_today)
+            self.entries.note_end(given)
+            return result
+        if entry.reason:
+            return _refused(entry.reason, kernel, args, kwargs, as_today)
+        if not entry.lock.acquire(blocking=False):
+            return _refused("the same launch runs in another thread", kernel, args, kwargs, as_today)
+        try:
+            replayed = entry.replay(given)
+            if replayed is not None:
+                return replayed.result
+            if entry.is_to_be_recorded:
+                return self._record(planner, entry, given, kernel, args, kwargs)
+            entry.check_failures()
+            return _refused(entry.reason, kernel, args, kwargs, as_today)
+        finally:
+            entry.lock.release()
+
+    def _record(
+        self,
+        planner: Planner,
+        entry: Entry,
+        given: Given,
+        kernel: Kernel,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a launch as today, and learn from it."""
+        watch = entry.watch()
+        recorded = planner.record(kernel, args, kwargs, given, watch, entry.written)
+        try:
+            entry.learn(recorded, watch, given, planner)
+        except Unplannable as error:
+            entry.refuse(str(error))
+        except Exception as error:
+            entry.refuse(f"planning failed with {type(error).__name__}: {error}")
+            if raises_errors_of_replay():
+                raise
+        entry.check_failures()
+        entry.tally.add("recorded", entry.reason)
+        self.entries.trim()
+        return recorded.result
+
+
+def _hindrance(options: Options, free: Options | None) -> str:
+    """Why no launch is recorded nor replayed now; empty if nothing keeps it from that.
+
+    Args:
+        options: in force.
+        free: options that do not.
+    """
+    if active_watchers():
+        return "the launch is observed"
+    if sys.gettrace() is not None or _has_debugger():
+        return "a debugger or a tracer is active"
+    if options is free:
+        return ""
+    if not options.replay:
+        return "replay is off"
+    if options.frontend != "tracer":
+        return "the front end is custom"
+    return 'a check is at level "warn"' if "warn" in _levels_of(options) else ""
+
+
+def _has_debugger() -> bool:
+    monitoring = getattr(sys, "monitoring", None)  # from Python 3.12 on
+    return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
+
+
+def _refused(reason: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday) -> Any:
+    result = as_today(kernel, args, kwargs)
+    TALLIES.of(kernel.__name__).add("as_today", reason)
+    return result
+
+
+LAUNCHES = Launches(LaunchPlanner())

@@ -1,0 +1,80 @@
+"""What the two cores do where they meet."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..engines.sync.exchange import Parcel
+from ..machine.call import Call
+from ..machine.core import Core
+from ..machine.races import SharedAccesses
+from ..tensors.tensor import NkiTensor
+from .errors import ReplayFailed
+from .work import Meeting
+
+
+class _Met:
+    """A barrier at which the other core has arrived: it hands over what that one brings."""
+
+    def __init__(self, core: int, src: NkiTensor) -> None:
+        self._core = core
+        self._src = src
+        self._values = src.array.copy()
+        self.is_aborted = False
+
+    def meet(self, place: str, item: Parcel) -> list[Any]:
+        """What the other core brings; both agreed on the terms when the launch was recorded."""
+        return [replace(item, core=self._core, src=self._src, values=self._values)]
+
+
+def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
+    """Both cores hand each other their tiles; at a barrier there is only to be told to those who watch."""
+    if meetings[0].call.is_collective:
+        _operate(cores[0], meetings[0])
+        return
+    if meetings[0].call.definition.name == "core_barrier":
+        calls = [_call(core, meeting) for core, meeting in zip(cores, meetings, strict=True)]
+        brought = [core.observers.arrive(call) for core, call in zip(cores, calls, strict=True)]
+        for core, call, other in zip(cores, calls, reversed(brought), strict=True):
+            core.observers.meet(call, other)
+        return
+    position = meetings[0].call.definition.names.index("src")
+    sent = [_Met(core.number, each.call.values[position]) for core, each in zip(cores, meetings, strict=True)]
+    for core, meeting, met in zip(cores, meetings, reversed(sent), strict=True):
+        launch_barrier, core.launch.barrier = core.launch.barrier, met  # type: ignore[assignment]
+        try:
+            call = _call(core, meeting)
+            call.definition.function(call, *meeting.call.values)
+        finally:
+            core.launch.barrier = launch_barrier
+
+
+def _operate(core: Core, meeting: Meeting) -> None:
+    """One core does what the ranks do together, of which there is one; the other core has come to the same."""
+    if core.observers.find(SharedAccesses) is not None:
+        raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
+    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreeing()  # type: ignore[assignment]
+    try:
+        call = _call(core, meeting)
+        call.definition.function(call, *meeting.call.values)
+    finally:
+        core.launch.barrier = launch_barrier
+
+
+class _Agreeing:
+    """A barrier at which the other core has arrived with the same."""
+
+    def __init__(self) -> None:
+        self.is_aborted = False
+
+    def meet(self, place: str, item: Any) -> list[Any]:
+        """What the other core brings."""
+        return [item]
+
+
+def _call(core: Core, meeting: Meeting) -> Call:
+    call = Call(core, meeting.call.definition, [*meeting.call.values, None])
+    call.engine = meeting.call.engine
+    return call

@@ -1,0 +1,127 @@
+"""Where a plan has its elements: in memory of its own, or in arrays that each launch brings along."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..terms.layout import Layout
+from .arenas import Piece
+from .ghosts import Bytes, Ghost
+from .passes.places import Placed
+from .work import Ref
+
+_FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(eq=False)
+class Slot:
+    """An array that is there while a launch runs: a view of an argument or of a result.
+
+    Attributes:
+        source: which of the arrays of a launch it is of.
+        shape, numpy_type, offset, strides: of the view, offset and strides in bytes.
+        array: the view, while a launch runs.
+    """
+
+    source: int
+    shape: tuple[int, ...]
+    numpy_type: np.dtype[Any]
+    offset: int
+    strides: tuple[int, ...]
+    array: Any = None
+
+    def bind(self, arrays: list[npt.NDArray[Any]]) -> None:
+        """A launch begins, with these arrays."""
+        self.array = np.ndarray(self.shape, self.numpy_type, arrays[self.source], self.offset, self.strides)
+
+
+# What a step is given: an array, or where it will be.
+Operand = Any
+
+
+class Memory:
+    """The memory of a plan.
+
+    Args:
+        sources: the storages that each launch brings along, by the number of the array.
+        cores: how many there are.
+
+    Attributes:
+        slots: the views of these that steps need.
+    """
+
+    def __init__(self, sources: dict[int, int], cores: int) -> None:
+        self._sources = sources
+        self._pieces = [Piece(core) for core in range(cores)]
+        self._places: dict[int, Bytes] = {}
+        self._own: dict[int, Bytes] = {}
+        self._by_view: dict[tuple[Any, ...], Slot] = {}
+        self._scratch: dict[tuple[int, str], Bytes] = {}
+        self.slots: list[Slot] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that belong to the plan."""
+        own = sum(part.nbytes for part in self._own.values())
+        return own + sum(piece.own_bytes for piece in self._pieces)
+
+    def source_of(self, storage: Ghost) -> int | None:
+        """Which array of a launch a storage is; None for one of the plan's own."""
+        return self._sources.get(storage.number)
+
+    def place(self, core: int, placed: Placed) -> None:
+        """Let tiles of a core be in its arena."""
+        memory = self._pieces[core].take(placed.nbytes)
+        for storage, offset in placed.offsets.items():
+            self._places[storage.number] = memory[offset : offset + storage.nbytes]
+
+    def keep(self, storage: Ghost, content: Bytes) -> None:
+        """A storage has this content, which nobody changes."""
+        self._own[storage.number] = content
+
+    def bytes_of(self, storage: Ghost) -> Bytes:
+        """The memory of a storage that no launch brings along."""
+        memory = self._places.get(storage.number)
+        if memory is not None:
+            return memory
+        memory = self._own.get(storage.number)
+        if memory is None:
+            memory = self._own[storage.number] = np.empty(storage.nbytes, np.uint8)
+        return memory
+
+    def take(self, core: int, nbytes: int) -> Bytes:
+        """Memory of a core with arbitrary content, which nobody else has during a launch."""
+        return self._pieces[core].take(nbytes)
+
+    def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
+        """The elements of ``ref`` in some rows, in its own layout or another one of the same elements."""
+        shape, strides, offset = layout or ref.layout
+        if rows is not None and shape:
+            offset += rows.start * strides[0]
+            shape = (rows.stop - rows.start, *shape[1:])
+        width = ref.numpy_type.itemsize
+        steps = tuple(stride * width for stride in strides)
+        source = self.source_of(ref.storage)
+        if 0 in shape:
+            return np.empty(shape, ref.numpy_type)
+        if source is None:
+            return np.ndarray(shape, ref.numpy_type, self.bytes_of(ref.storage), offset * width, steps)
+        key = source, shape, steps, offset * width, ref.numpy_type
+        slot = self._by_view.get(key)
+        if slot is None:
+            slot = self._by_view[key] = Slot(source, shape, ref.numpy_type, offset * width, steps)
+            self.slots.append(slot)
+        return slot
+
+    def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
+        """A work buffer, the same one for all who ask for this role on this core and need no more bytes."""
+        needed = prod(shape) * numpy_type.itemsize
+        buffer = self._scratch.get((core, role))
+        if buffer is None or buffer.nbytes < needed:
+            buffer = self._scratch[core, role] = self.take(core, needed)
+        return buffer[:needed].view(numpy_type).reshape(shape)

@@ -1,0 +1,48 @@
+"""Work whose results nobody reads."""
+
+from __future__ import annotations
+
+from ...memory.rectangles import Rectangle
+from ..work import Elementwise, Ref, Work
+
+
+class _Needed:
+    """The elements of tiles that somebody reads later."""
+
+    def __init__(self) -> None:
+        self._by_storage: dict[int, list[Rectangle]] = {}
+
+    def read(self, ref: Ref) -> None:
+        """They are read."""
+        places = self._by_storage.setdefault(ref.storage.number, [])
+        if not any(place.contains(ref.place) for place in places):
+            places.append(ref.place)
+
+    def overwrite(self, ref: Ref) -> None:
+        """They get new values, all of them: nobody needs those from before."""
+        places = self._by_storage.get(ref.storage.number)
+        if places and ref.is_block:
+            places[:] = [place for place in places if not ref.place.contains(place)]
+
+    def has(self, ref: Ref) -> bool:
+        """Whether somebody reads one of them."""
+        return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
+
+
+def without_dead(works: list[Work]) -> list[Work]:
+    """The work of a core without what nobody reads; results that are only reduced are not stored."""
+    needed = _Needed()
+    kept: list[Work] = []
+    for work in reversed(works):
+        is_live = not work.is_pure or any(ref.is_in_hbm or needed.has(ref) for ref in work.writes)
+        if not is_live:
+            continue
+        if isinstance(work, Elementwise) and work.reduction is not None and work.dst.is_on_chip:
+            work.is_dst_dead = not needed.has(work.dst)
+        for ref in work.writes:
+            needed.overwrite(ref)
+        for ref in work.reads:
+            needed.read(ref)
+        kept.append(work)
+    kept.reverse()
+    return kept

@@ -1,0 +1,81 @@
+"""Work that goes through its rows together: a few rows of all of it, then the next few, which stay in a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ...tensors.view import View
+from ..rows import is_large, needs_all_rows
+from ..work import Elementwise, Reduced, Ref, Work
+
+# More of it seldom follows one another, and each one that is added is compared with those before.
+_MOST = 64
+
+
+def grouped(works: Sequence[Work]) -> list[list[Work]]:
+    """The work of a core, in order, where what can go together does."""
+    groups: list[list[Work]] = []
+    for work in works:
+        rows = _Rows.of(work)
+        last = groups[-1] if groups else []
+        if rows is not None and last and len(last) < _MOST and _Rows.of(last[0]) == rows and _may_follow(work, last):
+            last.append(work)
+        else:
+            groups.append([work])
+    return [part for group in groups for part in _trimmed(group)]
+
+
+def _trimmed(group: list[Work]) -> list[list[Work]]:
+    """Small work at the ends of a group needs no blocks of rows."""
+    if len(group) == 1:
+        return [group]
+    large = [place for place, work in enumerate(group) if is_large(work)]
+    if not large:
+        return [[work] for work in group]
+    first, last = large[0], large[-1] + 1
+    return [*[[work] for work in group[:first]], group[first:last], *[[work] for work in group[last:]]]
+
+
+class _Rows(tuple[int, int]):
+    """The partitions in which some work stays: the first one, and how many."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, work: Work) -> _Rows | None:
+        """Those of some work; None if a row of its results may come from another row."""
+        if isinstance(work, Elementwise):
+            if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
+                return None
+        elif not isinstance(work, Reduced):
+            return None
+        refs = [*work.reads, *work.writes]
+        on_chip = [ref for ref in refs if ref.is_on_chip]
+        if not on_chip or not all(_has_a_row_a_partition(ref) for ref in on_chip):
+            return None
+        starts = {(ref.place.top, ref.rows) for ref in on_chip}
+        if len(starts) > 1 or len({ref.rows for ref in refs}) > 1:
+            return None
+        return cls(starts.pop())
+
+
+def _has_a_row_a_partition(ref: Ref) -> bool:
+    """Whether row r of a tile is in partition r, counted from the first."""
+    return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
+
+
+def _may_follow(work: Work, group: Sequence[Any]) -> bool:
+    """Whether no row of ``work`` meets another row of the group in HBM."""
+    for other in group:
+        for written in other.writes:
+            if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):
+                return False
+        for written in work.writes:
+            if written.is_in_hbm and any(ref.meets(written) and not _in_place(ref, written) for ref in other.reads):
+                return False
+    return True
+
+
+def _in_place(read: Ref, written: Ref) -> bool:
+    return read.as_matrix() == written.as_matrix() and read.dtype == written.dtype

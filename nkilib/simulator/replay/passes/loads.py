@@ -1,0 +1,111 @@
+"""Loads that need not be made: a tile that holds what HBM holds is read there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from ...terms.layout import Layout
+from ..work import Elementwise, Meeting, Move, Reduced, Ref, Work
+from .sizes import SMALLEST
+
+
+@dataclass(eq=False)
+class _Load:
+    """A tile that was loaded, as long as nobody has overwritten a part of it.
+
+    Attributes:
+        move: that loaded it.
+        source: the elements in HBM, in as many rows as the tile has.
+        is_current: whether they still are what was loaded.
+        is_needed: whether somebody reads the tile itself.
+    """
+
+    move: Move
+    source: Layout
+    is_current: bool = True
+    is_needed: bool = False
+
+    def place_of(self, ref: Ref) -> Ref | None:
+        """Where in HBM the elements of ``ref`` are, which is a part of the tile; None if it is not."""
+        tile = self.move.dst
+        width = tile.numpy_type.itemsize
+        is_part = ref.is_block and tile.place.contains(ref.place) and ref.dtype == tile.dtype
+        if not is_part or (ref.place.left - tile.place.left) % width:
+            return None
+        column = (ref.place.left - tile.place.left) // width
+        offset = self.source.offset + (ref.place.top - tile.place.top) * self.source.strides[0] + column
+        layout = Layout((ref.rows, ref.width), (self.source.strides[0], 1), offset)
+        return Ref(self.move.src.view.with_layout(layout))
+
+
+def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
+    """The work of a core without the loads of tiles of which nobody needs a copy.
+
+    Args:
+        works: of one core; what they read is changed.
+        written: the numbers of the storages that any core writes, of which a core knows nothing after a meeting.
+    """
+    loads: dict[int, list[_Load]] = {}
+    unneeded: dict[int, _Load] = {}
+    for work in works:
+        if isinstance(work, Meeting):
+            for load in [load for held in loads.values() for load in held]:
+                load.is_current &= load.move.src.storage.number not in written
+        _read(work, loads)
+        for ref in work.writes:
+            _overwrite(ref, loads)
+        if isinstance(work, Move):
+            source = _source_of(work)
+            if source is not None:
+                load = unneeded[id(work)] = _Load(work, source)
+                loads.setdefault(work.dst.storage.number, []).append(load)
+    return [work for work in works if id(work) not in unneeded or unneeded[id(work)].is_needed]
+
+
+def _source_of(move: Move) -> Layout | None:
+    """The source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
+    dst, src = move.dst, move.src
+    if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
+        return None
+    if dst.dtype != src.dtype or dst.numpy_type != src.numpy_type:
+        return None
+    return src.as_rows(dst.rows, dst.width)
+
+
+def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
+    """Have ``work`` read in HBM what it can; the tiles of which it reads the rest are needed."""
+    for ref in list(work.reads):
+        held = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
+        if not held:
+            continue
+        place = held[0].place_of(ref) if len(held) == 1 and held[0].is_current else None
+        if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
+            for load in held:
+                load.is_needed = True
+
+
+def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
+    """Whether ``work`` can read a tile in another place, where it does so then."""
+    if isinstance(work, Elementwise) and ref in work.tiles:
+        work.tiles[work.tiles.index(ref)] = place
+    elif isinstance(work, Reduced):
+        work.tile = place
+    else:
+        return False
+    work.reads[work.reads.index(ref)] = place
+    return True
+
+
+def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
+    """Some elements change: of tiles, or of what was loaded."""
+    held = loads.get(ref.storage.number)
+    if held:
+        for load in held:
+            if load.move.dst.place.meets(ref.place) and not (ref.is_block and ref.place.contains(load.move.dst.place)):
+                load.is_needed = True  # of a part of it, perhaps
+        held[:] = [load for load in held if not load.move.dst.place.meets(ref.place)]
+    if ref.is_in_hbm:
+        for load in [load for held in loads.values() for load in held]:
+            if load.move.src.meets(ref):
+                load.is_current = False

@@ -1,0 +1,71 @@
+"""Where the tiles of a core are in its memory: those that are not alive at one time share it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..arenas import ALIGNMENT
+from ..ghosts import Ghost
+from ..work import Elementwise, Work
+
+
+@dataclass(eq=False)
+class _Life:
+    """From the first to the last group of work that touches a tile."""
+
+    ghost: Ghost
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where tiles are.
+
+    Attributes:
+        offsets: of each tile, in bytes.
+        nbytes: of the memory that holds them.
+    """
+
+    offsets: dict[Ghost, int]
+    nbytes: int
+
+
+def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[Ghost], bool]) -> Placed:
+    """Places for the tiles of a core; ``is_own`` says of which storages that are."""
+    offsets: dict[Ghost, int] = {}
+    alive: list[tuple[int, int, int]] = []  # last group, offset, end
+    nbytes = 0
+    for life in sorted(_lives(groups, is_own), key=lambda life: life.first):
+        alive = [each for each in alive if each[0] >= life.first]
+        size = -(-max(1, life.ghost.nbytes) // ALIGNMENT) * ALIGNMENT
+        offset = 0
+        for _, start, end in sorted(alive, key=lambda each: each[1]):
+            if offset + size <= start:
+                break
+            offset = max(offset, end)
+        offsets[life.ghost] = offset
+        alive.append((life.last, offset, offset + size))
+        nbytes = max(nbytes, offset + size)
+    return Placed(offsets, nbytes)
+
+
+def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[Ghost], bool]) -> list[_Life]:
+    lives: dict[int, _Life] = {}
+    for number, group in enumerate(groups):
+        for work in group:
+            for ghost in _touched(work):
+                life = lives.get(ghost.number)
+                if life is not None:
+                    life.last = number
+                elif is_own(ghost):
+                    lives[ghost.number] = _Life(ghost, number, number)
+    return list(lives.values())
+
+
+def _touched(work: Work) -> list[Ghost]:
+    """The storages that some work reads or writes."""
+    is_dead = isinstance(work, Elementwise) and work.is_dst_dead
+    writes = work.writes[1:] if is_dead else work.writes
+    return [ref.storage for ref in (*work.reads, *writes)]

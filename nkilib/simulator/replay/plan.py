@@ -1,0 +1,268 @@
+"""``Plan``: the steps of a launch, to be run on the arrays of another one like it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..machine.core import Core
+from ..machine.observer import Observers
+from ..machine.races import RaceLevels, RaceWatch
+from ..numerics.blas_threads import one_thread
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from .arenas import ARENAS
+from .builder import CoreBuilder
+from .emission import cores_for, emit
+from .errors import ReplayFailed, Unplannable
+from .ghosts import Ghost, ghost_of
+from .memory import Memory
+from .passes.dead import without_dead
+from .passes.groups import grouped
+from .passes.loads import without_loads
+from .passes.places import placed
+from .passes.stores import without_stores
+from .rounds import Round
+from .stream import Stream, views_in
+from .sums import Sum, with_sums
+from .tracked import tracked_storages
+from .work import Action, Check, Elementwise, Meeting, Whole, Work
+
+Arrays = list[npt.NDArray[Any]]
+
+
+class Plan:
+    """The steps of a launch.
+
+    Args:
+        stream: the recorded launch.
+        arguments: how many arrays a launch is given.
+
+    Attributes:
+        returned: the storages of tensors that the kernel returns and that are no arguments.
+        written: which arguments the launch writes.
+        may_fail: whether a step may find values for which the launch has to run as it always does.
+        instructions: how many the launch has.
+        steps: how many steps do their work.
+
+    Raises:
+        Unplannable: if that is not possible.
+    """
+
+    def __init__(self, stream: Stream, arguments: int) -> None:
+        self._arguments = arguments
+        self.returned = _returned(stream.result)
+        if len(stream.cores) > 1 and stream.options.races == "ignore":
+            raise Unplannable("two cores may race for what they read")
+        self._cores = cores_for(stream)
+        tracked = tracked_storages(stream)
+        works = _fewer(emit(self._cores, stream, tracked))
+        storages = {ref.storage.number: ref.storage for each in works for work in each for ref in _refs(work)}
+        self._ghosts = list(storages.values())
+        self.written = sorted({ghost.label[1] for ghost in _written(works) if ghost.label[0] == "argument"})
+        self.may_fail = bool(tracked.all) or any(_may_refuse(work) for each in works for work in each)
+        self._watches_races, self._unwritten = bool(tracked.watched), tracked.unwritten
+        self._checked = [view for view in views_in(stream.result) if ghost_of(view) in self._unwritten]
+        self._memory = Memory(self._sources(storages.values()), len(self._cores))
+        for ghost, content in stream.contents.items():
+            self._memory.keep(ghost, content)
+        self._late: list[_Late] = []
+        groups = [grouped(each) for each in works]
+        for core, each in zip(self._cores, groups, strict=True):
+            self._place(core, each)
+        self._give_memory(works)
+        self._segments = [self._built(core, each) for core, each in zip(self._cores, groups, strict=True)]
+        if len({len(segments) for segments in self._segments}) > 1:
+            raise Unplannable("the cores meet unequally often")
+        self._rounds = list(map(Round, zip(*self._segments, strict=True)))
+        kinds = {type(work) for each in works for work in each}
+        self._has_products, self._has_whole = Sum in kinds or Action in kinds, Whole in kinds or Meeting in kinds
+        self._registers = _registers(self._cores, works)
+        self.instructions = sum(map(len, stream.cores))
+        self.steps = sum(len(segment.steps.all) for segments in self._segments for segment in segments)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that it keeps."""
+        return self._memory.nbytes
+
+    def _sources(self, ghosts: Any) -> dict[int, int]:
+        sources = {ghost.number: ghost.label[1] for ghost in ghosts if ghost.label[0] == "argument"}
+        for position, ghost in enumerate(self.returned):
+            sources[ghost.number] = self._arguments + position
+        return sources
+
+    def _give_memory(self, works: list[list[Work]]) -> None:
+        """Let the instructions that run as they are find their elements."""
+        for each in works:
+            for work in each:
+                for view in _views_of(work):
+                    self._give(view)
+
+    def _give(self, view: View) -> None:
+        ghost = ghost_of(view)
+        if ghost not in self._unwritten:
+            ghost.count_as_written()
+        view.forget_array()
+        source = self._memory.source_of(ghost)
+        if source is None:
+            ghost.give(self._memory.bytes_of(ghost))
+            return
+        late = next((each for each in self._late if each.ghost is ghost), None)
+        if late is None:
+            late = _Late(ghost, source)
+            self._late.append(late)
+        if not any(view is other for other in late.views):
+            late.views.append(view)
+
+    def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
+        """Let the tiles of a core be in the arena."""
+        places = placed(groups, lambda ghost: ghost.label[0] == "core" and self._memory.source_of(ghost) is None)
+        self._memory.place(core.number, places)
+
+    def _built(self, core: Core, groups: Sequence[Sequence[Work]]) -> Any:
+        builder = CoreBuilder(core, self._memory, self._unwritten)
+        builder.build(groups)
+        return builder.segments
+
+    def run(self, arguments: Arrays, *, waits: bool = False) -> Arrays:
+        """Run the steps on the arrays of a launch; the arrays of what the kernel returns.
+
+        Args:
+            arguments: of the launch; those that it writes are written.
+            waits: whether it waits for a launch that is replayed in another thread.
+
+        Raises:
+            ReplayFailed: if the launch has to run as it always does; the arguments are what they were.
+        """
+        if not ARENAS.take(waits=waits):
+            raise ReplayFailed("another launch is replayed in another thread")
+        before = {number: arguments[number].copy() for number in self.written if self.may_fail}
+        fresh = [np.empty(ghost.shape, ghost.numpy_dtype) for ghost in self.returned]
+        try:
+            self._bind([*arguments, *fresh])
+            with np.errstate(all="ignore"):
+                if self._has_products:
+                    with one_thread():
+                        self._run()
+                else:
+                    self._run()
+        except Exception as error:
+            if len(before) < len(self.written):
+                raise  # by mistake: no step was to refuse anything, and arguments have been written
+            for number, content in before.items():
+                np.copyto(arguments[number], content)
+            raise ReplayFailed(str(error)) from error
+        finally:
+            self._unbind()
+            ARENAS.give_back()
+        return fresh
+
+    def _bind(self, arrays: Arrays) -> None:
+        """A launch begins, with these arrays."""
+        for ghost in self._unwritten:
+            ghost.forget_writes()
+        for slot in self._memory.slots:
+            slot.bind(arrays)
+        for late in self._late:
+            late.ghost.give(arrays[late.source].reshape(-1).view(np.uint8))
+            for view in late.views:
+                view.forget_array()
+
+    def _unbind(self) -> None:
+        """The launch is over: nothing of its arrays is kept."""
+        for slot in self._memory.slots:
+            slot.array = None
+        for late in self._late:
+            late.ghost.take_away()
+            for view in late.views:
+                view.forget_array()
+
+    def _run(self) -> None:
+        for registers in self._registers:
+            registers.fill(np.nan)
+        races = self._watch_races() if self._watches_races else None
+        for each in self._rounds:
+            each.run(self._cores, enters=self._has_whole)
+        if races is not None:
+            races.conclude(has_ended=True)
+        for view in self._checked:
+            if view.storage.count_unwritten(view.layout, view.dtype):
+                raise ReplayFailed(f"{view} is returned and was not written")
+
+    def _watch_races(self) -> RaceWatch:
+        """Have the cores watched for races where the data decide what they touch."""
+        options = self._cores[0].options
+        watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
+        for core in self._cores:
+            core.observers = Observers()
+            core.observers.add(watch.watch(core.number, core.observers))
+        return watch
+
+
+@dataclass(eq=False)
+class _Late:
+    """A storage that each launch brings along, of which instructions find the elements by themselves.
+
+    Attributes:
+        source: which array of the launch it is.
+        views: of it.
+    """
+
+    ghost: Ghost
+    source: int
+    views: list[View] = field(default_factory=list)
+
+
+def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
+    """The accumulator registers that hold nothing when a launch begins, of the cores that use any."""
+    found = []
+    for core, each in zip(cores, works, strict=True):
+        if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in each):
+            found += [core.scalar_accumulators.values, core.vector_accumulators.values]
+    return found
+
+
+def _may_refuse(work: Work) -> bool:
+    """Whether it may find values for which the launch has to run as it always does."""
+    return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
+
+
+def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
+    """The work of each core, without what need not be done."""
+    works = [with_sums(each) for each in emitted]
+    written = {ref.storage.number for each in works for work in each for ref in work.writes}
+    return [without_stores(without_dead(without_loads(each, written))) for each in works]
+
+
+def _returned(result: Any) -> list[Ghost]:
+    found: list[Ghost] = []
+    for view in views_in(result):
+        assert isinstance(view, NkiTensor)
+        ghost = ghost_of(view)
+        if ghost.label[0] != "argument" and ghost not in found:
+            found.append(ghost)
+    return found
+
+
+def _views_of(work: Work) -> list[View]:
+    """The tensors whose elements some work finds by itself."""
+    if isinstance(work, Elementwise):
+        return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
+    if not isinstance(work, Whole):
+        return []
+    views = [touched.view for touched in work.call.tensors]
+    indirect = [view.indirect_access for view in views if view.indirect_access is not None]
+    return [*views, *[each.index for each in indirect if isinstance(each.index, View)]]
+
+
+def _refs(work: Work) -> list[Any]:
+    return [*work.reads, *work.writes]
+
+
+def _written(works: list[list[Work]]) -> set[Ghost]:
+    return {ref.storage for each in works for work in each for ref in work.writes}

@@ -1,0 +1,241 @@
+"""Takes down what the instructions of a launch are, while it runs as it always does."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from threading import Lock
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.indirection import IndirectOperand, rows_layout
+from ..isa.offsets import resolve_scalar_offset
+from ..machine.core import Core
+from ..machine.observer import Issued, Observer, Observers, Watcher
+from ..memory.storage import Storage
+from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import NkiScalar
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect, View
+from ..terms.errors import OutOfRangeError
+from ..terms.layout import Layout
+from ..terms.regions import MemoryRegion
+from .errors import Unplannable
+from .ghosts import Ghost, Label
+from .stream import Entry, Gathered, Guarded, Indexed, Recorded, Stored, Stream
+
+# What loads a register or a scalar from a tensor, which is the operand of this name.
+_LOADS = {"register_load": "src", "scalar_load": "src"}
+_STORES = {"register_store": "dst", "scalar_store": "dst"}
+# What they hold then is known from the loads.
+_OF_REGISTERS = frozenset({"register_move", "register_alloc"})
+
+
+class Recorder(Watcher):
+    """Watches the cores of a launch.
+
+    Attributes:
+        refusal: why no plan can be made of what it saw; empty so far.
+        error: a mistake of its own that it met; the launch goes on.
+    """
+
+    def __init__(self) -> None:
+        self.refusal = ""
+        self.error: Exception | None = None
+        self._labels: dict[int, Label] = {}
+        self._ghosts: dict[int, Ghost] = {}
+        self._views: dict[Hashable, NkiTensor] = {}
+        self._lock = Lock()
+        self._cores: list[_CoreRecorder] = []
+
+    def name_arguments(self, numbers: Mapping[int, int]) -> None:
+        """Which storage is which of the launch's arguments; before it runs."""
+        self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
+
+    def watch(self, number: int, observers: Observers) -> Observer:
+        """The observer of a core."""
+        self._cores.append(_CoreRecorder(self, number))
+        return self._cores[-1]
+
+    def conclude(self, has_ended: bool) -> None:
+        """The launch is over: what was seen stays."""
+        return
+
+    def refuse(self, reason: str) -> None:
+        """No plan can be made of this launch."""
+        self.refusal = self.refusal or reason
+
+    def stream(self, cores: list[Core], result: Callable[[Callable[[Any], Any]], Any]) -> Stream | None:
+        """What was recorded, when the launch has ended; None if no plan can be made of it.
+
+        Args:
+            cores: that ran.
+            result: what the kernel returned, with a function applied to its leaves.
+        """
+        launch = cores[0].launch
+        for position, storage in enumerate(launch.shared):
+            self._name(storage, ("shared", position))
+        for key, storage in launch.constants.items():
+            self._name(storage, ("constant", repr(key)))
+        for core in cores:
+            self._check_core(core)
+        if self.refusal:
+            return None
+        returned = result(lambda leaf: self.ghost_view(leaf, 0) if isinstance(leaf, NkiTensor) else leaf)
+        contents = {
+            self._ghosts[storage.number]: _bytes_of(storage)
+            for storage in launch.constants.values()
+            if storage.number in self._ghosts
+        }
+        for ghost in contents:
+            ghost.forget_writes()
+        entries, indexed = [each.entries for each in self._cores], [each.indexed for each in self._cores]
+        return Stream(launch.options, launch.grid_dimensions, entries, returned, contents, indexed)
+
+    def _name(self, storage: Storage, label: tuple[Any, ...]) -> None:
+        ghost = self._ghosts.get(storage.number)
+        if ghost is not None and ghost.label[0] == "hbm":
+            ghost.label = label
+
+    def _check_core(self, core: Core) -> None:
+        if core.random.is_used:
+            self.refuse("it draws random numbers")
+        if core.at_end:
+            self.refuse("an instruction of it waits for the end of the kernel")
+        if core.unrepeatable:
+            self.refuse(core.unrepeatable)
+
+    def ghost_view(self, view: View, core: int) -> NkiTensor:
+        """The view of a ghost that stands for a view of a core's launch."""
+        key = view.storage.number, view.layout, view.dtype, view.buffer
+        with self._lock:
+            found = self._views.get(key)
+            if found is None:
+                ghost = self._ghost(view.storage, core)
+                whole = NkiTensor(ghost.shape, view.dtype, ghost, view.buffer, view.name)
+                found = self._views[key] = whole.with_layout(view.layout)
+                found.allow_access()
+        return found
+
+    def _ghost(self, storage: Storage, core: int) -> Ghost:
+        ghost = self._ghosts.get(storage.number)
+        if ghost is None:
+            label = self._labels.get(storage.number)
+            if label is None and storage.region is MemoryRegion.shared_hbm:
+                label = ("hbm", storage.number)  # gets its name at the end of the launch
+            elif label is None:
+                label = ("core", core, self._cores[core].count())
+            ghost = self._ghosts[storage.number] = Ghost(storage, label, has_data=label[0] == "argument")
+        return ghost
+
+
+class _CoreRecorder(Observer):
+    """Takes down what one core does."""
+
+    def __init__(self, recorder: Recorder, number: int) -> None:
+        self.entries: list[Entry] = []
+        self.indexed: list[Indexed] = []
+        self._recorder = recorder
+        self._number = number
+        self._count = 0
+
+    def count(self) -> int:
+        """How many storages of its own it had before."""
+        self._count += 1
+        return self._count - 1
+
+    def issued(self, call: Issued) -> None:
+        try:
+            self._take_down(call)
+        except Unplannable as error:
+            self._recorder.refuse(str(error))
+        except Exception as error:  # a mistake here must not end the launch
+            self._recorder.error = error
+            self._recorder.refuse(f"{type(error).__name__}: {error}")
+
+    def _take_down(self, call: Issued) -> None:
+        definition = call.definition
+        name = definition.name
+        if name in _OF_REGISTERS or self._recorder.refusal:
+            return
+        values = call.values[:-1]
+        if name in _LOADS:
+            self._guard(values[definition.names.index(_LOADS[name])])
+            return
+        if name in _STORES:
+            view = values[definition.names.index(_STORES[name])]
+            self.entries.append(Stored(self._ghost_of(view), view.array.tobytes()))
+            return
+        offsets = [*call.offsets, *[value.indirect_access for value in values if _has_scalar_offset(value)]]
+        for indirect in offsets:
+            self._guard_offset(indirect, values)
+        indirect = tuple(self._gathered(operand, values) for operand in call.indirect)
+        self.entries.append(Recorded(definition, tuple(map(self._taken, values)), call.engine, indirect))
+
+    def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
+        """An operand whose elements are gathered before the instruction runs."""
+        base, index, gathered = operand.base, operand.index, operand.gathered
+        if index.storage is base.storage or any(value is index for value in values):
+            raise Unplannable("an instruction uses the tensor of its own offsets")
+        rows = self._ghost_of(base.with_layout(rows_layout(base)))
+        elements = self._ghost_of(gathered.with_layout(operand.elements))
+        return Gathered(rows, self._ghost_of(index), operand.choice, elements, operand.is_output)
+
+    def _guard(self, view: View) -> None:
+        self.entries.append(Guarded(self._ghost_of(view), view.array.tobytes()))
+
+    def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
+        """An operand has its address from a tensor, which the instruction must not have overwritten since."""
+        index = indirect.index
+        if not isinstance(index, View):
+            return  # a register or a scalar: what it was loaded from is guarded
+        if any(isinstance(value, View) and value.storage is index.storage for value in values):
+            raise Unplannable("an instruction uses the tensor of its own address")
+        self._guard(index)
+
+    def _ghost_of(self, view: View) -> NkiTensor:
+        return self._recorder.ghost_view(view, self._number)
+
+    def _taken(self, value: Any) -> Any:
+        """A parameter as it is recorded."""
+        if isinstance(value, NkiTensor):
+            indirect = value.indirect_access
+            if indirect is None:
+                return self._ghost_of(value)
+            return self._indirect(value, indirect)
+        if isinstance(value, VirtualRegister):
+            return copy.copy(value)
+        if isinstance(value, NkiScalar):
+            return value.outside_loops()
+        if type(value) in (tuple, list):
+            return type(value)(map(self._taken, value))
+        if isinstance(value, dict):
+            return {key: self._taken(item) for key, item in value.items()}
+        return value
+
+    def _indirect(self, view: NkiTensor, indirect: Indirect) -> NkiTensor:
+        """A view whose rows a tensor chooses, as the instruction is to resolve it again, or one where it points."""
+        if indirect.kind == "scalar":
+            try:
+                return self._ghost_of(resolve_scalar_offset("", view))
+            except OutOfRangeError:
+                raise Unplannable("an offset leads out of its tensor") from None
+        if indirect.kind != "vector" or not isinstance(indirect.index, View):
+            raise Unplannable(f"a view with a {indirect.kind} offset")
+        index = self._ghost_of(indirect.index)
+        static = self._ghost_of(view.with_layout(view.layout))
+        taken = static.with_indirect(replace(indirect, index=index, source=repr(indirect.source)))
+        if view.buffer is MemoryRegion.shared_hbm:
+            self.indexed.append(Indexed(taken, indirect.index.array.copy()))
+        return taken
+
+
+def _bytes_of(storage: Storage) -> npt.NDArray[np.uint8]:
+    return storage.memory(Layout((storage.nbytes,), (1,), 0), np.dtype(np.uint8)).copy()
+
+
+def _has_scalar_offset(value: Any) -> bool:
+    return isinstance(value, View) and value.indirect_access is not None and value.indirect_access.kind == "scalar"

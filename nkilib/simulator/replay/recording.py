@@ -1,0 +1,77 @@
+"""A launch that is taken down while it runs, and results of one that is replayed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+from ..launch.containers import map_leaves
+from ..launch.prepared import Launchable, PreparedLaunch
+from ..launch.progress import launching
+from ..launch.running import run_cores
+from ..machine.observer import watching
+from .code import CodeWatch
+from .recorder import Recorder
+from .stream import Stream
+
+
+class RecordedLaunch(NamedTuple):
+    """A launch that was recorded.
+
+    Attributes:
+        result: what the kernel returned to its caller.
+        stream: what it did; None if no plan can be made of it.
+        refusal: then why.
+        error: a mistake of the recorder that is the reason.
+        before: what some of the argument arrays held before, by number.
+    """
+
+    result: Any
+    stream: Stream | None
+    refusal: str
+    error: Exception | None
+    before: dict[int, npt.NDArray[Any]]
+
+
+def record_launch(
+    kernel: Launchable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    arrays: Sequence[Any],
+    watch: CodeWatch,
+    before: dict[int, npt.NDArray[Any]] | None = None,
+) -> RecordedLaunch:
+    """Run a kernel as it always runs, and take down what it does.
+
+    Args:
+        kernel: to launch.
+        args, kwargs: its arguments.
+        arrays: those of them that are arrays.
+        watch: notes which code runs.
+        before: what some of the arrays hold, by number, for who asks what they held.
+    """
+    recorder = Recorder()
+    with watching(recorder):
+        launched = PreparedLaunch(kernel, args, kwargs)
+    numbers = {id(array): number for number, array in enumerate(arrays)}
+    recorder.name_arguments(
+        {storage.number: numbers[id(original)] for original, storage in launched.given if id(original) in numbers}
+    )
+    for run in launched.running:
+        run.around = watch.here
+        run.core.is_recorded = True
+    has_ended = False
+    try:
+        with launching(kernel.__name__, [run.core for run in launched.running]):
+            run_cores(launched.running)
+        launched.check_turns()
+        has_ended = True
+    finally:
+        launched.conclude(has_ended)
+    stream = recorder.stream(
+        [run.core for run in launched.running],
+        lambda convert: map_leaves(launched.running[0].result, "", lambda leaf, _: convert(leaf)),
+    )
+    return RecordedLaunch(launched.results(), stream, recorder.refusal, recorder.error, before or {})

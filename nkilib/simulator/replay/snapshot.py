@@ -1,0 +1,150 @@
+"""What code read when it was recorded, to be compared by identity with what it would read now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, is_
+from types import CellType
+from typing import Any, NamedTuple
+
+import numpy.typing as npt
+
+
+class Items(NamedTuple):
+    """A list, dictionary or set, and its items.
+
+    Attributes:
+        value: it.
+        items: what was in it; None if it is too long.
+        size: how many.
+    """
+
+    value: Any
+    items: Sequence[Any] | None
+    size: int
+
+    def is_current(self) -> bool:
+        if len(self.value) != self.size:
+            return False
+        return self.items is None or all(map(is_, items_of(self.value), self.items))
+
+
+class ArrayContent(NamedTuple):
+    """An array, and its bytes.
+
+    Attributes:
+        value: it.
+        content: what was in it.
+    """
+
+    value: npt.NDArray[Any]
+    content: bytes
+
+    def is_current(self) -> bool:
+        return self.value.tobytes() == self.content
+
+
+content_of_cell = attrgetter("cell_contents")
+defaults_of = attrgetter("__defaults__")
+keyword_defaults_of = attrgetter("__kwdefaults__")
+
+
+class Names(NamedTuple):
+    """Values of names in modules, classes and objects.
+
+    Attributes:
+        getters: give the values of a mapping's names.
+        mappings: where these are.
+        values: what they were, a tuple for each mapping.
+    """
+
+    getters: tuple[Callable[[Any], Any], ...]
+    mappings: tuple[Mapping[str, Any], ...]
+    values: list[Any]
+
+    def found(self) -> list[Any]:
+        """What they are now.
+
+        Raises:
+            KeyError: if one was deleted.
+        """
+        return [get(mapping) for get, mapping in zip(self.getters, self.mappings, strict=True)]
+
+
+class Absent(NamedTuple):
+    """Names that modules, classes and objects did not have, and which would hide others.
+
+    Attributes:
+        mappings: where they are not.
+        names: of each mapping.
+        sizes: of the mappings when they were last seen to lack them.
+    """
+
+    mappings: tuple[Mapping[str, Any], ...]
+    names: tuple[frozenset[str], ...]
+    sizes: list[int]
+
+    def is_current(self) -> bool:
+        sizes = [*map(len, self.mappings)]
+        if sizes == self.sizes:
+            return True
+        if any(not names.isdisjoint(mapping) for names, mapping in zip(self.names, self.mappings, strict=True)):
+            return False
+        self.sizes[:] = sizes
+        return True
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What code read when it was recorded.
+
+    Attributes:
+        objects: names of what is equal to nothing but itself, such as functions and classes, all compared in one step.
+        values: names of everything else.
+        absent: names that there were not.
+        cells, contents: of closures.
+        functions: that have defaults, or had them.
+        defaults, keyword_defaults: these.
+        others: containers and arrays.
+    """
+
+    objects: Names
+    values: Names
+    absent: Absent
+    cells: tuple[CellType, ...]
+    contents: tuple[Any, ...]
+    functions: tuple[Any, ...]
+    defaults: tuple[Any, ...]
+    keyword_defaults: tuple[Any, ...]
+    others: tuple[Items | ArrayContent, ...]
+
+    def is_current(self) -> bool:
+        """Whether the same code would read the same now."""
+        try:
+            return (
+                bool(self.objects.found() == self.objects.values)
+                and _are_same(chain.from_iterable(self.values.found()), chain.from_iterable(self.values.values))
+                and self.absent.is_current()
+                and _are_same(map(content_of_cell, self.cells), self.contents)
+                and _are_same(map(defaults_of, self.functions), self.defaults)
+                and _are_same(map(keyword_defaults_of, self.functions), self.keyword_defaults)
+                and all(other.is_current() for other in self.others)
+            )
+        except (
+            KeyError,
+            ValueError,
+            ReferenceError,
+        ):  # a name or the content of a cell was deleted, or a function is gone
+            return False
+
+
+def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(map(is_, some, others))
+
+
+def items_of(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [*value, *value.values()]
+    return [*value]

@@ -1,0 +1,46 @@
+"""``Steps``: calls without arguments, one after the other, that do the work of a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from .memory import Slot
+
+Step = Callable[[], object]
+
+
+class Steps:
+    """The steps of a core between two meetings."""
+
+    def __init__(self) -> None:
+        self.all: list[Step] = []
+
+    def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
+        """Call ``function`` with these operands, of which some may be there only while a launch runs."""
+        late = [place for place, each in enumerate(operands) if isinstance(each, Slot)]
+        if not late:
+            self.all.append(partial(function, *operands, **keywords))
+        elif len(late) == 1:
+            self.all.append(_with_one_late(partial(function, **keywords) if keywords else function, operands, late[0]))
+        else:
+            self.all.append(_with_several_late(partial(function, **keywords) if keywords else function, operands))
+
+
+def _with_one_late(function: Callable[..., object], operands: tuple[Any, ...], place: int) -> Step:
+    slot, before, after = operands[place], operands[:place], operands[place + 1 :]
+    if not before and not after:
+        return lambda: function(slot.array)
+    if not before:
+        return lambda: function(slot.array, *after)
+    if not after:
+        return lambda: function(*before, slot.array)
+    return lambda: function(*before, slot.array, *after)
+
+
+def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...]) -> Step:
+    if len(operands) == 2:
+        first, second = operands
+        return lambda: function(first.array, second.array)
+    return lambda: function(*[each.array if isinstance(each, Slot) else each for each in operands])

@@ -1,0 +1,248 @@
+"""``Stream``: what the instructions of a launch were, with everything that they depend on but the data."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ..isa.definition import Definition
+from ..isa.indirection import Choice
+from ..target.options import Options
+from ..tensors.registers import VirtualRegister
+from ..tensors.scalars import NkiScalar
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import Indirect, View
+from ..terms.enums import Engine
+from ..terms.objects import NKIObject
+from .ghosts import Ghost, ghost_of
+
+Elements = npt.NDArray[Any]
+# Types of parameters that hold no tensor; most are of one of these.
+_PLAIN = frozenset({bool, int, float, str, type(...)})
+
+
+@dataclass(frozen=True)
+class Guarded:
+    """Elements that a register, a scalar or an address was loaded from: a plan holds as long as they are the same.
+
+    Attributes:
+        view: the elements.
+        content: their bytes.
+    """
+
+    view: NkiTensor
+    content: bytes
+
+    @property
+    def key(self) -> Hashable:
+        return "guard", key_of(self.view), self.content
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Elements that a register or a scalar was stored to, whose value the guards before it decide.
+
+    Attributes:
+        view: the elements.
+        content: their bytes.
+    """
+
+    view: NkiTensor
+    content: bytes
+
+    @property
+    def key(self) -> Hashable:
+        return "stored", key_of(self.view), self.content
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """An operand that came as a view of ``NkiTensor.indirect``; see isa/indirection.py.
+
+    Attributes:
+        base: the tensor of which free elements are chosen, a row a partition.
+        index: the tensor of their offsets.
+        choice: how these choose.
+        elements: what the instruction works on in its place.
+        is_output: whether they go back afterwards.
+    """
+
+    base: NkiTensor
+    index: NkiTensor
+    choice: Choice
+    elements: NkiTensor
+    is_output: bool
+
+    @property
+    def key(self) -> Hashable:
+        views = tuple(map(key_of, (self.base, self.index, self.elements)))
+        return views, self.choice, self.is_output
+
+    def gather(self, into: Elements, base: Elements, index: Elements) -> None:
+        """Copy the chosen elements."""
+        into[...] = np.take_along_axis(base, self.choice.of(index), 1)
+
+    def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
+        """Put them back; of several for one place the last one stays."""
+        np.put_along_axis(base, self.choice.of(index), elements, 1)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call of an instruction.
+
+    Attributes:
+        definition: the instruction.
+        values: its parameters without ``name=``, resolved; tensors are views of ghosts.
+        engine: that ran it.
+        indirect: the operands that came as views of ``NkiTensor.indirect``.
+    """
+
+    definition: Definition
+    values: tuple[Any, ...]
+    engine: Engine
+    indirect: tuple[Gathered, ...] = ()
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether it is an operation of several ranks; in a launch by itself, of one."""
+        return self.definition.module != "nisa"
+
+    @cached_property
+    def tensors(self) -> list[Touched]:
+        """All that are among its parameters."""
+        outputs = self.definition.output_names
+        found = []
+        for name, value in zip(self.definition.names, self.values, strict=False):
+            if value is not None and type(value) not in _PLAIN:
+                is_written = name in outputs or self.is_collective
+                found += [Touched(view, is_written) for view in views_in(value)]
+        return found
+
+    @property
+    def key(self) -> Hashable:
+        indirect = tuple(each.key for each in self.indirect)
+        return self.definition.label, self.engine._name_, tuple(map(key_of, self.values)), indirect
+
+
+class Touched(NamedTuple):
+    """A tensor that an instruction reads or writes.
+
+    Attributes:
+        view: of it.
+        is_written: whether the instruction may write it.
+    """
+
+    view: View
+    is_written: bool
+
+
+Entry = Recorded | Guarded | Stored
+
+
+@dataclass(frozen=True, eq=False)
+class Indexed:
+    """A view whose rows an index tensor chose, and the index that it had in the recorded launch.
+
+    Attributes:
+        view: it, with its ``indirect_access``.
+        index: the values.
+    """
+
+    view: NkiTensor
+    index: npt.NDArray[Any]
+
+
+@dataclass
+class Stream:
+    """A recorded launch.
+
+    Attributes:
+        options: with which it ran.
+        grid_dimensions: of its launch.
+        cores: what each core did, in its order.
+        result: what the kernel returned; tensors are views of ghosts.
+        contents: the bytes of the ghosts whose elements the kernel brought along.
+        indexed: by core, the rows of shared tensors that its data chose. Other launches with equal streams may choose
+            others.
+    """
+
+    options: Options
+    grid_dimensions: int
+    cores: list[list[Entry]]
+    result: Any
+    contents: dict[Ghost, npt.NDArray[np.uint8]] = field(default_factory=dict)
+    indexed: list[list[Indexed]] = field(default_factory=list)
+
+    @property
+    def written(self) -> frozenset[int]:
+        """Which of the launch's arrays it writes."""
+        return frozenset(ghost.label[1] for ghost in self._written_ghosts() if ghost.label[0] == "argument")
+
+    def _written_ghosts(self) -> Iterator[Ghost]:
+        for entry in [entry for entries in self.cores for entry in entries]:
+            if isinstance(entry, Recorded):
+                yield from (ghost_of(touched.view) for touched in entry.tensors if touched.is_written)
+            elif isinstance(entry, Stored):
+                yield ghost_of(entry.view)
+
+    def differs_from(self, other: Stream) -> str:
+        """How another launch of the same key was unlike, in a few words; empty if it was the same."""
+        if len(self.cores) != len(other.cores):
+            return "another number of cores"
+        for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):
+            if len(mine) != len(others):
+                return f"core {number} ran {len(mine)} and {len(others)} instructions"
+            for place, (one, two) in enumerate(zip(mine, others, strict=True)):
+                if one.key != two.key:
+                    return f"instruction {place} of core {number} is another one or has other operands"
+        if key_of(self.result) != key_of(other.result):
+            return "the kernel returned something else"
+        held = [{ghost.label: content.tobytes() for ghost, content in each.contents.items()} for each in (self, other)]
+        return "" if held[0] == held[1] else "a constant of the kernel has other elements"
+
+
+def key_of(value: Any) -> Hashable:
+    """Equal for values that mean the same to an instruction."""
+    if isinstance(value, View):
+        indirect = value.indirect_access
+        return ghost_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
+    if isinstance(value, float):
+        return "float", struct.pack("d", value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(map(key_of, value))
+    if isinstance(value, dict):
+        return "dict", tuple((key_of(key), key_of(item)) for key, item in value.items())
+    if isinstance(value, np.ndarray | np.generic):
+        return "array", value.dtype, value.shape, value.tobytes()
+    if isinstance(value, VirtualRegister | NkiScalar):
+        return type(value), repr(value)
+    if isinstance(value, Enum):
+        return type(value), value._name_
+    return type(value), value
+
+
+def _key_of(indirect: Indirect) -> Hashable:
+    base = None if indirect.base is None else key_of(indirect.base)
+    static = indirect.kind, indirect.stride, indirect.limit, indirect.dim, indirect.count
+    return *static, key_of(indirect.index), base
+
+
+def views_in(value: Any) -> list[View]:
+    """The tensors in a parameter."""
+    if isinstance(value, View):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [view for item in value for view in views_in(item)]
+    if isinstance(value, dict):
+        return [view for item in value.values() for view in views_in(item)]
+    if isinstance(value, NKIObject):
+        return [view for item in vars(value).values() for view in views_in(item)]
+    return []

@@ -1,0 +1,265 @@
+"""What instructions do, piece by piece, as far as a plan has to know it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..memory.rectangles import Rectangle, rectangle_of
+from ..tensors.tensor import NkiTensor
+from ..tensors.view import View
+from ..terms.dtypes import DType
+from ..terms.layout import Layout, extent, reshape_strides
+from ..terms.regions import HBM, ON_CHIP
+from .ghosts import Ghost, ghost_of
+from .stream import Guarded, Recorded, Stored
+
+
+class Ref:
+    """Elements of a storage: a static view.
+
+    Attributes:
+        view: see there.
+        storage, layout, dtype: of the view.
+        numpy_type: the type in which the storage holds the elements.
+        place: the rows and bytes of the storage that they are, or that they lie within.
+        is_block: whether they are all of that.
+    """
+
+    __slots__ = ("dtype", "is_block", "layout", "numpy_type", "place", "storage", "view")
+
+    def __init__(self, view: View) -> None:
+        assert isinstance(view, NkiTensor)
+        self.view = view
+        self.storage: Ghost = ghost_of(view)
+        self.layout: Layout = view.layout
+        self.dtype: DType = view.dtype
+        self.numpy_type: np.dtype[Any] = self.storage.numpy_type_of(view.dtype)
+        width, row = self.numpy_type.itemsize, max(1, self.storage.partition_bytes)
+        block = rectangle_of(view.layout, width, row)
+        self.is_block = block is not None
+        if block is None:
+            low, high = extent(view.layout)
+            top, bottom = low * width // row, -(-(high + 1) * width // row)
+            is_one_row = bottom - top <= 1
+            left, right = (low * width - top * row, (high + 1) * width - top * row) if is_one_row else (0, row)
+            block = Rectangle(top, bottom, left, right)
+        self.place = block
+
+    @property
+    def rows(self) -> int:
+        """The size of dimension 0."""
+        return self.layout.shape[0] if self.layout.shape else 1
+
+    @property
+    def width(self) -> int:
+        """Elements for each index of dimension 0."""
+        return prod(self.layout.shape[1:])
+
+    @property
+    def size(self) -> int:
+        return prod(self.layout.shape)
+
+    @property
+    def is_on_chip(self) -> bool:
+        return self.storage.region in ON_CHIP
+
+    @property
+    def is_in_hbm(self) -> bool:
+        return self.storage.region in HBM
+
+    def as_matrix(self) -> Layout | None:
+        """The elements as (rows, elements of a row), whose rows are dense; None where they are not."""
+        if self.is_in_hbm and len(self.layout.shape) < 2:
+            return None
+        return self.as_rows(self.rows, self.width)
+
+    def as_rows(self, rows: int, width: int) -> Layout | None:
+        """The elements as a matrix of that shape with dense rows; None where they are not."""
+        strides = reshape_strides(self.layout.shape, self.layout.strides, (rows, width))
+        if strides is None or (width > 1 and strides[1] != 1):
+            return None
+        return Layout((rows, width), (strides[0], 1), self.layout.offset)
+
+    def meets(self, other: Ref) -> bool:
+        """Whether both may have an element in common."""
+        return self.storage is other.storage and self.place.meets(other.place)
+
+    def is_same(self, other: Ref) -> bool:
+        """Whether both are the same elements, read as the same type."""
+        return self.storage is other.storage and self.layout == other.layout and self.dtype == other.dtype
+
+    def __repr__(self) -> str:
+        return f"Ref({self.storage.label}, {self.layout}, {self.dtype})"
+
+
+@dataclass(eq=False)
+class Work:
+    """Something that an instruction does.
+
+    Attributes:
+        reads: the elements that it needs; those of ``writes`` that it leaves or adds to are among them.
+        writes: the elements that it writes.
+    """
+
+    reads: list[Ref] = field(init=False, default_factory=list)
+    writes: list[Ref] = field(init=False, default_factory=list)
+
+    # Whether it has no effect but on what it writes, so that nobody misses it if nobody reads that.
+    is_pure: ClassVar[bool] = True
+
+
+@dataclass(eq=False)
+class Elementwise(Work):
+    """See ``compute`` in engines/results.py.
+
+    Attributes:
+        columns: the scalar operands, numbers or ``Ref``.
+        destination: of the reduction, if it has one.
+        is_dst_dead: whether nobody reads what it writes to ``dst``.
+    """
+
+    dst: Ref
+    tiles: list[Ref]
+    apply: Callable[..., object]
+    reduction: Any
+    columns: list[Any]
+    destination: Ref | None
+    is_dst_dead: bool = False
+
+    def __post_init__(self) -> None:
+        self.reads = [*self.tiles, *[each for each in self.columns if isinstance(each, Ref)]]
+        if self.reduction is not None and isinstance(self.reduction.initial, View):
+            self.reads.append(Ref(self.reduction.initial))
+        self.writes = [self.dst] if self.destination is None else [self.dst, self.destination]
+
+    @property
+    def is_pure(self) -> bool:  # type: ignore[override]
+        """A reduction changes registers."""
+        return self.reduction is None
+
+
+@dataclass(eq=False)
+class Reduced(Work):
+    """See ``reduce_rows`` in engines/reduced.py."""
+
+    dst: Ref
+    tile: Ref
+    reduce: Callable[..., object]
+    reads_bfloat16: bool
+
+    def __post_init__(self) -> None:
+        self.reads, self.writes = [self.tile], [self.dst]
+
+
+@dataclass(eq=False)
+class Action(Work):
+    """See ``act`` in engines/actions.py."""
+
+    function: Callable[..., object]
+    operands: list[Ref]
+    may_refuse: bool
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., object],
+        writes: Sequence[View],
+        reads: Sequence[View],
+        updates: Sequence[View],
+        *,
+        may_refuse: bool,
+    ) -> Action:
+        """The work that ``act`` does with these operands."""
+        written, changed, read = list(map(Ref, writes)), list(map(Ref, updates)), list(map(Ref, reads))
+        action = cls(function, [*written, *changed, *read], may_refuse)
+        action.writes, action.reads = [*written, *changed], [*changed, *read]
+        return action
+
+    @property
+    def is_pure(self) -> bool:  # type: ignore[override]
+        """What refuses some elements does so whether somebody needs its results or not."""
+        return bool(self.writes) and not self.may_refuse
+
+
+@dataclass(eq=False)
+class Move(Work):
+    """A copy of equally many elements, cast if their types differ; see ``move`` in engines/dma/rows.py."""
+
+    dst: Ref
+    src: Ref
+
+    def __post_init__(self) -> None:
+        self.reads, self.writes = [self.src], [self.dst]
+
+
+@dataclass(eq=False)
+class Product(Work):
+    """A product of matrices that a matrix in PSUM takes or adds; see engines/tensor/sums.py."""
+
+    dst: Ref
+    stationary: Ref
+    moving: Ref
+    is_added: bool
+
+    def __post_init__(self) -> None:
+        self.reads, self.writes = [self.stationary, self.moving], [self.dst]
+        if self.is_added:
+            self.reads.append(self.dst)
+
+
+@dataclass(eq=False)
+class Whole(Work):
+    """An instruction whose function runs as it is, on the plan's memory."""
+
+    call: Recorded
+    is_pure: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for view, is_written in self.call.tensors:
+            indirect = view.indirect_access
+            ref = Ref(view if indirect is None else view.with_layout(view.layout))
+            if indirect is not None:
+                ref.place, ref.is_block = everything(ref.storage), False
+                assert isinstance(indirect.index, View)
+                self.reads.append(Ref(indirect.index))
+            if is_written:
+                self.writes.append(ref)
+            # It may leave elements of what it writes as they were.
+            self.reads.append(ref)
+
+
+@dataclass(eq=False)
+class Check(Work):
+    """What was loaded into a register must be what it was when the launch was recorded."""
+
+    guard: Guarded
+    is_pure: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self.reads = [Ref(self.guard.view)]
+
+
+@dataclass(eq=False)
+class Store(Work):
+    """Elements of known value, from a register."""
+
+    stored: Stored
+
+    def __post_init__(self) -> None:
+        self.writes = [Ref(self.stored.view)]
+
+
+@dataclass(eq=False)
+class Meeting(Whole):
+    """An instruction for which both cores come."""
+
+
+def everything(storage: Ghost) -> Rectangle:
+    """All rows and bytes of a storage."""
+    row = max(1, storage.partition_bytes)
+    return Rectangle(0, -(-storage.nbytes // row), 0, row)

@@ -1,0 +1,102 @@
+"""A plugin of pytest: every launch of the tests is recorded, planned and replayed too, and the bits are compared.
+
+Under ``python -m pytest -p tests.replayed_both_ways`` the file that ``NKILIB_REPLAYED_BOTH_WAYS`` names gets a line of
+JSON for each launch whose replay leaves other bits, and one a process with what was counted. Each key is compared
+once. Tests that look at how often their kernels run may fail; it is the file that matters.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
+from nkilib.simulator.machine import levels
+from nkilib.simulator.machine.observer import active_watchers
+from nkilib.simulator.replay.key import Refusal, given_of
+from nkilib.simulator.target.options import current_options
+from tests.simulator.replay.both_ways import Report, compare
+
+VARIABLE = "NKILIB_REPLAYED_BOTH_WAYS"
+# On the recorded data, and on others that most kernels take.
+_DATA = ("permuted data",)
+
+_counts: Counter[str] = Counter()
+_reasons: Counter[str] = Counter()
+_compared: set[int] = set()
+_inside = threading.local()
+
+
+@contextlib.contextmanager
+def _unseen() -> Iterator[None]:
+    """Nobody reads what is printed, or is warned."""
+    warned = set(levels._WARNED)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        levels._WARNED.clear()
+        levels._WARNED.update(warned)
+
+
+def _report(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report | None:
+    """How the launch and its replay compare, on copies of the arguments; None if the launch fails."""
+    _inside.launch = True
+    try:
+        with _unseen():
+            return compare(kernel, args, kwargs, data=_DATA)
+    except Exception:
+        return None  # the launch itself says so, right after
+    finally:
+        _inside.launch = False
+
+
+def _run_both_ways(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+    if getattr(_inside, "launch", False):
+        return as_today(kernel, args, kwargs)
+    _counts["launches"] += 1
+    given = given_of(kernel, current_options(), args, kwargs)
+    if isinstance(given, Refusal):
+        _reasons[given.reason] += 1
+    elif not active_watchers() and hash(given.key) not in _compared:
+        _compared.add(hash(given.key))
+        _note(_report(kernel, args, kwargs))
+    return as_today(kernel, args, kwargs)
+
+
+def _note(report: Report | None) -> None:
+    if report is None:
+        _counts["failing"] += 1
+    elif report.refusal:
+        _reasons[report.refusal] += 1
+    else:
+        _counts["planned"] += 1
+    if report is not None and report.differences:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
+        _write({"test": test, "differences": report.differences})
+
+
+def _write(line: dict[str, Any]) -> None:
+    with Path(os.environ[VARIABLE]).open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def pytest_configure() -> None:
+    run_launches_by(_run_both_ways)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish() -> None:
+    if _counts:
+        _write({"counts": dict(_counts), "reasons": dict(_reasons)})

@@ -1,0 +1,263 @@
+"""Launches as they always ran beside their replay: results and written arguments, bit by bit, on several data.
+
+NaN equals NaN, whatever its sign and payload.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from nkilib.simulator import using
+from nkilib.simulator.launch.arguments import as_numpy, is_torch
+from nkilib.simulator.launch.containers import leaves_of, map_leaves
+from nkilib.simulator.replay.code import CodeWatch
+from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
+from nkilib.simulator.replay.recording import record_launch
+from nkilib.simulator.replay.replaying import Replay
+from tests.simulator.replay.other_data import OTHERS, is_floating
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a kernel left behind.
+
+    Attributes:
+        returned: its results; the number of an argument where that is what it returned.
+        arguments: the arrays that it was given, as it left them.
+        error: why it ended without a result; empty if it did not.
+    """
+
+    returned: list[Array | int]
+    arguments: list[Array]
+    error: str = ""
+
+
+@dataclass
+class Report:
+    """How the launches of a kernel went.
+
+    Attributes:
+        refusal: why there is no plan; empty if there is one.
+        fallbacks: by name of the data, why the launch had to run as it always does.
+        replayed: names of the data on which it was replayed.
+        instructions: of the launch that was planned.
+        differences: where the bits are others, one line each.
+    """
+
+    refusal: str = ""
+    fallbacks: dict[str, str] = field(default_factory=dict)
+    replayed: list[str] = field(default_factory=list)
+    instructions: int = 0
+    differences: list[str] = field(default_factory=list)
+
+    def check(self) -> Report:
+        """Itself, if all bits are the same."""
+        if self.differences:
+            raise AssertionError("\n".join(self.differences))
+        return self
+
+
+def both_ways(kernel: Any, *args: Any, **kwargs: Any) -> Report:
+    """Launch a kernel as always and replayed, on these arguments and on others like them.
+
+    Raises:
+        AssertionError: naming data, array and first byte, if the bits differ or an argument came to harm.
+    """
+    return compare(kernel, args, kwargs).check()
+
+
+def compare(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], data: Sequence[str] = tuple(OTHERS)) -> Report:
+    """As `both_ways`; what differs is in the report.
+
+    Args:
+        kernel: what is launched.
+        args, kwargs: its arguments.
+        data: names of the other data.
+    """
+    report = Report()
+    originals = arrays_in((args, kwargs))
+    expected = run_as_always(kernel, args, kwargs, originals)
+    replay = _planned(kernel, args, kwargs, originals, expected, report)
+    if replay is None:
+        return report
+    report.instructions = replay.plan.instructions
+    _compare(replay, "the recorded data", originals, expected, report)
+    for name in data:
+        changed = [_like(each, OTHERS[name](as_numpy(each, ""))) for each in originals]
+        _compare(replay, name, changed, run_as_always(kernel, args, kwargs, originals, changed), report)
+    _compare(replay, "the recorded data once more", originals, expected, report)
+    for name in ("the recorded data", "the recorded data once more"):
+        if name in report.fallbacks:
+            report.differences.append(f"{name}: the replay failed: {report.fallbacks[name]}")
+    return report
+
+
+def _planned(
+    kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], expected: Outcome, report: Report
+) -> Replay | None:
+    """A plan of two recordings, which run as always while they are recorded."""
+    streams = []
+    for _ in range(2):
+        given = [_copy(each) for each in originals]
+        recorded = record_launch(kernel, *_with(args, kwargs, originals, given), given, CodeWatch(is_on=False))
+        if recorded.error is not None:
+            raise recorded.error
+        outcome = _outcome(recorded.result, given, given)
+        report.differences += _differences("while it is recorded", expected, outcome)
+        if recorded.stream is None:
+            report.refusal = recorded.refusal
+            return None
+        streams.append(recorded.stream)
+    difference = streams[0].differs_from(streams[1])
+    if difference:
+        report.refusal = f"two launches differ: {difference}"
+        return None
+    try:
+        return Replay(streams[1], originals)
+    except Unplannable as error:
+        report.refusal = str(error)
+        return None
+
+
+def _compare(replay: Replay, name: str, data: Sequence[Any], expected: Outcome, report: Report) -> None:
+    given = [_copy(each) for each in data]
+    before = [_bits(as_numpy(each, "")) for each in given]
+    try:
+        returned = replay.run([as_numpy(each, "") for each in given], given)
+    except ReplayFailed as error:
+        report.fallbacks[name] = str(error)
+        for number, (each, bits) in enumerate(zip(given, before, strict=True)):
+            if _bits(as_numpy(each, "")).tobytes() != bits.tobytes():
+                report.differences.append(f"{name}: the replay failed and has written argument {number}")
+        return
+    if expected.error:
+        report.differences.append(f"{name}: replayed, where the launch raises {expected.error}")
+        return
+    report.replayed.append(name)
+    report.differences += _differences(name, expected, _outcome(returned, given, given))
+
+
+def run_as_always(
+    kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], data: list[Any] | None = None
+) -> Outcome:
+    """What a launch leaves behind, on copies of its arguments or of other arrays in their place."""
+    given = [_copy(each) for each in (originals if data is None else data)]
+    args, kwargs = _with(args, kwargs, originals, given)
+    try:
+        with using(replay=False), np.errstate(all="ignore"):
+            returned = kernel(*args, **kwargs)
+    except Exception as error:
+        if data is None:
+            raise
+        return Outcome([], [as_numpy(each, "") for each in given], f"{type(error).__name__}: {error}")
+    return _outcome(returned, given, given)
+
+
+def _outcome(returned: Any, given: list[Any], arguments: list[Any]) -> Outcome:
+    numbers = {id(each): number for number, each in enumerate(given)}
+    found = [numbers.get(id(each), each) for each in arrays_in(returned)]
+    return Outcome(
+        [each if isinstance(each, int) else as_numpy(each, "") for each in found],
+        [as_numpy(each, "") for each in arguments],
+    )
+
+
+def _differences(name: str, expected: Outcome, found: Outcome) -> list[str]:
+    if len(expected.returned) != len(found.returned):
+        return [f"{name}: {len(found.returned)} results instead of {len(expected.returned)}"]
+    lines = []
+    for kind, wanted, got in (
+        ("result", expected.returned, found.returned),
+        ("argument", expected.arguments, found.arguments),
+    ):
+        for number, (one, other) in enumerate(zip(wanted, got, strict=True)):
+            difference = _difference(one, other)
+            if difference:
+                lines.append(f"{name}: {kind} {number} {difference}")
+    return lines
+
+
+def _difference(expected: Array | int, found: Array | int) -> str:
+    if isinstance(expected, int) or isinstance(found, int):
+        is_same = isinstance(expected, int) and isinstance(found, int) and expected == found
+        return "" if is_same else "is an argument in one way only, or another one"
+    if expected.shape != found.shape or expected.dtype != found.dtype:
+        return f"is {found.shape} {found.dtype} instead of {expected.shape} {expected.dtype}"
+    unequal = np.flatnonzero(_bits(expected) != _bits(found)) // max(1, expected.dtype.itemsize)
+    if not unequal.size:
+        return ""
+    unequal = _but_nans(np.unique(unequal), expected, found)
+    if not unequal.size:
+        return ""
+    at = np.unravel_index(int(unequal[0]), expected.shape) if expected.shape else ()
+    count = len(unequal)
+    where = tuple(map(int, at))
+    return f"differs at {count} of {expected.size} elements, first at {where}: {found[at]} instead of {expected[at]}"
+
+
+def _but_nans(places: npt.NDArray[np.int64], expected: Array, found: Array) -> npt.NDArray[np.int64]:
+    """The places without those where both are NaN.
+
+    Which sign the product or the sum of two NaN has is not numpy's to say: it changes with the strides of the result,
+    and within a row with the place of an element.
+    """
+    if not is_floating(expected):
+        return places
+    flat = [np.ascontiguousarray(each).reshape(-1)[places] for each in (expected, found)]
+    return places[~(np.isnan(flat[0]) & np.isnan(flat[1]))]
+
+
+def _bits(array: Array) -> npt.NDArray[np.uint8]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def arrays_in(value: Any) -> list[Any]:
+    """The arrays and tensors in arguments or results, each once."""
+    found = [leaf for leaf in leaves_of(value) if isinstance(leaf, np.ndarray) or is_torch(leaf)]
+    return list({id(each): each for each in found}.values())
+
+
+def _copy(array: Any) -> Any:
+    """Of the same strides."""
+    if is_torch(array):
+        return array.detach().clone().requires_grad_(array.requires_grad)
+    copied = array.copy(order="K")
+    copied.flags.writeable = array.flags.writeable
+    return copied
+
+
+def _like(array: Any, values: Array) -> Any:
+    """A copy of an argument with other values."""
+    if is_torch(array):
+        copied = array.detach().clone()
+        as_numpy(copied, "")[...] = values
+        return copied.requires_grad_(array.requires_grad)
+    copied = array.copy(order="K")
+    copied[...] = values
+    copied.flags.writeable = array.flags.writeable
+    return copied
+
+
+def _with(
+    args: tuple[Any, ...], kwargs: dict[str, Any], originals: list[Any], given: list[Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments with other arrays in the place of their own."""
+    by_original = {id(each): other for each, other in zip(originals, given, strict=True)}
+    replaced: Callable[[Any, str], Any] = lambda leaf, _: by_original.get(id(leaf), leaf)  # noqa: E731
+    return map_leaves(args, "", replaced), map_leaves(kwargs, "", replaced)
+
+
+def reasons(reports: Iterator[Report] | Sequence[Report]) -> dict[str, int]:
+    """How often each reason kept a launch from being planned; "planned" counts the others."""
+    counts: dict[str, int] = {}
+    for report in reports:
+        key = report.refusal or "planned"
+        counts[key] = counts.get(key, 0) + 1
+    return counts

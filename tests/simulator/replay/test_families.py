@@ -1,0 +1,81 @@
+"""Kernels of every family leave the same bits when they are replayed, on recorded and on other data."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from contextlib import nullcontext
+from typing import Final
+
+import pytest
+
+from benchmarks.fuzz.kernels.checking import lowered_limits
+from tests.neuron.launches import Launch, launches
+from tests.simulator.replay.both_ways import Report, both_ways
+from tests.simulator.replay.larger_launches import Larger, large, middle
+
+# Launches of each kernel that every run of the tests makes both ways, of those that tests/neuron makes on devices.
+SAMPLED: Final = 2
+
+
+@functools.cache
+def _all() -> dict[str, Launch]:
+    return launches()
+
+
+def _sample() -> list[str]:
+    """Some of each kernel: of different types and numbers of cores, spread over the options."""
+    by_kernel: dict[str, list[str]] = defaultdict(list)
+    for name, launch in _all().items():
+        by_kernel[launch.kernel.__name__].append(name)
+    chosen = []
+    for number, names in enumerate(by_kernel.values()):
+        step = max(1, len(names) // SAMPLED)
+        # An odd distance, so that both numbers of cores come up.
+        chosen += names[number % max(1, step) :: step | 1][:SAMPLED]
+    return chosen
+
+
+def _run(name: str, is_lowered: bool) -> Report:
+    launch = _all()[name]
+    with lowered_limits() if is_lowered else nullcontext():
+        return both_ways(launch.kernel[launch.cores], **launch.arguments)
+
+
+def _check(report: Report, name: str) -> None:
+    assert not report.refusal, f"{name} is not planned: {report.refusal}"
+    assert report.instructions > 0 and "the recorded data" in report.replayed
+
+
+def test_the_sample_has_every_kernel_on_both_numbers_of_cores_in_both_types() -> None:
+    sampled = _sample()
+    assert {_all()[name].kernel.__name__ for name in sampled} == {each.kernel.__name__ for each in _all().values()}
+    for part in (", bfloat16", ", float32", "1 core", "2 core"):
+        assert sum(part in name for name in sampled) > len(sampled) // 4
+
+
+def test_a_sample_of_all_launches_with_every_pass() -> None:
+    """Every tile counts as large."""
+    for name in _sample():
+        _check(_run(name, is_lowered=True), name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("is_lowered", [False, True], ids=["as they are", "every tile large"])
+@pytest.mark.parametrize("part", range(20))
+def test_all_launches(part: int, is_lowered: bool) -> None:
+    for name in sorted(_all())[part::20]:
+        _check(_run(name, is_lowered), name)
+
+
+@pytest.mark.parametrize("case", tuple(middle()), ids=lambda case: case.name)
+def test_launches_with_blocks_of_rows(case: Larger) -> None:
+    for launch in case.launches():
+        _check(both_ways(launch.kernel, *launch.args, **launch.kwargs), case.name)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", tuple(large()), ids=lambda case: case.name)
+def test_launches_of_the_benchmarks(case: Larger) -> None:
+    for launch in case.launches():
+        _check(both_ways(launch.kernel, *launch.args, **launch.kwargs), case.name)
