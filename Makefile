@@ -62,6 +62,8 @@ bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.torch_path
 	$(RUN) -m benchmarks.instruction_cost
 	$(RUN) -m benchmarks.loop_profiles
+	$(RUN) -m benchmarks.skip_arithmetic
+	$(RUN) -m benchmarks.replay
 
 profile: $(VENV)/.installed-cli
 	@status=0; for table in profile_table "linear_table --quick"; do $(RUN) -m benchmarks.$$table || status=1; done; exit $$status

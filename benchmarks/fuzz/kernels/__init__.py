@@ -1,0 +1,1 @@
+"""Random kernels of random legal instructions, launched as always and replayed: all bits have to be the same."""

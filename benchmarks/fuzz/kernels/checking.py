@@ -1,0 +1,56 @@
+"""Whether a random kernel leaves the same bits when it is replayed."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Final
+from unittest.mock import patch
+
+from benchmarks.fuzz.kernels.drawing import SIZES
+from benchmarks.fuzz.kernels.program import Program
+from benchmarks.fuzz.kernels.shrinking import shrunk
+from nkilib import simulator
+from tests.simulator.replay.both_ways import Report, compare
+
+_LOWERED: Final = {"SMALLEST": 1, "BLOCK_ELEMENTS": 48}
+
+
+@contextmanager
+def lowered_limits() -> Iterator[None]:
+    """Every tile is large enough for every pass over the steps of a plan, and for several blocks of rows."""
+    with ExitStack() as patches:
+        for name, value in _LOWERED.items():
+            modules = [each for key, each in sys.modules.items() if key.startswith("nkilib.simulator.")]
+            holding = [each for each in modules if hasattr(each, name)]
+            if not holding:
+                raise LookupError(f"lowered_limits: no module of the simulator has {name}")
+            for module in holding:
+                patches.enter_context(patch.object(module, name, value))
+        yield
+
+
+def checked(program: Program) -> Report:
+    """The launch both ways."""
+    with warnings.catch_warnings(), simulator.using(uninitialized="error"), ExitStack() as limits:
+        warnings.simplefilter("ignore")
+        if SIZES[program.sizes].is_lowered:
+            limits.enter_context(lowered_limits())
+        return compare(program.kernel(), tuple(program.arrays()), {})
+
+
+def differs(program: Program) -> bool:
+    """Whether bits are others; what the simulator refuses does not count."""
+    try:
+        return bool(checked(program).differences)
+    except Exception:
+        return False
+
+
+def complaint(program: Program, report: Report) -> str:
+    """What differs, in which kernel, and what is left of it when lines that do not matter are gone."""
+    small = shrunk(program, differs)
+    found = "\n".join(report.differences)
+    return f"{found}\n{program}\nshrunk to {len(small.lines)} lines:\n{small}"

@@ -1,0 +1,264 @@
+"""Situations in which a replay that leaves out too much, or does it too early or late, has other bits.
+
+Each is a few lines, with others in between sometimes, and what it has computed leaves the kernel.
+"""
+
+from __future__ import annotations
+
+from benchmarks.fuzz.kernels import computing, moving
+from benchmarks.fuzz.kernels.drawing import Maker
+from benchmarks.fuzz.kernels.meeting import barrier
+from benchmarks.fuzz.kernels.places import Area, Place
+
+
+def _loaded(maker: Maker, source: Place, area: Area) -> Place | None:
+    """A tile of the type of what it is loaded from, which may be read there."""
+    tile = maker.tile(area.rows, area.columns, source.dtype)
+    if tile is None or not maker.add(f"nisa.dma_copy({tile.name}, {source.text(area)})"):
+        return None
+    maker.places.append(tile)
+    return tile
+
+
+def _between(maker: Maker) -> None:
+    """Something else, which may touch the same tensors."""
+    for _ in range(maker.integer(0, 2)):
+        maker.one_of((computing.elementwise, computing.copies, moving.store, moving.load_into, computing.reducing))(
+            maker
+        )
+
+
+def _computed(maker: Maker, tile: Place, dtype: str) -> Place | None:
+    """A new tile of results of another one."""
+    made = maker.tile(tile.rows, tile.columns, dtype)
+    if made is None:
+        return None
+    line = maker.one_of(
+        (
+            f"nisa.tensor_scalar({made.name}, {tile.name}, nl.multiply, -1.5, op1=nl.add, operand1=0.5)",
+            f"nisa.activation({made.name}, nl.tanh, {tile.name}, scale=0.5)",
+            f"nisa.tensor_tensor({made.name}, {tile.name}, {tile.name}, nl.add)",
+            f"nisa.tensor_copy({made.name}, {tile.name})",
+            f"nisa.tensor_scalar({made.name}, {tile.name}, nl.subtract, {maker.column(Area(tile.rows, 1))})",
+        )
+    )
+    return made if computing.keep(maker, made, line) else None
+
+
+def publish(maker: Maker, tile: Place) -> None:
+    """The elements of a tile leave the kernel."""
+    name, own = maker.new_name("o"), maker.new_name("g")
+    if tile.buffer != "sbuf" or len(maker.results) >= maker.most_results:
+        return
+    rows = tile.rows * maker.cores
+    if maker.add(f"{name} = nl.ndarray(({rows}, {tile.columns}), nl.{tile.dtype}, nl.shared_hbm)"):
+        maker.bind(own, name, "core", tile.rows)
+        maker.results.append(name)
+        maker.add(f"nisa.dma_copy({own}, {tile.name})")
+
+
+def _rows_and_columns(maker: Maker, place: Place) -> tuple[int, int]:
+    """Of most of a tensor."""
+    rows = place.rows if maker.chance(0.6) else maker.integer((place.rows + 1) // 2, place.rows)
+    columns = place.columns if maker.chance(0.3) else maker.integer((place.columns + 1) // 2, place.columns)
+    return rows, columns
+
+
+def overwritten_after_a_load(maker: Maker) -> None:
+    """A tile is read when what it was loaded from has other elements."""
+    source = maker.one_of(maker.writable)
+    tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
+    other = _loaded(maker, maker.places[2], maker.part_of(maker.places[2], whole=0.7)._replace(step=1))
+    if tile is None or other is None:
+        return
+    rows, columns = min(other.rows, source.rows), min(other.columns, source.columns)
+    _between(maker)
+    place = maker.somewhere(source, rows, columns)
+    maker.add(f"nisa.dma_copy({source.text(place)}, {other.text(Area(rows, columns))})")
+    _between(maker)
+    made = _computed(maker, tile, maker.one_of((tile.dtype, "float32")))
+    if made is not None:
+        publish(maker, made)
+
+
+def stored_beside(maker: Maker) -> None:
+    """Results go where what they are computed from is, or a few rows or columns beside it, a few times."""
+    target = maker.one_of(maker.writable)
+    rows = target.rows if maker.chance(0.4) else maker.integer((target.rows + 1) // 2, target.rows)
+    columns = maker.integer((target.columns + 1) // 2, target.columns)
+    made = None
+    for _ in range(maker.integer(1, 3)):
+        made = _stored_beside(maker, target, rows, columns)
+        if maker.chance(0.2):
+            _between(maker)
+    if made is not None and maker.chance(0.3):
+        publish(maker, made)
+
+
+def _stored_beside(maker: Maker, target: Place, rows: int, columns: int) -> Place | None:
+    """One or two parts of a tensor are loaded, and what is made of them is stored into a third one."""
+    first, second, into = (maker.somewhere(target, rows, columns)._replace(step=1) for _ in range(3))
+    tile = _loaded(maker, target, first)
+    if tile is None:
+        return None
+    if maker.chance(0.5):
+        made = _computed(maker, tile, target.dtype)
+    else:
+        other = _loaded(maker, target, second)
+        made = maker.tile(rows, columns, target.dtype)
+        if other is None or made is None:
+            return None
+        line = maker.one_of(
+            (
+                f"nisa.scalar_tensor_tensor({made.name}, {tile.name}, nl.multiply, 0.5, nl.add, {other.name})",
+                f"nisa.tensor_tensor({made.name}, {tile.name}, {other.name}, nl.subtract)",
+            )
+        )
+        made = made if computing.keep(maker, made, line) else None
+    if made is not None:
+        maker.add(f"nisa.dma_copy({target.text(into)}, {made.name})")
+    return made
+
+
+def stored_late(maker: Maker) -> None:
+    """Between a result and its store somebody reads or writes where it goes, or changes it."""
+    target = maker.one_of(maker.writable)
+    rows, columns = _rows_and_columns(maker, target)
+    source = maker.one_of((maker.places[2], *maker.writable))
+    rows, columns = min(rows, source.rows), min(columns, source.columns)
+    tile = _loaded(maker, source, maker.somewhere(source, rows, columns)._replace(step=1))
+    made = None if tile is None else _computed(maker, tile, target.dtype)
+    if made is None:
+        return
+    into = maker.somewhere(target, rows, columns)._replace(step=1)
+    before = _loaded(maker, target, maker.somewhere(target, rows, columns)) if maker.chance(0.6) else None
+    if maker.chance(0.4):
+        maker.add(
+            f"nisa.dma_copy({target.text(maker.somewhere(target, rows, columns))}, {source.text(Area(rows, columns))})"
+        )
+    if maker.chance(0.3):
+        part = maker.part_of(made)
+        maker.add(f"nisa.tensor_scalar({made.text(part)}, {made.text(part)}, nl.add, 1.0)")
+    maker.add(f"nisa.dma_copy({target.text(into)}, {made.name})")
+    if before is not None:
+        publish(maker, before)
+    if maker.chance(0.3):
+        again = _loaded(maker, target, into)
+        if again is not None:
+            publish(maker, again)
+
+
+def partly_overwritten(maker: Maker) -> None:
+    """A tile whose elements come from several instructions, some of them dead, some alive between others."""
+    source = maker.one_of((maker.places[2], *maker.writable))
+    tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
+    if tile is None:
+        return
+    for _ in range(maker.integer(1, 4)):
+        part = maker.part_of(tile, whole=0.2)
+        if maker.chance(0.5) and tile.columns >= 3:
+            step = maker.integer(2, min(3, tile.columns - 1))
+            part = Area(part.rows, (tile.columns + step - 1) // step, part.top, 0, step)
+        line = maker.one_of(
+            (
+                f"nisa.memset({tile.text(part)}, {maker.number()})",
+                f"nisa.tensor_scalar({tile.text(part)}, {maker.source(tile, part)}, nl.add, {maker.column(part)})",
+                f"nisa.tensor_copy({tile.text(part)}, {maker.source(tile, part)})",
+                f"nisa.activation({tile.text(part)}, nl.relu, {maker.source(tile, part)})",
+            )
+        )
+        maker.add(line)
+        if maker.chance(0.25):
+            _computed(maker, tile, "float32")
+    publish(maker, tile)
+
+
+def changed_operands(maker: Maker) -> None:
+    """Sums of products whose operands change between the products, and that somebody reads in between."""
+    source = maker.one_of(maker.places[:3])
+    depth = maker.integer(1, source.rows)
+    columns = min(source.columns, 64)
+    tiles = [_loaded(maker, source, maker.somewhere(source, depth, columns)._replace(step=1)) for _ in range(2)]
+    height, width = maker.integer(1, min(columns, 32)), maker.integer(1, columns)
+    sums = [maker.tile(height, 512, "float32", "psum") for _ in range(maker.integer(1, 2))]
+    left, right = tiles
+    if left is None or right is None or None in sums:
+        return
+    targets = [each.text(Area(height, width)) for each in sums if each is not None]
+    for number in range(maker.integer(2, 6)):
+        target = targets[number % len(targets)]
+        mode = "False" if number < len(targets) or maker.chance(0.1) else "True"
+        spots = maker.integer(0, columns - height), maker.integer(0, columns - width)
+        one = left.text(Area(depth, height, 0, spots[0] if maker.chance(0.5) else 0))
+        two = right.text(Area(depth, width, 0, spots[1] if maker.chance(0.5) else 0))
+        maker.add(f"nisa.nc_matmul({target}, {one}, {two}, accumulate={mode})")
+        if maker.chance(0.4):
+            changed = maker.one_of((left, right))
+            part = maker.part_of(changed)
+            maker.add(f"nisa.tensor_scalar({changed.text(part)}, {changed.text(part)}, nl.multiply, 0.5)")
+        elif maker.chance(0.3):
+            changed = maker.one_of((left, right))
+            maker.add(f"nisa.dma_copy({changed.name}, {source.text(maker.somewhere(source, depth, columns))})")
+    for target in targets:
+        read = maker.tile(height, width, maker.one_of(("float32", "bfloat16")))
+        if read is not None and computing.keep(maker, read, f"nisa.tensor_copy({read.name}, {target})"):
+            publish(maker, read)
+
+
+def read_after_a_meeting(maker: Maker) -> None:
+    """A tile was loaded before the cores met; then the other one writes where it came from."""
+    if maker.cores == 1:
+        return
+    number = maker.integer(0, 1)
+    source = maker.writable[number]
+    tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
+    barrier(maker, number)
+    other = _loaded(maker, maker.places[2], maker.part_of(maker.places[2], whole=0.7)._replace(step=1))
+    if tile is None or other is None:
+        return
+    rows, columns = min(other.rows, source.rows), min(other.columns, source.columns)
+    place = maker.somewhere(source, rows, columns)
+    maker.add(f"nisa.dma_copy({source.text(place)}, {other.text(Area(rows, columns))})")
+    if maker.chance(0.5):
+        barrier(maker, number)
+    made = _computed(maker, tile, maker.one_of((tile.dtype, "float32")))
+    if made is not None:
+        publish(maker, made)
+
+
+def chains(maker: Maker) -> None:
+    """Several rounds of instructions on the same rows, with reductions whose columns the next ones take."""
+    source = maker.one_of(maker.places[:3])
+    tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
+    for _ in range(maker.integer(2, 5)):
+        if tile is None:
+            return
+        column = maker.tile(tile.rows, 1, "float32")
+        into = tile if maker.chance(0.4) else maker.tile(tile.rows, tile.columns, maker.one_of((tile.dtype, "float32")))
+        if column is None or into is None:
+            return
+        line = maker.one_of(
+            (
+                f"nisa.tensor_reduce({column.name}, nl.maximum, {tile.name}, axis=1, negate=True)",
+                f"nisa.activation_reduce({into.name}, nl.exp, {tile.name}, nl.add, {column.name}, scale=0.25)",
+                f"nisa.tensor_scalar_reduce({into.name}, {tile.name}, nl.multiply, 0.5, nl.add, {column.name})",
+            )
+        )
+        if not maker.add(line):
+            return
+        maker.places.append(column)
+        if "tensor_reduce" not in line and into is not tile:
+            maker.places.append(into)
+            tile = into if maker.chance(0.7) else tile
+        second = maker.tile(tile.rows, tile.columns, maker.one_of((tile.dtype, "float32")))
+        if second is None or not computing.keep(
+            maker, second, f"nisa.tensor_scalar({second.name}, {tile.name}, nl.multiply, {column.name})"
+        ):
+            return
+        tile = second
+    if tile is not None:
+        target = maker.one_of(maker.writable)
+        if maker.chance(0.5) and target.rows >= tile.rows and target.columns >= tile.columns:
+            maker.add(f"nisa.dma_copy({target.text(maker.somewhere(target, tile.rows, tile.columns))}, {tile.name})")
+        else:
+            publish(maker, tile)

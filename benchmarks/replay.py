@@ -1,0 +1,297 @@
+"""CPU time of launches that run again: ``python -m benchmarks.replay``.
+
+Each line launches kernels as always, replayed, and runs torch's eager functions for the same work, in turns, all on one
+thread but for the simulator's own second core. What is shown is CPU time, and the ratio of the replayed launches and
+torch beside its goal. With ``--sources`` attention_cte of nki-library is launched from a clone of that repository.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks._captured import Captured
+from benchmarks._display import end_verdicts, verdict
+from benchmarks._replay_cases import ReplayCase, cases
+from benchmarks._replay_memory import MEMORY_CASES, measure_replay_memory
+from benchmarks._timing import Contender, interleaved_minimum
+from benchmarks.measurements.sources import SourceError, Sources
+from benchmarks.measurements.table import PublicKernel, measurements
+from examples._display import heading, make_console, plain_table
+from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
+from nkilib.simulator import ReplayCounts, recording, replay_counts, using
+
+AS_ALWAYS, REPLAYED, TORCH = "as always", "replayed", "torch"
+# Launches of a key before it is replayed: as always, recorded, compared.
+_WARM = 6
+# Seconds that a run of a contender takes at least, as often as its work has to be repeated for that.
+_LEAST_SECONDS = 0.01
+_MOST_REPEATS = 100
+_MILLI, _MICRO, _MIB = 1e3, 1e6, 2**20
+# Goals beside the ratios.
+LARGEST_MICROSECONDS_OF_INSTRUCTION, LARGEST_MICROSECONDS_OF_COPY = 5.0, 30.0
+LEAST_GAIN_OF_ATTENTION = 3.0
+LARGEST_MIB = 190.0
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A line of the table.
+
+    Attributes:
+        case: what was timed.
+        as_always, replayed, torch: seconds of CPU time.
+        instructions: of its launches.
+        hindrance: why they were not replayed; empty if they were.
+    """
+
+    case: ReplayCase
+    as_always: float
+    replayed: float
+    torch: float
+    instructions: int
+    hindrance: str = ""
+
+    @property
+    def ratio(self) -> float:
+        """Replayed over torch."""
+        return self.replayed / self.torch
+
+    @property
+    def is_met(self) -> bool:
+        """Whether there is no goal, or it is met by launches that were replayed."""
+        if self.case.goal is None:
+            return True
+        return not self.hindrance and (self.ratio <= self.case.goal or self.replayed <= self.case.least)
+
+
+def run_all(launches: Sequence[Captured]) -> None:
+    """Run the launches, one after the other."""
+    for launch in launches:
+        launch.kernel(*launch.args, **launch.kwargs)
+
+
+def timed_launches(
+    launches: Sequence[Captured], runs: int, other: Callable[[], object]
+) -> tuple[dict[str, float], str]:
+    """Seconds of CPU time as always, replayed, and of something else; and why nothing was replayed, if so."""
+
+    def as_always() -> None:
+        with using(replay=False):
+            run_all(launches)
+
+    def replayed() -> None:
+        with using(replay=True):
+            run_all(launches)
+
+    for _ in range(_WARM):
+        replayed()
+    before = replay_counts()
+    replayed()
+    hindrance = _hindrance(before, replay_counts(), len(launches))
+    work = {AS_ALWAYS: as_always, REPLAYED: replayed, TORCH: other}
+    repeats = {name: _repeats(each) for name, each in work.items()}
+    contenders = {name: Contender(_repeated(each, repeats[name])) for name, each in work.items()}
+    seconds = interleaved_minimum(contenders, runs, time.process_time)
+    return {name: seconds[name] / repeats[name] for name in seconds}, hindrance
+
+
+def _hindrance(before: ReplayCounts, after: ReplayCounts, launches: int) -> str:
+    """Why some of the launches between two counts were not replayed; empty if all were."""
+    if after.total.replayed - before.total.replayed >= launches:
+        return ""
+    for name, counts in after.kernels.items():
+        known = before.kernels[name].reasons if name in before.kernels else {}
+        for reason, count in counts.reasons.items():
+            if count > known.get(reason, 0):
+                return reason
+    return "no two of its launches were equal"
+
+
+def _repeats(work: Callable[[], object]) -> int:
+    """How often something is run for its time to be told from the clock's steps."""
+    start = time.process_time()
+    work()
+    return max(1, min(_MOST_REPEATS, int(_LEAST_SECONDS / max(time.process_time() - start, 1e-6))))
+
+
+def _repeated(work: Callable[[], object], times: int) -> Callable[[], object]:
+    def run() -> None:
+        for _ in range(times):
+            work()
+
+    return run
+
+
+def timed(case: ReplayCase, runs: int) -> Timed:
+    """A case, measured."""
+    sides = case.make()
+    with using(replay=False), recording() as record:
+        run_all(sides.launches)
+    seconds, hindrance = timed_launches(sides.launches, runs, sides.torch)
+    count = sum(record.instruction_counts.values())
+    return Timed(case, seconds[AS_ALWAYS], seconds[REPLAYED], seconds[TORCH], count, hindrance)
+
+
+def table_of(results: Sequence[Timed]) -> Table:
+    """The lines, with goals and whether they are met."""
+    table = plain_table("Milliseconds of CPU time")
+    table.add_column("launches")
+    for name in ("as always", "replayed", "torch", "as always x", "replayed x", "goal", "", "instr.", "us each"):
+        table.add_column(name, justify="right")
+    for each in results:
+        goal = "" if each.case.goal is None else f"{each.case.goal:g}"
+        if each.case.least:
+            goal += f" or {each.case.least * _MILLI:g} ms"
+        table.add_row(
+            each.case.name + (f" (not replayed: {each.hindrance})" if each.hindrance else ""),
+            *[f"{seconds * _MILLI:.3g}" for seconds in (each.as_always, each.replayed, each.torch)],
+            f"{each.as_always / each.torch:.2f}",
+            f"{each.ratio:.2f}",
+            goal,
+            "" if each.case.goal is None else verdict(each.is_met),
+            f"{each.instructions:,}",
+            f"{each.replayed / max(1, each.instructions) * _MICRO:.2f}",
+        )
+    return table
+
+
+@nki.jit
+def one_copy(x: nl.NkiTensor) -> nl.NkiTensor:
+    """The shortest kernel."""
+    result = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nisa.dma_copy(dst=result, src=x)
+    return result
+
+
+def show_copy(console: Console, runs: int) -> bool:
+    """What a launch of one copy takes."""
+    launches = [Captured(one_copy, (np.ones((4, 4), np.float32),), {})]
+    seconds, hindrance = timed_launches(launches, runs, lambda: None)
+    micro = seconds[REPLAYED] * _MICRO
+    is_met = not hindrance and micro <= LARGEST_MICROSECONDS_OF_COPY
+    console.print(
+        f"A launch of one copy: {seconds[AS_ALWAYS] * _MICRO:.0f} us as always, {micro:.1f} us replayed, goal "
+        f"{LARGEST_MICROSECONDS_OF_COPY:g}:",
+        verdict(is_met),
+    )
+    return is_met
+
+
+def show_instruction(console: Console, results: Sequence[Timed]) -> list[bool]:
+    """What an instruction takes where tiles are small: the least of the lines."""
+    small = [each for each in results if each.case.name.startswith("ctc_loss [64, 8, 32]")]
+    met = []
+    for each in small:
+        micro = each.replayed / each.instructions * _MICRO
+        met.append(not each.hindrance and micro <= LARGEST_MICROSECONDS_OF_INSTRUCTION)
+        goal = f"{micro:.2f} us an instruction, goal {LARGEST_MICROSECONDS_OF_INSTRUCTION:g}:"
+        console.print(f"{each.case.name}: {goal}", verdict(met[-1]))
+    return met
+
+
+def show_attention(console: Console, directory: Path, runs: int) -> list[bool]:
+    """Instructions a second of attention_cte, from a clone of nki-library."""
+    row = next(each for each in measurements() if "attention_cte" in each.name and "S=512" in each.name)
+    assert isinstance(row.kernel, PublicKernel)
+    try:
+        with Sources(directory) as sources:
+            kernel = sources.kernel(row.kernel)
+            rng = np.random.default_rng(0)
+            arrays = [
+                rng.standard_normal(each["spec"], np.float32).astype(getattr(nl, each["dtype"]).numpy)
+                for each in row.calls[0]
+            ]
+            launches = [Captured(kernel, tuple(arrays), dict(row.keywords))]
+            with using(replay=False), recording() as record:
+                run_all(launches)
+            seconds, hindrance = timed_launches(launches, runs, lambda: None)
+    except SourceError as error:
+        console.print(f"attention_cte: {error}")
+        return []
+    count = sum(record.instruction_counts.values())
+    gain = seconds[AS_ALWAYS] / seconds[REPLAYED]
+    is_met = not hindrance and gain >= LEAST_GAIN_OF_ATTENTION
+    console.print(
+        f"{row.name}: {count / seconds[AS_ALWAYS]:,.0f} instructions a second as always, "
+        f"{count / seconds[REPLAYED]:,.0f} replayed, {gain:.2f} times as many, goal {LEAST_GAIN_OF_ATTENTION:g}:",
+        verdict(is_met),
+        f"(not replayed: {hindrance})" if hindrance else "",
+    )
+    return [is_met]
+
+
+def show_memory(console: Console) -> list[bool]:
+    """Peaks beyond arrays and results in fresh processes, in which launches come to be replayed."""
+    met = []
+    for case, name in MEMORY_CASES:
+        beyond = measure_replay_memory(case, name).beyond_arrays / _MIB
+        met.append(beyond <= LARGEST_MIB)
+        console.print(
+            f"{name} {case}: {beyond:.0f} MiB beyond arrays and result, goal {LARGEST_MIB:g}:", verdict(met[-1])
+        )
+    return met
+
+
+def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The command line; ``None`` means that of this process."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.replay",
+        description="CPU time of kernel launches as always and replayed, beside torch's eager functions on one thread.",
+    )
+    parser.add_argument("--only", metavar="REGEX", default="", help="lines whose names match")
+    parser.add_argument("--runs", type=int, default=3, help="of each; the shortest counts (default 3)")
+    parser.add_argument("--quick", action="store_true", help="small sizes, without goals")
+    parser.add_argument("--sources", type=Path, metavar="DIR", help="clones of public kernels, as DIR/owner+name")
+    options = parser.parse_args(arguments)
+    if options.runs < 1:
+        parser.error("--runs must be at least 1")
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the benchmark; returns 0, or 1 if a goal is missed, or 2 if there is no simulator to time."""
+    options = parse_arguments(arguments)
+    console = make_console()
+    if not SIMULATED:
+        console.print(NOT_SIMULATED)
+        return 2
+    console.print(
+        heading(
+            "nkilib replay bench",
+            "Kernel launches as always and replayed beside torch's eager functions: CPU time, torch on one thread.",
+            f"OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')}; BLAS takes one thread a core.",
+        )
+    )
+    torch.set_num_threads(1)
+    met: list[bool] = []
+    results: list[Timed] = []
+    for case in cases(options.quick):
+        if re.search(options.only, case.name):
+            with console.status(case.name):
+                results.append(timed(case, options.runs))
+    if results:
+        console.print(table_of(results))
+        met += [each.is_met for each in results if each.case.goal is not None]
+    met += show_instruction(console, results)
+    if re.search(options.only, "one copy"):
+        met.append(show_copy(console, options.runs))
+    if options.sources is not None and re.search(options.only, "attention_cte"):
+        met += show_attention(console, options.sources, options.runs)
+    if re.search(options.only, "memory") and not options.quick:
+        met += show_memory(console)
+    return end_verdicts(console, met)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
