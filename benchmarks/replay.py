@@ -202,6 +202,8 @@ def show_instruction(console: Console, results: Sequence[Timed]) -> list[bool]:
 
 def show_attention(console: Console, directory: Path, runs: int) -> list[bool]:
     """Instructions a second of attention_cte, from a clone of nki-library."""
+    # Its variable for its log: the kernel would print a warning in each launch, and what prints is not replayed.
+    os.environ.setdefault("NKILIB_LOG_LEVEL", "ERROR")
     row = next(each for each in measurements() if "attention_cte" in each.name and "S=512" in each.name)
     assert isinstance(row.kernel, PublicKernel)
     try:
