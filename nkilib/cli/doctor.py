@@ -48,7 +48,7 @@ _VARIABLES = (
     "NKILIB_REPLAY",
 )
 
-_REPLAYED = "replayed from the third repetition on; NKILIB_REPLAY=0 turns that off"
+_REPLAYED = "replayed from the fifth launch on; NKILIB_REPLAY=0 turns that off"
 _NOT_REPLAYED = "not replayed, because NKILIB_REPLAY is 0"
 
 
