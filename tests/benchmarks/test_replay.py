@@ -49,7 +49,8 @@ def test_a_goal_is_met_by_replayed_launches(changes: dict[str, object], is_met: 
 
 def test_a_launch_that_is_not_replayed_says_why() -> None:
     sides = _replay_cases._cross_entropy(4, 40, "fp32", "forward")
-    launch = replace(sides.launches[0], kwargs={**sides.launches[0].kwargs, "positions_per_batch": _Positions(4)})
+    launch = sides.launches[0]
+    launch = launch._replace(kwargs={**launch.kwargs, "positions_per_batch": _Positions(4)})
     assert "'positions_per_batch' holds a" in replay.timed_launches([launch], 1, lambda: None)[1]
 
 
