@@ -19,7 +19,9 @@ from tests.fresh_python import CHECKOUT, with_checkout
 # About a launch of which only values tell, or that looks at what this option changes, by the test: why.
 MAY_DIFFER = {
     r"test_matmul_rules\[(stationary|moving) hint\]": "a hint about values that are never computed",
-    r"test_by_itself_a_kernel|test_ranks.py::test_a_kernel_by_itself": "collectives are refused by name",
+    r"test_by_itself_a_kernel|test_ranks.py::test_a_kernel_by_itself|test_an_operation_of_one_rank": (
+        "collectives are refused by name"
+    ),
     r"test_arguments.py::test_a_dense": "the kernel asks where its argument lies, which is a private copy",
     r"test_skipping.py::test_a_result_is_an_argument": "what one option takes and the other refuses",
     r"test_levels.py::test_a_warning_that_python_makes_an_error": "the first launch must not warn",
