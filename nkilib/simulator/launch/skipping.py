@@ -12,8 +12,7 @@ from typing import Any, Literal
 
 from ..machine.left_out import LeftOut
 from ..machine.observer import active_watchers
-from ..machine.trips import Stated
-from ..terms.integers import is_integer
+from ..machine.trips import Stated, check_stated
 from ..terms.spec import ValuesWanted
 from .prepared import Launchable, PreparedLaunch
 from .running import CoreRun
@@ -35,15 +34,7 @@ def checked_trips(asked: Any) -> Stated | None:
     """
     if asked is None or asked == "none":
         return None if asked is None else 0
-    counts = asked if isinstance(asked, Mapping) else {"": asked}
-    for name, count in counts.items():
-        if not isinstance(name, str) or not is_integer(count):
-            raise TypeError(
-                f"simulate: trips must be 'none', a number, or a mapping from the name of a loop's body to a "
-                f"number, got {asked!r}"
-            )
-        if count < 0:
-            raise ValueError(f"simulate: trips must not be negative, got {asked!r}")
+    check_stated("simulate", "'none'", asked)
     return dict(asked) if isinstance(asked, Mapping) else int(asked)
 
 

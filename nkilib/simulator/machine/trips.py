@@ -11,6 +11,7 @@ from os.path import basename
 from typing import Any
 
 from ..terms.errors import NkiValidationError
+from ..terms.integers import is_integer
 
 # One number for all loops, or one for each by name; a function is asked when the first loop needs it.
 Stated = int | Mapping[str, int]
@@ -19,6 +20,29 @@ _REMEDY = (
     "which only the device knows, and a launch with nkilib.simulator.spec has shapes and types only; pass arrays, or "
     "state how often the loop runs: "
 )
+
+
+def check_stated(function: str, words: str, asked: Any) -> None:
+    """Refuse what states no numbers of trips.
+
+    Args:
+        function: whose ``trips=`` it is, for the message.
+        words: that the function takes besides, quoted.
+        asked: what it was given, none of these words.
+
+    Raises:
+        TypeError: if it is no number, and no mapping from names to numbers.
+        ValueError: if a number is negative.
+    """
+    counts = asked if isinstance(asked, Mapping) else {"": asked}
+    for name, count in counts.items():
+        if not isinstance(name, str) or not is_integer(count):
+            raise TypeError(
+                f"{function}: trips must be {words}, a number, or a mapping from the name of a loop's body to a "
+                f"number, got {asked!r}"
+            )
+        if count < 0:
+            raise ValueError(f"{function}: trips must not be negative, got {asked!r}")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..machine.trips import Stated, Trips
-from ..terms.integers import is_integer
+from ..machine.trips import Stated, Trips, check_stated
 
 
 class TripsRefusedError(ValueError):
@@ -97,12 +96,4 @@ def _check(asked: Any) -> None:
         if asked not in (NONE, ALL):
             raise ValueError(f"profile: trips must be 'none', 'all', a number, or numbers by loop, got {asked!r}")
         return
-    counts = asked if isinstance(asked, Mapping) else {"": asked}
-    for name, count in counts.items():
-        if not isinstance(name, str) or not is_integer(count):
-            raise TypeError(
-                f"profile: trips must be 'none', 'all', a number, or a mapping from the name of a loop's body to a "
-                f"number, got {asked!r}"
-            )
-        if count < 0:
-            raise ValueError(f"profile: trips must not be negative, got {asked!r}")
+    check_stated("profile", "'none', 'all'", asked)
