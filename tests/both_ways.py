@@ -7,16 +7,10 @@ the file that matters.
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
 import os
 import re
-import warnings
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,8 +20,8 @@ from nkilib.simulator.launch import kernel as launches
 from nkilib.simulator.launch.containers import leaves_of
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.launch.settings import Skipping
-from nkilib.simulator.machine import levels, observer
 from nkilib.simulator.terms.spec import Spec
+from tests.launches_unseen import current_test, unseen, write_line
 
 VARIABLE = "NKILIB_BOTH_WAYS"
 # Of two cores that fail either may be named; and an integer that only the device knows shows no value where it was
@@ -60,26 +54,12 @@ def _bytes_of(arguments: Any) -> list[bytes]:
     return [leaf.tobytes() for leaf in leaves_of(arguments) if isinstance(leaf, np.ndarray)]
 
 
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Nobody sees what happens: no watcher, no reader of what is printed or warned."""
-    token, warned = observer._WATCHERS.set(()), set(levels._WARNED)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        observer._WATCHERS.reset(token)
-        levels._WARNED.clear()
-        levels._WARNED.update(warned)
-
-
 def _skipped(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Verdict:
     """The verdict of a launch that leaves arithmetic out; its arguments must stay as they are."""
     made = Kernel(kernel.func, kernel.cores, kernel.schedule, replace(kernel.settings, skipping=Skipping()))
     before = _bytes_of((args, kwargs))
     error, result = None, None
-    with _unseen():
+    with unseen():
         try:
             result = made(*args, **kwargs)
         except Exception as raised:
@@ -104,14 +84,8 @@ def _run_both_ways(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]
         _counts["launches"] += 1
         _counts["failing"] += error is not None
         if skipped != computed:
-            test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
-            _write({"test": test, "skipped": skipped, "computed": computed})
+            write_line(VARIABLE, {"test": current_test(), "skipped": skipped, "computed": computed})
     return result
-
-
-def _write(line: dict[str, Any]) -> None:
-    with Path(os.environ[VARIABLE]).open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 def pytest_configure() -> None:
@@ -121,4 +95,4 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
-    _write({"counts": dict(_counts)})
+    write_line(VARIABLE, {"counts": dict(_counts)})

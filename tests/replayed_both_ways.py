@@ -7,24 +7,17 @@ once. Tests that look at how often their kernels run may fail; it is the file th
 
 from __future__ import annotations
 
-import contextlib
-import io
-import json
-import os
 import threading
-import warnings
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
-from nkilib.simulator.machine import levels
 from nkilib.simulator.machine.observer import active_watchers
 from nkilib.simulator.replay.key import Refusal, given_of
 from nkilib.simulator.target.options import current_options
+from tests.launches_unseen import current_test, unseen, write_line
 from tests.simulator.replay.both_ways import Report, compare
 
 VARIABLE = "NKILIB_REPLAYED_BOTH_WAYS"
@@ -37,24 +30,11 @@ _compared: set[int] = set()
 _inside = threading.local()
 
 
-@contextlib.contextmanager
-def _unseen() -> Iterator[None]:
-    """Nobody reads what is printed, or is warned."""
-    warned = set(levels._WARNED)
-    try:
-        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        levels._WARNED.clear()
-        levels._WARNED.update(warned)
-
-
 def _report(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Report | None:
     """How the launch and its replay compare, on copies of the arguments; None if the launch fails."""
     _inside.launch = True
     try:
-        with _unseen():
+        with unseen():
             return compare(kernel, args, kwargs, data=_DATA)
     except Exception:
         return None  # the launch itself says so, right after
@@ -83,13 +63,7 @@ def _note(report: Report | None) -> None:
     else:
         _counts["planned"] += 1
     if report is not None and report.differences:
-        test = os.environ.get("PYTEST_CURRENT_TEST", "").removesuffix(" (call)")
-        _write({"test": test, "differences": report.differences})
-
-
-def _write(line: dict[str, Any]) -> None:
-    with Path(os.environ[VARIABLE]).open("a") as file:
-        file.write(json.dumps(line) + "\n")
+        write_line(VARIABLE, {"test": current_test(), "differences": report.differences})
 
 
 def pytest_configure() -> None:
@@ -99,4 +73,4 @@ def pytest_configure() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish() -> None:
     if _counts:
-        _write({"counts": dict(_counts), "reasons": dict(_reasons)})
+        write_line(VARIABLE, {"counts": dict(_counts), "reasons": dict(_reasons)})
