@@ -8,7 +8,7 @@ from pkgutil import extend_path
 
 # The Neuron compiler bundles a package of the same name. Ours, first on the path, wins for every module that both have,
 # and this keeps those importable that only the bundled one has. Sub-packages that exist on both sides do the same.
-# nkilib.installation refuses other mixtures of the two.
+# nkilib.base.installation refuses other mixtures of the two.
 __path__ = extend_path(__path__, __name__)
 
 _IS_BUNDLED = False

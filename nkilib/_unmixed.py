@@ -1,5 +1,5 @@
 """Importing this raises an ImportError where the imported nkilib is a mixture of two packages of that name."""
 
-from nkilib.installation import refuse_mixture
+from nkilib.base.installation import refuse_mixture
 
 refuse_mixture()

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, Literal
 
-from nkilib.installation import refuse_mixture
+from nkilib.base.installation import refuse_mixture
 
 __all__ = ["NOT_SIMULATED", "SIMULATED", "BackendChoice", "backend", "explain_index", "nisa", "nki", "nl"]
 

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
 from nkilib.simulator.machine.observer import active_watchers
 from nkilib.simulator.replay.key import Refusal, given_of
-from nkilib.simulator.target.options import current_options
 from tests.launches_unseen import current_test, unseen, write_line
 from tests.simulator.replay.both_ways import Report, compare
 

@@ -22,7 +22,7 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-LIBRARY, SIMULATOR = (contract for contract in SETTINGS["contracts"] if contract["type"] == "layers")
+LIBRARY, BASE, SIMULATOR = (contract for contract in SETTINGS["contracts"] if contract["type"] == "layers")
 
 Graph = Mapping[str, set[str]]
 
@@ -86,9 +86,13 @@ def packages_of(layer: str) -> list[str]:
     return layer.split(" | ")
 
 
-def simulator_layers() -> list[str]:
-    (container,) = SIMULATOR["containers"]
-    return [f"{container}.{layer}" for layer in SIMULATOR["layers"]]
+def layers_of(contract: Mapping[str, Any]) -> list[str]:
+    """Names of the layers of a contract about the packages of one container, in full."""
+    (container,) = contract["containers"]
+    return [" | ".join(f"{container}.{name}" for name in packages_of(layer)) for layer in contract["layers"]]
+
+
+CONTAINERS = {"nkilib": LIBRARY["layers"], "nkilib/base": layers_of(BASE), "nkilib/simulator": layers_of(SIMULATOR)}
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +104,7 @@ def test_no_module_imports_itself_by_way_of_others(graph: Graph) -> None:
     assert circle_in(graph) == []
 
 
-@pytest.mark.parametrize("layers", [LIBRARY["layers"], simulator_layers()], ids=["library", "simulator"])
+@pytest.mark.parametrize("layers", CONTAINERS.values(), ids=CONTAINERS)
 def test_imports_go_down(graph: Graph, layers: list[str]) -> None:
     assert all(name in graph for layer in layers for name in packages_of(layer))
     assert arrows_up(graph, layers) == []
@@ -108,7 +112,7 @@ def test_imports_go_down(graph: Graph, layers: list[str]) -> None:
 
 def test_every_package_and_module_is_in_a_layer() -> None:
     ignored = {f"nkilib.simulator.{name}" for name in (*SIMULATOR["exhaustive_ignores"], "__init__")}
-    for folder, layers in (("nkilib", LIBRARY["layers"]), ("nkilib/simulator", simulator_layers())):
+    for folder, layers in CONTAINERS.items():
         found = {_name(ROOT, path) for path in (ROOT / folder).glob("*.py") if path.name != "__init__.py"}
         found |= {_name(ROOT, path.parent) for path in (ROOT / folder).glob("*/__init__.py")}
         assert found - ignored == {name for layer in layers for name in packages_of(layer)}

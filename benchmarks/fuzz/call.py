@@ -19,7 +19,7 @@ import nkilib.torch
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.values import Array, array_of, upstream_like
 from nkilib import simulator
-from nkilib.lnc import VARIABLE
+from nkilib.base.lnc import VARIABLE
 
 UPSTREAMS = ("ones", "normal", "normal", "tiny", "huge")
 

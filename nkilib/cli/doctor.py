@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
-from nkilib import devices, lnc
-from nkilib.installation import HOME, mixture, other_copies
+from nkilib.base import devices, lnc
+from nkilib.base.installation import HOME, mixture, other_copies
 
 from .launch_arguments import fail
 
@@ -151,7 +151,7 @@ def _backend() -> Iterator[Finding]:
     yield Finding("nki", f"{backend.name}, because {backend.reason}")
     if backend.name == "simulator":
         try:
-            options = importlib.import_module("nkilib.simulator.target.options").current_options()
+            options = importlib.import_module("nkilib.simulator.hardware.options").current_options()
         except ValueError as error:
             yield Finding("simulated target", f"cannot be used: {error}", is_wrong=True)
         else:

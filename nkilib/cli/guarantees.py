@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from nkilib.base.guarantee import Guarantee
 from nkilib.cli.tables import in_cell, said, table
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
-from nkilib.guarantee import Guarantee
 
 _PROMISES: Final = ("kernel", "elements", "sums", "same bits again", "on 1 and 2 cores", "in place", "workspace, bytes")
 

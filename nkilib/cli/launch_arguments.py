@@ -41,7 +41,7 @@ def reason_against_profiles() -> str | None:
     """Why no profile can be made here, if none can: there is no simulator, or the environment asks for nonsense."""
     try:
         from nkilib.nki import NOT_SIMULATED, SIMULATED
-        from nkilib.simulator.target.options import current_options
+        from nkilib.simulator.hardware.options import current_options
 
         current_options()
     except (ImportError, ValueError) as error:

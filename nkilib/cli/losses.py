@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.cli.tables import in_cell, said, table
 from nkilib.experimental.host.loss_kinds import LOSS_KINDS
 from nkilib.experimental.host.public_kernels import guarantee_of
-from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _FORMULAS: Final = ("loss", "module", "of an element or row", "derivative by the input", "options", "gradients of")
 _GUARANTEES: Final = ("loss", "largest error", "of gradients", "on 1 and 2 cores", "in place")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from nkilib.ending import ending_quietly
+from nkilib.base.ending import ending_quietly
 
 from . import doctor, profile, tune, verify
 

@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from nkilib import devices
+from nkilib.base import devices
 
 if TYPE_CHECKING:
     from nkilib.verify.run.place import Place

@@ -6,7 +6,8 @@ them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
 
 import nkilib._unmixed  # noqa: F401
 
-from ..work import Work, states_trips, states_work
+from ..base.work import Work, states_trips, states_work
+from .hardware.options import Options, using
 from .install import install
 from .language.explain import explain_index
 from .launch.kernel import run_launches_by
@@ -17,7 +18,6 @@ from .machine.record import Record, recording
 from .profiling.profile import Profile, profile
 from .replay.counts import LaunchCounts, ReplayCounts, replay_counts
 from .replay.launch import LAUNCHES
-from .target.options import Options, using
 from .terms.errors import (
     BarrierError,
     CapacityError,

@@ -9,12 +9,12 @@ import sys
 from collections.abc import Sequence
 
 from nkilib import __version__
-from nkilib.ending import ending_quietly
+from nkilib.base.ending import ending_quietly
 
+from .hardware.limits import TARGETS
+from .hardware.options import CHECKS, FRONTENDS, LEVELS, using
 from .install import install
 from .launch.progress import displaying
-from .target.limits import TARGETS
-from .target.options import CHECKS, FRONTENDS, LEVELS, using
 from .terms.errors import last_line
 from .xla_stand_in import advice, install_stand_in
 

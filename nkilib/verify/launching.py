@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nkilib import lnc
+from nkilib.base import lnc
 from nkilib.verify.observation import Observation
 
 

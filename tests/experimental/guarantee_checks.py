@@ -11,7 +11,7 @@ from unittest.mock import patch
 
 import numpy as np
 
-from nkilib.guarantee import Guarantee
+from nkilib.base.guarantee import Guarantee
 from nkilib.nki import nl
 from nkilib.simulator.language import creation
 from nkilib.simulator.machine.observer import Issued, Observer, Observers, watching

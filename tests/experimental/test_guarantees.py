@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkilib.base.guarantee import Guarantee
 from nkilib.experimental.host.public_kernels import guarantee_of as stated_of
 from nkilib.experimental.host.public_kernels import public_kernels
-from nkilib.guarantee import Guarantee
 from nkilib.nki import nisa, nki, nl
 from tests.experimental.guarantee_checks import (
     CASES,

@@ -10,12 +10,12 @@ import torch.nn
 import torch.nn.functional as F
 
 import nkilib.torch
+from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
 from nkilib.experimental import loss
 from nkilib.experimental.host.loss_kinds import LOSS_KINDS
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
 from nkilib.experimental.loss import inline
-from nkilib.loss_kind import LossKind, ModelledLaunch
 from nkilib.verify.kernels.registry import cases
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent

@@ -120,7 +120,7 @@ def test_the_tests_of_a_file_are_those_of_its_package_nearest_first(tmp_path: Pa
     assert of("nkilib/experimental/loss/ctc/host/bounds.py") == [f"{loss}/host", loss, plans]
     assert of("nkilib/experimental/loss/ctc/forward/rows.py") == [loss, plans]
     assert of("nkilib/experimental/softmax/plan.py") == ["tests/experimental/softmax", plans]
-    assert of("nkilib/lnc.py") == []
+    assert of("nkilib/base/lnc.py") == []
 
 
 def test_a_seed_draws_the_same_mutants_and_another_seed_others(checkout: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from nkilib.lnc import of_kernel
+from nkilib.base.lnc import of_kernel
 from nkilib.torch.dispatch.register import OPERATORS
 
 

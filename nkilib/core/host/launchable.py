@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from nkilib.guarantee import Guarantee, states_guarantee
+from nkilib.base.guarantee import Guarantee, states_guarantee
+from nkilib.base.work import StatesTrips, StatesWork, states_trips, states_work
 from nkilib.nki import nki
-from nkilib.work import StatesTrips, StatesWork, states_trips, states_work
 
 
 def launchable(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from nkilib.loss_kind import ModelledLaunch
+from nkilib.base.loss_kind import ModelledLaunch
 
 Shape = tuple[int, ...]
 
@@ -21,7 +21,7 @@ def launched(
     """A launch in bfloat16 and in float32.
 
     Args:
-        label, forward: as of :class:`nkilib.loss_kind.ModelledLaunch`.
+        label, forward: as of :class:`nkilib.base.loss_kind.ModelledLaunch`.
         held: times over the bound that it is held to, in bfloat16 and in float32.
         tensors: shapes of those that have the type of the launch, by their names without ``_hbm``.
         fixed: by the name of a type, the same of those that always have it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind
 from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
 from nkilib.experimental.loss.ctc.host import kinds as ctc
 from nkilib.experimental.loss.elementwise.host import kinds as elementwise
@@ -12,7 +13,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_c
 from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
 from nkilib.experimental.loss.multilabel_margin.host import kinds as multilabel_margin
 from nkilib.experimental.loss.rowwise.host import kinds as rowwise
-from nkilib.loss_kind import LossKind
 
 LOSS_KINDS: Final[tuple[LossKind, ...]] = (
     *elementwise.KINDS,

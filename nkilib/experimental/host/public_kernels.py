@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Final
 
+from nkilib.base.guarantee import Guarantee, stated_guarantee
 from nkilib.experimental import softmax
 from nkilib.experimental.loss import (
     cross_entropy,
@@ -19,7 +20,6 @@ from nkilib.experimental.loss import (
     multilabel_margin,
     rowwise,
 )
-from nkilib.guarantee import Guarantee, stated_guarantee
 
 _DIRECTIONS: Final = ("_forward", "_backward", "_mixture")
 FAMILIES: Final[Sequence[ModuleType]] = (

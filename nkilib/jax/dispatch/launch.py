@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from nkilib.base.lnc import library_launch
 from nkilib.core.host.options import values_of
 from nkilib.jax.dispatch.host_call import Result, host_call
-from nkilib.lnc import library_launch
 from nkilib.nki import SIMULATED
-from nkilib.simulator.target.options import Options, current_options, using
+from nkilib.simulator.hardware.options import Options, current_options, using
 
 
 def simulator_options() -> Options | None:
@@ -37,7 +37,7 @@ class Kernel:
     function: Any
 
     def launch(self, **arguments: Any) -> tuple[Any, ...]:
-        """What it returns, on the cores that the environment gives; :mod:`nkilib.lnc`."""
+        """What it returns, on the cores that the environment gives; :mod:`nkilib.base.lnc`."""
         returned = library_launch(self.name, self.function)(**arguments)
         return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ..hardware.tile_size import TileSize
 from ..language.constants import shared_constant, shared_identity_matrix
 from ..language.creation import full, ndarray, ones, zeros, zeros_like
 from ..language.elementwise import logical_not, negative
@@ -23,7 +24,6 @@ from ..language.rounding import ceil, divide, floor, fmod, mod, trunc
 from ..language.shapes import broadcast_to, expand_dims, where
 from ..language.transfer import gather_flattened, load, load_transpose2d, store
 from ..language.trigonometry import cos, tan
-from ..target.tile_size import TileSize
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.indexing import DynamicSlice
 from ..tensors.scalars import DeviceInteger

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..target.limits import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX
+from ..hardware.limits import FREE_AXIS_MAX, FREE_DIMENSIONS_MAX, FREE_STRIDE_MAX
 from ..tensors.partitions import allowed_starts, partition_elements, start_partition
 from ..tensors.view import View
 from ..terms.errors import NkiValidationError

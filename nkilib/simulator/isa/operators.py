@@ -9,9 +9,9 @@ from collections.abc import Callable
 from functools import update_wrapper
 from typing import Any
 
+from ..hardware.current import current_generation
 from ..numerics.activations import ACTIVATIONS, PARAMETRIC
 from ..numerics.operators import ARITHMETIC, ARITHMETIC_UNARY, BITWISE, BITWISE_UNARY
-from ..target.current import current_generation
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
 

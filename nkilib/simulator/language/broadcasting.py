@@ -7,7 +7,7 @@ from math import prod
 
 from ..engines.tensor.matmul import nc_matmul
 from ..engines.vector.arithmetic import tensor_copy
-from ..target.tile_size import TileSize
+from ..hardware.tile_size import TileSize
 from ..tensors.partitions import start_partition
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ..engines.dma.copy import dma_copy
+from ..hardware.limits import PARTITIONS
 from ..machine.core import current_core
 from ..memory.storage import Storage
-from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import DType, as_dtype

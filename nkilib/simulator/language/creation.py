@@ -12,11 +12,11 @@ import numpy as np
 from ..engines.actions import fill
 from ..engines.dma.copy import dma_copy
 from ..engines.vector.arithmetic import memset
+from ..hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..machine.core import Core, current_core
 from ..machine.issue import report
 from ..machine.levels import refuse
 from ..memory.storage import Storage
-from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..tensors.partitions import allowed_starts
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe

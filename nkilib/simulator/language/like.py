@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from ..target.limits import PARTITIONS
+from ..hardware.limits import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.tensor import NkiTensor
 from ..terms.description import describe_stranger

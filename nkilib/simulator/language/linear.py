@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..engines.tensor.matmul import nc_matmul, nc_transpose
-from ..target.tile_size import TileSize
+from ..hardware.tile_size import TileSize
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.dtypes import as_dtype

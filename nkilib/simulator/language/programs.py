@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from ..hardware.current import current_generation
 from ..machine.core import current_core
-from ..target.current import current_generation
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError
 

@@ -9,8 +9,8 @@ from ..engines.dma.copy import dma_copy
 from ..engines.gpsimd.random import dropout as dropout_elements
 from ..engines.gpsimd.random import rng, set_rng_seed
 from ..engines.vector.arithmetic import tensor_scalar
+from ..hardware.limits import PARTITIONS
 from ..isa.operators import OPERATORS
-from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
 from ..terms.errors import NkiValidationError

@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from ..hardware.current import is_traced
 from ..machine.core import Core, current_core, current_core_or_none
 from ..machine.device_loop import run_loop
 from ..machine.loops import Turns
 from ..machine.trips import RunTimeLoop, name_of_body
-from ..target.current import is_traced
 from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
 from ..tensors.tensor import NkiTensor

@@ -11,10 +11,10 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import Options
 from ..machine.levels import refuse
 from ..machine.partial_writes import PartialWrites, where_unwritten
 from ..memory.storage import Storage
-from ..target.options import Options
 from ..tensors.grids import NkiGrid
 from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import Options
 from ..machine.left_out import LeftOut
 from ..machine.partial_writes import PartialWrites
 from ..memory.loads import may_share
 from ..memory.storage import Storage
-from ..target.options import Options
 from ..tensors.tensor import NkiTensor
 from ..terms.dtypes import LOW_PRECISION
 from ..terms.errors import NkiValidationError

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Protocol
 
-from nkilib import lnc
+from nkilib.base import lnc
 
+from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
-from ..target.options import preferring
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError

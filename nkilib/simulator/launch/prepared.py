@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from nkilib import lnc
+from nkilib.base import lnc
 
+from ..hardware.options import Options, current_options
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch
 from ..machine.left_out import LeftOut
@@ -19,7 +20,6 @@ from ..machine.races import RaceLevels, RaceWatch
 from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..memory.storage import Storage
-from ..target.options import Options, current_options
 from ..tensors.view import View
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError

@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy.typing as npt
 
+from ..hardware.options import current_options, preferring
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
 from ..memory.loads import may_share
-from ..target.options import current_options, preferring
 from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from .arguments import as_numpy, is_array

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ..hardware.current import enter
 from ..machine.core import Core
 from ..numerics.blas_threads import one_thread
-from ..target.current import enter
 from ..terms.errors import CoreAbortedError, NkiValidationError, add_core, add_location_of_traceback
 from ..terms.spec import DataNeeded, ValuesWanted
 from .arguments import Arguments

@@ -9,9 +9,9 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 
+from ..hardware.limits import generation
 from ..machine.core import Core
 from ..machine.trips import Stated
-from ..target.limits import generation
 from ..terms.compilation import CompileConfig, SpecializationConfig
 from ..terms.errors import NkiValidationError
 
@@ -34,7 +34,7 @@ class Settings:
     Attributes:
         compile_config: what it asks of the compiler; None if it asks for nothing.
         specialization_config: how it is traced; None if it does not say.
-        platform_target: the target that it is written for; see :func:`~nkilib.simulator.target.options.preferring`.
+        platform_target: the target that it is written for; see :func:`~nkilib.simulator.hardware.options.preferring`.
         skipping: how a launch leaves arithmetic out; None if it computes.
 
     Raises:

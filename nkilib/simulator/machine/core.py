@@ -10,13 +10,13 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.current import THREAD
+from ..hardware.generation import Generation
+from ..hardware.limits import PARTITIONS
+from ..hardware.options import Options
 from ..memory.hbm_places import HbmPlaces
 from ..memory.loads import DeferredLoads
 from ..memory.storage import Storage
-from ..target.current import THREAD
-from ..target.generation import Generation
-from ..target.limits import PARTITIONS
-from ..target.options import Options
 from ..terms.compilation import CompileConfig
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError

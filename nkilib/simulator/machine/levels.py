@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 
-from ..target.options import Level
+from ..hardware.options import Level
 from ..terms.errors import NkiValidationError, SimulatorWarning
 
 # Of what was warned in this process: the kind of error, and where in which kernel.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from ..hardware.generation import Generation
+from ..hardware.options import Level
 from ..memory.capacity import Peak, certain_overflow, certain_uses, check_capacity
 from ..memory.certain import CertainUse
 from ..memory.lives import LiveRange
 from ..memory.storage import Storage
-from ..target.generation import Generation
-from ..target.options import Level
 from ..terms.errors import CapacityError
 from ..terms.regions import MemoryRegion
 from .levels import refuse

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.limits import PARTITIONS
 from ..isa.access import check_engine_access
 from ..isa.indirection import gather
 from ..isa.offsets import resolve_scalar_offset
 from ..isa.operand import Operand
-from ..target.limits import PARTITIONS
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.description import describe_stranger

@@ -14,10 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 from weakref import ref
 
+from ..hardware.limits import PSUM_BANK_BYTES
+from ..hardware.options import Level
 from ..isa.definition import Definition
 from ..memory.storage import Storage
-from ..target.limits import PSUM_BANK_BYTES
-from ..target.options import Level
 from ..tensors.view import View
 from ..terms.description import describe
 from ..terms.enums import Engine, nc_version

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.limits import PSUM_BANK_BYTES
 from ..memory.storage import Storage
-from ..target.limits import PSUM_BANK_BYTES
 from ..tensors.partitions import partition_elements
 from ..tensors.view import View
 from ..terms.dtypes import DType

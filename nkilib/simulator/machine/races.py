@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import Level
 from ..memory.byte_spans import Offsets, Spans, first_meeting, spans_of, spans_of_rows
 from ..memory.storage import Storage
-from ..target.options import Level
 from ..tensors.view import View
 from ..terms.description import describe
 from ..terms.errors import IdenticalWritesError, RaceError, kernel_location

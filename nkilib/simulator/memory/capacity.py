@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import NamedTuple
 
-from ..target.generation import Generation
-from ..target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
+from ..hardware.generation import Generation
+from ..hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ..terms.errors import CapacityError
 from ..terms.regions import MemoryRegion
 from .certain import CertainUse

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from ..target.limits import PARTITIONS
+from ..hardware.limits import PARTITIONS
 from ..terms.description import describe
 from ..terms.dtypes import DType
 from ..terms.errors import kernel_frame

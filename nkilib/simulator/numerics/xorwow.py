@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..target.limits import PARTITIONS
+from ..hardware.limits import PARTITIONS
 
 WORDS = 6
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from math import prod
 
-from ..target.generation import Generation
-from ..target.limits import PARTITIONS
+from ..hardware.generation import Generation
+from ..hardware.limits import PARTITIONS
 from ..timing.collect import Collection
 from ..timing.footprints import Tracked
 from ..timing.parts import Part

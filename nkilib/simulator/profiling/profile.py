@@ -9,16 +9,16 @@ from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
 
-from ...work import Work, stated_trips, stated_work
+from ...base.work import Work, stated_trips, stated_work
+from ..hardware.generation import Generation
+from ..hardware.limits import generation
+from ..hardware.options import current_options, preferring
 from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
 from ..launch.progress import displaying, doing
 from ..launch.ranks import RankedKernel
 from ..machine.record import Record, recording
 from ..machine.trips import Trips, counting_trips
-from ..target.generation import Generation
-from ..target.limits import generation
-from ..target.options import current_options, preferring
 from ..terms.spec import Spec
 from ..timing.collect import Collection, collecting
 from ..timing.event import Event

@@ -5,9 +5,9 @@ The bound comes from hardware constants alone, never from the instructions that 
 
 from __future__ import annotations
 
-from ...work import Work
-from ..target.generation import Generation
-from ..target.limits import PARTITIONS
+from ...base.work import Work
+from ..hardware.generation import Generation
+from ..hardware.limits import PARTITIONS
 from ..terms import dtypes as dt
 from ..terms.dtypes import as_dtype
 from ..terms.enums import Engine, nc_version

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..engines.dma.modes import as_oob_mode
+from ..hardware.current import enter
 from ..machine.barrier import CoreBarrier
 from ..machine.call import Call
 from ..machine.core import Core, Launch
-from ..target.current import enter
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.enums import oob_mode

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from nkilib import lnc
+from nkilib.base import lnc
 
+from ..hardware.options import Options, RawEnvironment
 from ..isa.operators import Operator
 from ..launch.arguments import as_numpy, is_array
 from ..launch.prepared import Launchable
-from ..target.options import Options, RawEnvironment
 from ..tensors.scalars import DeviceInteger
 from ..tensors.view import View
 from ..terms.dtypes import LOW_PRECISION, DType

@@ -6,9 +6,9 @@ import sys
 from operator import attrgetter
 from typing import Any
 
+from ..hardware.options import CHECKS, Options, current_options, raises_errors_of_replay
 from ..launch.kernel import AsToday, Kernel
 from ..machine.observer import active_watchers
-from ..target.options import CHECKS, Options, current_options, raises_errors_of_replay
 from .counts import TALLIES
 from .entries import Entries, Entry, Planner
 from .errors import Unplannable

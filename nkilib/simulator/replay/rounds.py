@@ -8,8 +8,8 @@ from time import perf_counter
 
 import numpy as np
 
+from ..hardware.current import enter
 from ..machine.core import Core
-from ..target.current import enter
 from .builder import Segment
 from .meetings import exchange
 from .work import Meeting

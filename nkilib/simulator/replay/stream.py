@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ..hardware.options import Options
 from ..isa.definition import Definition
 from ..isa.indirection import Choice
-from ..target.options import Options
 from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import NkiScalar
 from ..tensors.tensor import NkiTensor

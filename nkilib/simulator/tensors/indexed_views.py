@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..target.current import current_generation
+from ..hardware.current import current_generation
 from ..terms.dtypes import DType
 from ..terms.enums import nc_version
 from ..terms.errors import NkiValidationError, OutOfRangeError

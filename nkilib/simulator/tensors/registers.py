@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..target.current import is_abstract_launch, is_traced
+from ..hardware.current import is_abstract_launch, is_traced
 from ..terms.dtypes import DType
 from ..terms.errors import NkiValidationError, RegisterTypeError, UninitializedReadError
 from ..terms.integers import is_integer

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from ..target.current import current_loop_scope
+from ..hardware.current import current_loop_scope
 from ..terms.dtypes import SCALARS, DType, int32, int64
 from ..terms.errors import NkiValidationError, RegisterTypeError
 from ..terms.integers import is_integer

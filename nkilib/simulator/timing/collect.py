@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
+from ..hardware.current import current_generation
 from ..machine.lives import lives_of
 from ..machine.observer import Observer, Observers, Watcher, watching
-from ..target.current import current_generation
 from .parameters import ModelParameters
 from .trace import Trace
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from ..target.generation import Generation
+from ..hardware.generation import Generation
 from ..terms import dtypes as dt
 from ..terms.enums import Engine, matmul_perf_mode, reduce_cmd
 from ..terms.regions import MemoryRegion

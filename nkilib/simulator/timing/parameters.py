@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final, Literal, get_args
 
-from ..target.generation import Timing
+from ..hardware.generation import Timing
 
 # Which transfers have descriptors that GpSimd writes.
 SoftwareDescriptors = Literal["never", "needed", "always"]

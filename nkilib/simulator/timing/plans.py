@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ..hardware.generation import Generation
 from ..isa.definition import Definition
-from ..target.generation import Generation
 from ..terms.enums import Engine, nc_version
 from ..terms.regions import MemoryRegion
 from .busy_times import DmaWork

@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from ..hardware.generation import Generation
 from ..machine.repetition import Skip, Tally
-from ..target.generation import Generation
 from ..terms.enums import Engine
 from ..terms.regions import MemoryRegion
 from .banks import Banks

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import NamedTuple
 
-from ..target.generation import Generation
+from ..hardware.generation import Generation
 from ..terms.enums import Engine
 from .busy_times import SAME_NS, DmaEngines, DmaWork, Hours
 from .causes import Cause, Causes, Waited

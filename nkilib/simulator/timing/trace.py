@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 from weakref import ref
 
+from ..hardware.generation import Generation
 from ..isa.indirection import IndirectOperand
 from ..machine.lives import Lives
 from ..machine.loops import Turns
 from ..machine.observer import Issued, Observer
 from ..machine.repetition import Skip
 from ..memory.storage import Storage
-from ..target.generation import Generation
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
 from ..terms.errors import kernel_frame

@@ -14,9 +14,9 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any, NamedTuple
 
+from ..hardware.generation import DmaTiming
+from ..hardware.limits import PARTITIONS
 from ..memory.byte_spans import spans_of
-from ..target.generation import DmaTiming
-from ..target.limits import PARTITIONS
 from ..terms.enums import Engine, dge_mode, dma_engine
 from ..terms.layout import Layout
 from ..terms.regions import ON_CHIP, MemoryRegion

@@ -1,4 +1,4 @@
-"""Which devices the operators run on; :mod:`nkilib.lnc` says on how many cores."""
+"""Which devices the operators run on; :mod:`nkilib.base.lnc` says on how many cores."""
 
 from __future__ import annotations
 

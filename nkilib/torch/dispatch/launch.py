@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nkilib.lnc import library_launch
+from nkilib.base.lnc import library_launch
 from nkilib.torch.dispatch.devices import Place
 from nkilib.torch.dispatch.memory import address, is_traced
 from nkilib.torch.dispatch.operator import Call, Operator, Output

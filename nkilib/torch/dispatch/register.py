@@ -11,7 +11,7 @@ functions call there (:mod:`.native`). It is a typed function whose body launche
 body on fake tensors for the shapes, and traces it into a graph, where the kernel is a node: nothing in it may look at a
 value or at an address.
 
-:mod:`nkilib.lnc` decides on how many cores the kernel is launched.
+:mod:`nkilib.base.lnc` decides on how many cores the kernel is launched.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Final
 
-from nkilib import devices
+from nkilib.base import devices
 
 CHOICES: Final = ("auto", "device", "simulator")
 

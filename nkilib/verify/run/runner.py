@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Final
 
-from nkilib import lnc
+from nkilib.base import lnc
 from nkilib.verify.run.place import Place
 from nkilib.verify.run.process import Ended, run_limited
 from nkilib.verify.run.report import Entry, Report

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import nkilib.simulator
+from nkilib.base.lnc import CoresDisagreeError
 from nkilib.jax import cross_entropy
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch, simulator_options
-from nkilib.lnc import CoresDisagreeError
-from nkilib.simulator.target.options import current_options
+from nkilib.simulator.hardware.options import current_options
 from tests.jax.inputs import make_logits, make_targets
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from nkilib.nki import nisa, nki, nl
+from nkilib.simulator.hardware.tile_size import TileSize
 from nkilib.simulator.isa.operators import Operator
-from nkilib.simulator.target.tile_size import TileSize
 from nkilib.simulator.terms.dtypes import DType
 from nkilib.simulator.terms.regions import MemoryRegion
 from tests.simulator.api.documented import DOCUMENTED, read_of_0_7

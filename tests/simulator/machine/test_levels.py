@@ -21,8 +21,8 @@ from nkilib.simulator import (
     SimulatorWarning,
     UninitializedReadError,
 )
+from nkilib.simulator.hardware import options
 from nkilib.simulator.machine.levels import forget_warnings
-from nkilib.simulator.target import options
 from tests.simulator.kernels import load, tile
 
 

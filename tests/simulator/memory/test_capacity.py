@@ -15,9 +15,9 @@ from hypothesis import given
 
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
+from nkilib.simulator.hardware.trn2 import TRN2
 from nkilib.simulator.memory.capacity import check_capacity
 from nkilib.simulator.memory.lives import LiveRange
-from nkilib.simulator.target.trn2 import TRN2
 from nkilib.simulator.terms.errors import CapacityError
 from nkilib.simulator.terms.regions import MemoryRegion
 

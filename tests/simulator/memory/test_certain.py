@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 
 from nkilib.nki import nl
+from nkilib.simulator.hardware.trn2 import TRN2
 from nkilib.simulator.memory.capacity import certain_uses, check_capacity
 from nkilib.simulator.memory.certain import CertainUse
 from nkilib.simulator.memory.lives import LiveRange
-from nkilib.simulator.target.trn2 import TRN2
 from nkilib.simulator.terms.dtypes import as_dtype
 from nkilib.simulator.terms.errors import CapacityError
 from nkilib.simulator.terms.regions import MemoryRegion

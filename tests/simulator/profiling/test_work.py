@@ -11,11 +11,11 @@ import pytest
 from nkilib.experimental.loss import cross_entropy_backward, cross_entropy_forward
 from nkilib.nki import nki, nl
 from nkilib.simulator import ModelParameters, Profile, Work, profile, spec, states_work
+from nkilib.simulator.hardware.generation import Generation
+from nkilib.simulator.hardware.trn1 import TRN1
+from nkilib.simulator.hardware.trn2 import TRN2
+from nkilib.simulator.hardware.trn3 import TRN3
 from nkilib.simulator.profiling.work import bounds_us
-from nkilib.simulator.target.generation import Generation
-from nkilib.simulator.target.trn1 import TRN1
-from nkilib.simulator.target.trn2 import TRN2
-from nkilib.simulator.target.trn3 import TRN3
 from nkilib.simulator.terms.dtypes import bfloat16, float32
 
 # Elements of a [128, 1000000] tile: a million a lane.

@@ -17,9 +17,9 @@ import torch
 
 from nkilib.nki import nki, nl
 from nkilib.simulator import packed, spec, using
+from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.replay.key import Given, Refusal, given_of
-from nkilib.simulator.target.options import current_options
 from nkilib.simulator.terms.compilation import CompileConfig
 from nkilib.simulator.terms.objects import NKIObject
 

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
-from nkilib.lnc import of_kernel
+from nkilib.base.lnc import of_kernel
 from tests.torch.dispatch.pretended_neuron import to_cpu, to_device
 
 _NAMESPACE = "stand_in_neuronx"

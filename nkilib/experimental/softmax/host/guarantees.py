@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nkilib.guarantee import Guarantee
+from nkilib.base.guarantee import Guarantee
 
 _NOTES = (
     "bits of a row depend on the size of the axis, on whether it is the last one, on the types and on chunk_size; "

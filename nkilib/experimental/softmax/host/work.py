@@ -9,7 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from nkilib.work import Work
+from nkilib.base.work import Work
 
 
 def softmax_forward_work(x_hbm: Any, dtype: Any, **_: Any) -> Work:

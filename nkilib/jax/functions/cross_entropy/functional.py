@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.keywords import shows
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOptions
 from nkilib.jax.dispatch.launch import simulator_options
@@ -24,7 +25,6 @@ from nkilib.jax.functions.cross_entropy.derivative import loss_of_rows
 from nkilib.jax.functions.cross_entropy.kernels import TILE_DTYPES, Recipe
 from nkilib.jax.functions.cross_entropy.outputs import CrossEntropyOutputs, returned_values
 from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array, class_indices
-from nkilib.lnc import launch_cores, library_grid
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -20,7 +20,7 @@ from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.targets import IGNORED
 from nkilib.nki import nl
-from nkilib.simulator.target.options import Options
+from nkilib.simulator.hardware.options import Options
 
 # What kernels take as logits; tiles have its type.
 TILE_DTYPES: Final = {

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.jax.dispatch.launch import simulator_options
@@ -30,7 +31,6 @@ from nkilib.jax.functions.linear_cross_entropy.checks import (
 )
 from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
 from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
-from nkilib.lnc import launch_cores, library_grid
 
 _CALLER: Final = "linear_cross_entropy"
 

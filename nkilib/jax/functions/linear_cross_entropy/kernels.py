@@ -23,7 +23,7 @@ from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.kernels import TILE_DTYPES
 from nkilib.jax.functions.cross_entropy.targets import IGNORED
-from nkilib.simulator.target.options import Options
+from nkilib.simulator.hardware.options import Options
 
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("linear_cross_entropy_forward", linear_cross_entropy_forward)

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import jax
 
+from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.experimental.loss.linear_cross_entropy.host.score_names import OUTPUTS, checked_outputs
 from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
@@ -24,7 +25,6 @@ from nkilib.jax.functions.linear_cross_entropy.checks import (
 from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe
 from nkilib.jax.functions.linear_cross_entropy.rows import computed_rows, narrowed
 from nkilib.jax.functions.linear_token_scores.results import LinearTokenScores
-from nkilib.lnc import launch_cores, library_grid
 
 _CALLER: Final = "linear_token_scores"
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ...hardware.limits import PARTITIONS
 from ...isa.operand import DMA_REACH, SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import instruction
-from ...target.limits import PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import MOVABLE, uint32

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.limits import GPSIMD_CORE_PARTITIONS
 from ...isa.checks import same_partitions
 from ...isa.operand import SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
 from ...machine.operands import check_written
-from ...target.limits import GPSIMD_CORE_PARTITIONS
 from ...tensors.tensor import NkiTensor
 from ...terms.dtypes import bfloat16, uint32
 from ...terms.enums import Engine

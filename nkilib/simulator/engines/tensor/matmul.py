@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...isa.operand import PSUM, SBUF, Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
@@ -17,7 +18,6 @@ from ...machine.issue import instruction
 from ...numerics.casts import FLOAT32, to_float32
 from ...numerics.products import transposed_product
 from ...numerics.transposing import transposed
-from ...target.limits import PARTITIONS, PSUM_BANK_BYTES, PSUM_PARTITION_BYTES
 from ...tensors.partitions import partition_elements
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.limits import PARTITIONS, PSUM_PARTITION_BYTES
 from ...isa.access import (
     check_consecutive_partitions,
     check_engine_access,
@@ -23,7 +24,6 @@ from ...machine.issue import instruction
 from ...machine.operands import check_written
 from ...numerics.mx_format import BLOCK_COLUMNS, BLOCK_ROWS, dequantize, quantize
 from ...numerics.products import transposed_product
-from ...target.limits import PARTITIONS, PSUM_PARTITION_BYTES
 from ...tensors.partitions import first_partition, start_partition
 from ...tensors.tensor import NkiTensor
 from ...terms import dtypes as dt

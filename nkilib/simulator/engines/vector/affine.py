@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...target.limits import FREE_DIMENSIONS_MAX
+from ...hardware.limits import FREE_DIMENSIONS_MAX
 from ...tensors.scalars import DeviceInteger, int32_of
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import NkiValidationError

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from ...hardware.tile_size import TileSize
 from ...isa.checks import at_most_rank, same_partitions
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
-from ...target.tile_size import TileSize
 from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError

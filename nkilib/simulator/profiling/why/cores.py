@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import NamedTuple
 
+from ...hardware.generation import Generation
 from ...memory.lives import LiveRange
-from ...target.generation import Generation
 from ...terms.enums import Engine
 from ...timing.event import Lines, Note
 from ...timing.parameters import ModelParameters

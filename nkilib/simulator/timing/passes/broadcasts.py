@@ -10,7 +10,7 @@ with an input in PSUM. With copies they model at 1.7 times their time.
 
 from __future__ import annotations
 
-from ...target.limits import PSUM_BANK_BYTES
+from ...hardware.limits import PSUM_BANK_BYTES
 from ...terms.enums import Engine
 from ...terms.regions import MemoryRegion
 from ..footprints import Tracked

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...target.generation import Generation
+from ...hardware.generation import Generation
 from ...terms.enums import Engine, nc_version
 from ...terms.regions import MemoryRegion
 from ..footprints import Form

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Hashable
 from types import CodeType
 
-from ...target.generation import Generation
+from ...hardware.generation import Generation
 from ...terms.enums import reduce_cmd
 from ...terms.regions import ON_CHIP, MemoryRegion
 from ..footprints import Tracked

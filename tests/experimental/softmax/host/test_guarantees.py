@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from nkilib.base.guarantee import stated_guarantee
 from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
 from nkilib.experimental.softmax.kind import Kind
-from nkilib.guarantee import stated_guarantee
 from tests.experimental.softmax.row_checks import KERNELS, Kernel
 
 

@@ -19,7 +19,7 @@ from nkilib.jax.dispatch import launch, platforms
 from nkilib.jax.dispatch.host_call import Result, host_call
 from nkilib.jax.dispatch.launch import Kernel, Simulation
 from nkilib.jax.functions.cross_entropy import kernels
-from nkilib.simulator.target.options import current_options
+from nkilib.simulator.hardware.options import current_options
 from tests.jax.inputs import CLASSES, POSITIONS, make_logits, make_targets, make_weight, of_reference
 from tests.jax.telling import assert_gradient, assert_loss
 

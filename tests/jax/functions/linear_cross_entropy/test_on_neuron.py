@@ -19,7 +19,7 @@ from nkilib.jax.dispatch.host_call import Result, host_call
 from nkilib.jax.dispatch.launch import Kernel, Simulation
 from nkilib.jax.functions.linear_cross_entropy import kernels
 from nkilib.nki import nl
-from nkilib.simulator.target.options import current_options
+from nkilib.simulator.hardware.options import current_options
 from tests.jax.linear_inputs import CLASSES, FEATURES, POSITIONS, make_operands, make_targets
 
 _GRADIENTS = {"grad_input_wanted": "input_hbm", "grad_weight_wanted": "weight_hbm", "grad_bias_wanted": "bias_hbm"}

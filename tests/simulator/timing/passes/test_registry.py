@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from nkilib.simulator import AS_ISSUED, ModelParameters
-from nkilib.simulator.target.current import current_generation
+from nkilib.simulator.hardware.current import current_generation
 from nkilib.simulator.timing.passes.registry import PASSES, window_for
 
 

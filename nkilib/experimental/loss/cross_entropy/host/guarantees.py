@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkilib.base.guarantee import Guarantee
 from nkilib.core.tiling import div_ceil
-from nkilib.guarantee import Guarantee
 
 _PARTITIONS = 128
 _FLOAT32_BYTES = 4

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.experimental.loss.cross_entropy import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
-from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _POSITIONS, _CLASSES = 4096, 32128
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.recomputation import most_trips
 from nkilib.nki import nl
-from nkilib.work import Work
 
 _INDEX_BYTES = 4  # a target is int32
 _FLOAT32_BYTES = 4

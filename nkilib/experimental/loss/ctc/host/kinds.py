@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
-from nkilib.loss_kind import LossKind
 
 KINDS: Final = (
     LossKind(

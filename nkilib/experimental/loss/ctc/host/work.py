@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from nkilib.work import Work
+from nkilib.base.work import Work
 
 _FLOAT32_BYTES = 4
 

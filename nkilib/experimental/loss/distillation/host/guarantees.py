@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.guarantee import Guarantee
+from nkilib.base.guarantee import Guarantee
 
 DISTILLATION_FORWARD = Guarantee(
     math="float32",

@@ -12,11 +12,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
 from nkilib.core.rows.slots import ROWS_OF_TILE
 from nkilib.nki import nl
-from nkilib.work import Work
 
 _FLOAT32_BYTES = 4
 _RESULTS = 6

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from nkilib.base.guarantee import Guarantee, TermError
 from nkilib.experimental.loss.elementwise.host import term_errors
-from nkilib.guarantee import Guarantee, TermError
 
 _RUNS = (
     "sums: runs of 512 elements, of 16-bit tensors of 2,048, in the order of the engine's accumulator, then 32 at a "

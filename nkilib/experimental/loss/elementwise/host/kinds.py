@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss import elementwise
-from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _SHAPE: Final = (4096, 32128)
 _TESTS: Final = ("tests/experimental/loss/elementwise", "tests/torch/functions/elementwise")

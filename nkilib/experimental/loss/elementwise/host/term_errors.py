@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.guarantee import TermError
+from nkilib.base.guarantee import TermError
 
 MSE: Final = TermError(1.5)
 L1: Final = TermError(0.5)

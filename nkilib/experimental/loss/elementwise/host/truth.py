@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.base.guarantee import TermError
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
@@ -22,7 +23,6 @@ from nkilib.experimental.loss.elementwise.host.reference import Float64Array, re
 from nkilib.experimental.loss.elementwise.host.term_errors import WEIGHT_UNITS
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
 from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns
-from nkilib.guarantee import TermError
 
 Tensors = Mapping[str, Float64Array]
 

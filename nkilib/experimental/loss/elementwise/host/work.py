@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from math import prod
 from typing import Any
 
-from nkilib.work import StatesWork, Work
+from nkilib.base.work import StatesWork, Work
 
 
 def forward_work(*names: str, functions: int = 0) -> StatesWork:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind
 from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
-from nkilib.loss_kind import LossKind
 
 _POSITIONS, _CLASSES = 4096, 32128
 

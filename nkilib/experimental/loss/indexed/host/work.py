@@ -8,9 +8,9 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.base.work import Work
 from nkilib.experimental.loss.indexed.class_tiles import is_streamed
 from nkilib.experimental.loss.indexed.positions import Shape
-from nkilib.work import Work
 
 _INDEX_BYTES, _FLOAT32_BYTES = 4, 4
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, linear_cross_entropy_forward
-from nkilib.loss_kind import LossKind, ModelledLaunch
 
 _POSITIONS, _FEATURES, _CLASSES = 4096, 4096, 32128
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from math import prod
 from typing import Any
 
-from nkilib.work import Work
+from nkilib.base.work import Work
 
 _FLOAT32_BYTES = 4
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from nkilib.work import Work
+from nkilib.base.work import Work
 
 _FLOAT32_BYTES = 4
 # Divergence, entropy, moment, and maximum and log-sum of both models.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.guarantee import Guarantee
+from nkilib.base.guarantee import Guarantee
 
 _SUMS = (
     "a row is summed in chunks, each in the order of the engine's accumulator; how rows and columns are divided "

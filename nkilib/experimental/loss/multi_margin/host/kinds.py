@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind
 from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
-from nkilib.loss_kind import LossKind
 
 _ROWS, _CLASSES = 4096, 32128
 _SCORES: Final = {"input": (_ROWS, _CLASSES)}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.loss_kind import LossKind
 from nkilib.experimental.loss.multilabel_margin import multilabel_margin_loss_backward, multilabel_margin_loss_forward
-from nkilib.loss_kind import LossKind
 
 KINDS: Final = (
     LossKind(

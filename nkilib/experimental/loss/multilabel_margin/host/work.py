@@ -8,8 +8,8 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from nkilib.base.work import Work
 from nkilib.experimental.loss.multilabel_margin.targets import trips_of
-from nkilib.work import Work
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:

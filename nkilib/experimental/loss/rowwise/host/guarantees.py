@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nkilib.base.guarantee import Guarantee, TermError
 from nkilib.experimental.loss.rowwise.host import term_errors
-from nkilib.guarantee import Guarantee, TermError
 
 _ROWS: Final = (
     "rows: runs of 1024 elements in the order of the engine's accumulator, and then the runs; their sum: rows of a "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from math import inf
 from typing import Final
 
-from nkilib.guarantee import TermError
+from nkilib.base.guarantee import TermError
 
 _DISTANCES: Final = "margin and distances"
 _ROOTS: Final = {"sqrt": 2.0}

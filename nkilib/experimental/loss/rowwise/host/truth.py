@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.base.guarantee import TermError
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
@@ -20,7 +21,6 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.reference import Float64Array
 from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
 from nkilib.experimental.loss.rowwise.host.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
-from nkilib.guarantee import TermError
 
 _HALF: Final = 0.5 * UNIT
 Tensors = Mapping[str, Float64Array]

@@ -10,10 +10,10 @@ from dataclasses import replace
 from math import prod
 from typing import Any, Final
 
+from nkilib.base.work import Work
 from nkilib.experimental.loss.rowwise.host.labels import WEIGHT
 from nkilib.experimental.loss.rowwise.host.labels import needed_tensors as needed_labels
 from nkilib.experimental.loss.rowwise.host.pairs import needed_tensors, num_coefficients
-from nkilib.work import Work
 
 _FLOAT32_BYTES: Final = 4
 _COSINE_COEFFICIENTS: Final = 3

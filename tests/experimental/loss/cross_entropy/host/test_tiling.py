@@ -20,7 +20,7 @@ from nkilib.experimental.loss.cross_entropy.options import PLAIN_PLAN, Launch
 from nkilib.experimental.loss.cross_entropy.validation import validate_arrays, validate_lse, validate_tiles
 from nkilib.nki import nl
 from nkilib.simulator import ModelParameters, spec, using
-from nkilib.simulator.target.limits import generation
+from nkilib.simulator.hardware.limits import generation
 from nkilib.simulator.terms.enums import Engine
 
 DTYPES = {"bfloat16": nl.bfloat16, "float32": nl.float32}

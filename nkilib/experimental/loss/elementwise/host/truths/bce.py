@@ -22,6 +22,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from nkilib.base.guarantee import TermError
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
@@ -29,7 +30,6 @@ from nkilib.experimental.loss.elementwise.host.reference import Float64Array
 from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 from nkilib.experimental.loss.elementwise.kinds.bce import LEAST_LOG, LEAST_PRODUCT, LOWERED, RAISED, SMALL
-from nkilib.guarantee import TermError
 
 # How far the float32 nearest to log(RAISED) is from it, in u of 1.
 _RAISED_LOG_UNITS = 10.8

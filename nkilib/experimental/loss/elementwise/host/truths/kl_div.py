@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from nkilib.base.guarantee import TermError
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
@@ -20,7 +21,6 @@ from nkilib.experimental.loss.elementwise.host.reference import kl_div_gradients
 from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 from nkilib.experimental.loss.elementwise.kinds.kl_div import LEAST_TARGET
-from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from nkilib.base.guarantee import TermError
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
@@ -19,7 +20,6 @@ from nkilib.experimental.loss.elementwise.host.reference import Float64Array
 from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import TARGET
 from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2
-from nkilib.guarantee import TermError
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,14 @@
-"""``nkilib.lnc``: on how many cores a kernel is launched, from grid, variable and compiler, and when they disagree."""
+"""``nkilib.base.lnc``: on how many cores a kernel is launched, from grid, variable and compiler, and disagreements."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import pytest
 
-from nkilib import lnc
-from nkilib.lnc import CoresDisagreeError, launch_cores, library_launch
+from nkilib.base import lnc
+from nkilib.base.lnc import CoresDisagreeError, launch_cores, library_launch
 
 VARIABLE, FLAGS = "NEURON_LOGICAL_NC_CONFIG", "NEURON_CC_FLAGS"
 SAME = "kernel and compiler must work with the same number (error NCC_EVRF066 otherwise)"
@@ -135,3 +136,9 @@ def test_the_librarys_own_launches_agree_with_every_environment(
 
     set_to(monkeypatch, variable, flags)
     assert library_launch("kernel", Kernel()).grid == launched
+
+
+def test_the_path_of_earlier_releases_gives_the_same() -> None:
+    """``nkilib.lnc`` has every public name."""
+    former = importlib.import_module("nkilib.lnc")
+    assert former.launch_cores is lnc.launch_cores and former.CoresDisagreeError is lnc.CoresDisagreeError

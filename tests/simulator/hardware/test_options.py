@@ -1,4 +1,4 @@
-"""``nkilib.simulator.target.options``: defaults, environment variables, and ``using``."""
+"""``nkilib.simulator.hardware.options``: defaults, environment variables, and ``using``."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import Options
-from nkilib.simulator.target import options as module
-from nkilib.simulator.target.options import current_options
+from nkilib.simulator.hardware import options as module
+from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.terms.errors import RegisterTypeError
 from tests.simulator.frame import refused
 

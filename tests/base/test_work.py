@@ -1,4 +1,4 @@
-"""``nkilib.work``: what a kernel function works on is stated beside it, and the function stays as it is."""
+"""``nkilib.base.work``: what a kernel function works on is stated beside it, and the function stays as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import nkilib.simulator
-from nkilib.work import Work, stated_work, states_work
+from nkilib.base.work import Work, stated_work, states_work
 from tests.fresh_python import run_fresh
 
 
@@ -63,5 +63,5 @@ def test_the_simulator_exports_the_same_names() -> None:
 
 
 def test_on_a_device_no_simulator_is_imported_for_it() -> None:
-    code = "import sys, nkilib.work\nprint([name for name in sys.modules if name.startswith('nkilib.')])"
-    assert run_fresh(code, "auto").output.splitlines() == ["['nkilib.work']"]
+    code = "import sys, nkilib.base.work\nprint([name for name in sys.modules if name.startswith('nkilib.')])"
+    assert run_fresh(code, "auto").output.splitlines() == ["['nkilib.base', 'nkilib.base.work']"]

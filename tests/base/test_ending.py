@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from nkilib.base.ending import CLOSED_PIPE, INTERRUPTED, ending_quietly
 from nkilib.cli import main as command_line
-from nkilib.ending import CLOSED_PIPE, INTERRUPTED, ending_quietly
 from tests.terminals import run_interrupted, run_unread
 
 # Core 0 meets core 1 at the end, which comes late.

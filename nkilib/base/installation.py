@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from typing import Final, NamedTuple
 
-HOME: Final = os.path.dirname(os.path.abspath(__file__))
+HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 """The directory of this nkilib."""
 
 # Packages that the other nkilib has too, outer ones first.

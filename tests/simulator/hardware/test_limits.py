@@ -1,15 +1,15 @@
-"""``nkilib.simulator.target.limits``: names and limits of trn1, trn2 and trn3."""
+"""``nkilib.simulator.hardware.limits``: names and limits of trn1, trn2 and trn3."""
 
 from __future__ import annotations
 
 import pytest
 
 from nkilib.nki import nisa
-from nkilib.simulator.target.generation import Generation
-from nkilib.simulator.target.limits import generation
-from nkilib.simulator.target.trn1 import TRN1
-from nkilib.simulator.target.trn2 import TRN2
-from nkilib.simulator.target.trn3 import TRN3, TRN3_A0
+from nkilib.simulator.hardware.generation import Generation
+from nkilib.simulator.hardware.limits import generation
+from nkilib.simulator.hardware.trn1 import TRN1
+from nkilib.simulator.hardware.trn2 import TRN2
+from nkilib.simulator.hardware.trn3 import TRN3, TRN3_A0
 from tests.simulator.frame import refused
 
 
