@@ -64,6 +64,14 @@ class PartialSums:
             total_sbuf = _added(total_sbuf)
         return total_sbuf
 
+    def store(self, dst_hbm: nl.NkiTensor, factor: float = 1.0) -> None:
+        """Store the sum of all numbers times a factor, as one float32; the first core does it."""
+        total_sbuf = self.total(pipe=0)
+        if factor != 1.0:
+            nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=factor)
+        if nl.program_id(0) == 0:
+            nisa.dma_copy(dst=dst_hbm.reshape((1, 1)), src=total_sbuf)
+
     def _of_all_cores(self, pipe: int) -> nl.NkiTensor:
         if nl.num_programs() == 1:
             return self.sums_sbuf

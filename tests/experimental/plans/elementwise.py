@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.partial_sums import levels
+from nkilib.core.partial_sums import PARTITIONS, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.elementwise import run
@@ -21,7 +21,7 @@ from nkilib.experimental.loss.elementwise.host import truth
 from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.matrix import matrix_tiles
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, piece_columns
+from nkilib.experimental.loss.elementwise.sizes import piece_columns
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind, unit_interval

@@ -60,11 +60,8 @@ def forward_of_core(plan: Plan, batch: Batch, results: Results) -> None:
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
         likelihood = Likelihood.of(group, results.alpha_hbm, batch.input_lengths_hbm, batch.target_lengths_hbm)
         _take(group, likelihood, results, sums)
-    if sums is None:
-        return
-    total_sbuf = sums.total(pipe=0)
-    if nl.program_id(0) == 0:
-        nisa.dma_copy(dst=results.loss_hbm.reshape((1, 1)), src=total_sbuf)
+    if sums is not None:
+        sums.store(results.loss_hbm)
 
 
 def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialSums | None) -> None:

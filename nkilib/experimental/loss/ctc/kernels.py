@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from nkilib.core.losses.checks import require_floats, require_upstream
 from nkilib.experimental.loss.ctc.backward import backward_of_core
 from nkilib.experimental.loss.ctc.forward import Batch, Results, forward_of_core
 from nkilib.experimental.loss.ctc.gradient import Upstream
 from nkilib.experimental.loss.ctc.plan import BatchShape
 from nkilib.experimental.loss.ctc.validation import fitting_plan, require_batch, require_float32, require_options
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_upstream
 from nkilib.nki import nl
 
 

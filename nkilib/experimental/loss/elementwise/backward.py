@@ -4,51 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.losses.upstream import UPSTREAM, Upstream
+from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.elementwise.kind import Derivative, Kind
 from nkilib.experimental.loss.elementwise.launch import Launch
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.elementwise.stream import PlacedPiece, Stream
 from nkilib.nki import nisa, nl
-
-# The name of a gradient of each loss among the streamed tensors.
-UPSTREAM = "grad_loss"
-
-
-@dataclass(frozen=True)
-class Upstream:
-    """Gradients of the losses.
-
-    Attributes:
-        grad_hbm: float32 [1], of their sum; or one for each loss.
-        factor: of the sum; None: one for each loss.
-    """
-
-    grad_hbm: nl.NkiTensor
-    factor: float | None
-
-    @property
-    def is_of_each(self) -> bool:
-        """They differ, and are streamed."""
-        return self.factor is None
-
-    def with_tensors(self, launch: Launch, names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
-        """What is streamed: those tensors of a launch, and the gradients where they differ."""
-        streamed = {name: launch.tensors_hbm[name] for name in names}
-        return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
-
-    def scale(self, factor: float) -> nl.NkiTensor:
-        """The gradient of each loss times a number, float32 [128, 1]. No value is looked at by the host."""
-        partitions = nl.tile_size.pmax
-        scale_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=scale_sbuf, src=self.grad_hbm.reshape((1, 1)).broadcast(0, partitions))
-        of_sum = 1.0 if self.factor is None else self.factor
-        nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
-        return scale_sbuf
 
 
 def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]) -> None:
     """Store the gradients by the tensors whose names ``gradients_hbm`` has."""
-    stream = Stream.make(launch, upstream.with_tensors(launch, kind.needed(tuple(gradients_hbm))))
+    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, kind.needed(tuple(gradients_hbm))))
     Gradients.make(kind, upstream, gradients_hbm, launch).run(stream)
 
 

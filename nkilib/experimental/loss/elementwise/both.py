@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.backward import Gradients, Upstream
+from nkilib.core.losses.upstream import Upstream
+from nkilib.experimental.loss.elementwise.backward import Gradients
 from nkilib.experimental.loss.elementwise.kind import Derivative, Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.sinks import StoredLosses, SummedLosses, sink_of
@@ -16,7 +17,7 @@ def both_of_core(
     launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
 ) -> None:
     """Store the losses, or their sum, and the gradients by the tensors whose names ``gradients_hbm`` has."""
-    stream = Stream.make(launch, upstream.with_tensors(launch, tuple(launch.tensors_hbm)))
+    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
     sink = sink_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
     gradients = Gradients.make(kind, upstream, gradients_hbm, launch)
     ready: _Begun | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS
+from nkilib.core.partial_sums import PARTITIONS
 from nkilib.nki import nl
 
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from nkilib.core.rows.arithmetic import product
 from nkilib.core.rows.checks import require
-from nkilib.experimental.loss.elementwise.arithmetic import product
-from nkilib.experimental.loss.elementwise.scratch import Scratch
+from nkilib.core.rows.scratch import Scratch
 from nkilib.nki import nl
 
 if TYPE_CHECKING:

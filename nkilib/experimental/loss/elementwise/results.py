@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from nkilib.experimental.loss.elementwise.arithmetic import product, total
+from nkilib.core.rows.arithmetic import product, total
 from nkilib.experimental.loss.elementwise.kind import Activation, Combination
 from nkilib.experimental.loss.elementwise.sizes import SUMS_OF_RUN
 from nkilib.nki import nisa, nl

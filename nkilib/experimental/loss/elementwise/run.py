@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import prod
 
+from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
+from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.checks import require, require_flag
-from nkilib.experimental.loss.elementwise.backward import Upstream, backward_of_core
+from nkilib.experimental.loss.elementwise.backward import backward_of_core
 from nkilib.experimental.loss.elementwise.both import both_of_core
 from nkilib.experimental.loss.elementwise.forward import forward_of_core
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling
 from nkilib.experimental.loss.elementwise.kind import POSITIVE_WEIGHT, WEIGHT, Kind
 from nkilib.experimental.loss.elementwise.launch import Launch
-from nkilib.experimental.loss.elementwise.validation import (
-    checked_tiling,
-    require_floats,
-    require_reduction,
-    require_tensors,
-    require_upstream,
-)
+from nkilib.experimental.loss.elementwise.validation import checked_tiling, require_tensors
 from nkilib.nki import nl
 
 BATCHMEAN = "batchmean"

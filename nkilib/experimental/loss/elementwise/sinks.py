@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.kind import Kind, Prepared
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.results import SumsOfLosses, TileOfLosses
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.elementwise.sizes import SUM_TURNS, SUMS_OF_RUN
 from nkilib.experimental.loss.elementwise.stream import PlacedPiece
 from nkilib.nki import nisa, nl
@@ -116,11 +116,7 @@ class SummedLosses:
 
     def store(self) -> None:
         """The sum of all tiles times the factor; the first core stores it."""
-        total_sbuf = self.sums.total(pipe=0)
-        if self.factor != 1.0:
-            nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=self.factor)
-        if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=self.loss_hbm, src=total_sbuf)
+        self.sums.store(self.loss_hbm, self.factor)
 
     def _runs(self, placed: PlacedPiece) -> nl.NkiTensor:
         runs = SUMS_OF_RUN * div_ceil(placed.tile.columns, self.run_columns)

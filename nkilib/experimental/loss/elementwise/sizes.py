@@ -7,7 +7,6 @@ from typing import Final
 
 from nkilib.core.plan_limits import limited_piece_columns
 
-PARTITIONS: Final = 128
 # Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
 # partition. A loss of many tiles takes smaller pieces, so that tensors have room.
 PIECE_COLUMNS: Final = 2048
@@ -17,8 +16,6 @@ _TILES_OF_LARGE_PIECES, _TILES_OF_HALF_PIECES = 6, 10
 RUN_COLUMNS: Final = 512
 LONG_RUN_COLUMNS: Final = PIECE_COLUMNS
 _BYTES_OF_SHORT: Final = 2
-# A piece and the one that is prepared while it is finished.
-PIECES_AT_A_TIME: Final = 2
 # Scalar and Vector may each add up one part of the losses.
 SUMS_OF_RUN: Final = 2
 # Tiles whose sums of runs are on chip at a time.

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Protocol
 
+from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling
 from nkilib.experimental.loss.elementwise.matrix import MatrixTile
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.elementwise.tiles import Tile
 from nkilib.nki import nisa, nl
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nkilib.core.rows.scratch import Scratch
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import flat_tiles
 from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling
 from nkilib.experimental.loss.elementwise.kind import Piece
 from nkilib.experimental.loss.elementwise.launch import Launch
 from nkilib.experimental.loss.elementwise.matrix import matrix_tiles
-from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.experimental.loss.elementwise.sizes import piece_columns
 from nkilib.experimental.loss.elementwise.sources import Elements, Source, source_of_matrix
 from nkilib.experimental.loss.elementwise.tiles import Tile, tiles_of_core

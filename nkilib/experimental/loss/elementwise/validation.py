@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from math import prod
 
-from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.core.losses.checks import require_floats
+from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require
 from nkilib.core.rows.sbuf import dtype_bytes
@@ -14,18 +15,8 @@ from nkilib.experimental.loss.elementwise.host.tiling import (
     num_tiles,
     partition_bytes,
 )
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, piece_columns, run_columns
+from nkilib.experimental.loss.elementwise.sizes import piece_columns, run_columns
 from nkilib.nki import nl
-
-FLOATS = (nl.bfloat16, nl.float16, nl.float32)
-
-
-def require_floats(function: str, name: str, dtype: nl.DType) -> None:
-    """One of the three types that tensors may have."""
-    require(
-        dtype in FLOATS,
-        f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
-    )
 
 
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
@@ -46,29 +37,6 @@ def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tup
             f"got {tuple(tensor_hbm.shape)}; {'reshape or ' if len(accepted) > 1 else ''}expand it",
         )
         require_floats(function, f"{name}.dtype", tensor_hbm.dtype)
-
-
-def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
-    """One that a loss has."""
-    known = (*REDUCTIONS, *further)
-    require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
-
-
-def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
-    """A gradient of each loss, or float32 of their sum."""
-    if is_each:
-        require(
-            tuple(grad_hbm.shape) == shape,
-            f'{function}: grad_loss_hbm must have the shape of the losses, {shape}, for reduction="none", '
-            f"got {tuple(grad_hbm.shape)}; expand it",
-        )
-        require_floats(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
-        return
-    require(
-        prod(grad_hbm.shape) == 1 and grad_hbm.dtype == nl.float32,
-        f"{function}: grad_loss_hbm must be one float32, the gradient of the reduced loss, "
-        f"got {grad_hbm.dtype} of shape {tuple(grad_hbm.shape)}; sum it up and cast it",
-    )
 
 
 def checked_tiling(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import product
+from nkilib.core.rows.arithmetic import product
 from nkilib.experimental.loss.elementwise.kind import WEIGHT, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.elementwise.results import TileOfLosses
 from nkilib.nki import nl

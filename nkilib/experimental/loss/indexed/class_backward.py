@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import cast, scaled
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.indexed.backward import Upstream
 from nkilib.experimental.loss.indexed.class_masks import ClassMasks, TargetTile
 from nkilib.experimental.loss.indexed.class_tiles import ClassTiling

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import sum_in_place
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.indexed.class_masks import ClassMasks, TargetTile
 from nkilib.experimental.loss.indexed.class_tiles import ClassTile, ClassTiling
 from nkilib.experimental.loss.indexed.class_weights import loaded_weights

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS
 from nkilib.experimental.loss.indexed.positions import Shape, number_of_batches
 from nkilib.nki import nl
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from math import prod
 
+from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction, require_upstream
 from nkilib.experimental.loss.indexed.backward import Upstream, backward_of_core
 from nkilib.experimental.loss.indexed.class_backward import streamed_backward_of_core
 from nkilib.experimental.loss.indexed.class_forward import streamed_forward_of_core

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import cast, float32_like
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.indexed.backward import Upstream
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
 from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock

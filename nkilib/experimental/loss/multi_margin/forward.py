@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
 from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
 from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges, hinges_on_vector, square_hinges
@@ -30,9 +30,7 @@ def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
     if blocks:
         _Forward.make(launch, blocks).run(blocks, loss_hbm, sums)
     if sums is not None:
-        total_sbuf = sums.total(pipe=0)
-        if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=loss_hbm.reshape((1, 1)), src=total_sbuf)
+        sums.store(loss_hbm)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nkilib.core.losses.checks import require_upstream
 from nkilib.core.rows.checks import require_flag
-from nkilib.experimental.loss.elementwise.validation import require_upstream
 from nkilib.experimental.loss.indexed.backward import Upstream
 from nkilib.experimental.loss.multi_margin.backward import backward_of_core
 from nkilib.experimental.loss.multi_margin.forward import forward_of_core

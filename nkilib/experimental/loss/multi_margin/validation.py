@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from math import isfinite
 
+from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.experimental.loss.indexed.positions import BATCHES_MAX
 from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS
 from nkilib.experimental.loss.multi_margin.options import Launch

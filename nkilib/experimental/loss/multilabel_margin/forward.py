@@ -20,9 +20,7 @@ def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     _Forward.make(launch).run(loss_hbm, sums)
     if sums is not None:
-        total_sbuf = sums.total(pipe=0)
-        if nl.program_id(0) == 0:
-            nisa.dma_copy(dst=loss_hbm.reshape((1, 1)), src=total_sbuf)
+        sums.store(loss_hbm)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.rows.checks import require
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.experimental.loss.multilabel_margin.launch import BLOCKS_MAX, CLASSES_MAX, PARTITIONS, Launch
 from nkilib.nki import nl
 

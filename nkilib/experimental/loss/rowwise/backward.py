@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic
 
-from nkilib.experimental.loss.elementwise.backward import Upstream
-from nkilib.experimental.loss.elementwise.rings import ring_of
+from nkilib.core.losses.upstream import Upstream
+from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
 from nkilib.experimental.loss.rowwise.launch import RowLaunch

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.checks import require_flag, require_vector
-from nkilib.experimental.loss.elementwise.backward import Upstream
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
 from nkilib.experimental.loss.rowwise.backward import backward_of_core
 from nkilib.experimental.loss.rowwise.cosine import CosineEmbedding
 from nkilib.experimental.loss.rowwise.forward import forward_of_core

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from nkilib.core.partial_sums import PartialSums
+from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.elementwise.kind import Prepared
-from nkilib.experimental.loss.elementwise.rings import ring_of
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
 from nkilib.experimental.loss.rowwise.host.tiling import RUN_TURNS
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
@@ -39,13 +39,8 @@ def forward_of_core(launch: RowLaunch, kind: RowKind[Factors], outputs: RowOutpu
     sums = None if outputs.factor is None else PartialSums.make(len(launch.tiles()))
     if groups:
         _Forward.make(launch, kind, outputs, sums, groups).run(groups)
-    if sums is None or outputs.factor is None:
-        return
-    total_sbuf = sums.total(pipe=0)
-    if outputs.factor != 1.0:
-        nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=outputs.factor)
-    if nl.program_id(0) == 0:
-        nisa.dma_copy(dst=outputs.loss_hbm.reshape((1, 1)), src=total_sbuf)
+    if sums is not None and outputs.factor is not None:
+        sums.store(outputs.loss_hbm, outputs.factor)
 
 
 @dataclass

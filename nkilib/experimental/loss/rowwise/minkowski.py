@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
+from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, scaled
-from nkilib.experimental.loss.elementwise.arithmetic import multiply_on_gpsimd
 from nkilib.experimental.loss.rowwise.kind import Sum
 from nkilib.experimental.loss.rowwise.piece import Piece
 from nkilib.experimental.loss.rowwise.row_numbers import combined, compared, inverse_or_zero, root, take_logarithm

@@ -13,10 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.scratch import Scratch
 from nkilib.core.rows.tiles import scaled
-from nkilib.experimental.loss.elementwise.arithmetic import product
 from nkilib.experimental.loss.elementwise.kind import Prepared
-from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.experimental.loss.rowwise.combination import Term, add_to_sum, combine, multiply
 from nkilib.experimental.loss.rowwise.host.labels import INPUT, TARGET, WEIGHT, needed_tensors
 from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic, Sum

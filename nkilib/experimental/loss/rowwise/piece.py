@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.scratch import Scratch
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.arithmetic import product
-from nkilib.experimental.loss.elementwise.scratch import Scratch
 from nkilib.experimental.loss.rowwise.host.tiling import RUN_COLUMNS
 from nkilib.nki import nisa, nl
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.rings import ring_of
-from nkilib.experimental.loss.elementwise.scratch import Scratch
+from nkilib.core.rows.rings import ring_of
+from nkilib.core.rows.scratch import Scratch
 from nkilib.experimental.loss.rowwise.geometry import RowGroup, RowTile
 from nkilib.experimental.loss.rowwise.host.tiling import width_of_piece
 from nkilib.experimental.loss.rowwise.launch import RowLaunch

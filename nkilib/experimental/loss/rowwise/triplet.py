@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.arithmetic import difference
 from nkilib.core.rows.tiles import product, scaled
-from nkilib.experimental.loss.elementwise.arithmetic import difference
 from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.combination import Term, combine
 from nkilib.experimental.loss.rowwise.host.pairs import (

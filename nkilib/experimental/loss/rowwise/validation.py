@@ -5,12 +5,12 @@ from __future__ import annotations
 from math import prod
 from typing import Final
 
+from nkilib.core.losses.checks import require_floats, require_upstream
 from nkilib.core.partial_sums import LEAF
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.validation import require_floats, require_upstream
 from nkilib.experimental.loss.rowwise.geometry import GROUP_ROWS, row_tiles
 from nkilib.experimental.loss.rowwise.host.tiling import (
     MOST_EACH,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.experimental.loss.elementwise.options import LARGEST, LEAST_ARGUMENT_OF_LOG
+from nkilib.core.rows.numbers import LARGEST, LEAST_ARGUMENT_OF_LOG
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import checked_number
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nkilib.core.host.exact import Exact
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.elementwise.host.truth import Exact
 from nkilib.experimental.loss.rowwise.host import truth
 from nkilib.nki import nl
 from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, RUN_COLUMNS
+from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
 
 
 class RowGroup(NamedTuple):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-Float64Array: TypeAlias = npt.NDArray[np.float64]
+from nkilib.core.host.exact import Float64Array
 
 
 class KlDivGradients(NamedTuple):
@@ -15,12 +15,6 @@ class KlDivGradients(NamedTuple):
 
     input: Float64Array
     target: Float64Array
-
-
-def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
-    """What the sum of the losses is multiplied by; 1 for ``"none"``."""
-    divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
-    return 1.0 / divisors[reduction]
 
 
 def kl_div_reference(input: npt.NDArray[Any], target: npt.NDArray[Any], log_target: bool) -> Float64Array:

@@ -28,4 +28,3 @@ GAUSSIAN: Final = TermError(4.5, {"rsqrt": 3.0, "log": 1.0}, "(x - t)^2 / (2 v),
 FULL_GAUSSIAN: Final = TermError(5.5, {"rsqrt": 3.0, "log": 1.0}, "(x - t)^2 / (2 v), log(2 pi v) / 2 and 1", "full")
 KL_DIV: Final = TermError(1.5, {"log": 1.0}, "t log t and t x", "of probabilities", "2^-63")
 KL_DIV_OF_LOG_TARGET: Final = TermError(1.5, {"exp": 1.0}, form="of log-probabilities")
-WEIGHT_UNITS: Final = 0.5

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import product
 from typing import NamedTuple
 
-from nkilib.core.partial_sums import LEAF
+from nkilib.core.partial_sums import LEAF, PARTITIONS
 from nkilib.core.plan_limits import limited_sbuf_bytes
+from nkilib.core.rows.scratch import PIECES_AT_A_TIME
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.elementwise.host.matrix import num_matrix_tiles
 from nkilib.experimental.loss.elementwise.sizes import (
     LONG_RUN_COLUMNS,
-    PARTITIONS,
-    PIECES_AT_A_TIME,
     RUN_COLUMNS,
     SUM_TURNS,
     SUMS_OF_RUN,

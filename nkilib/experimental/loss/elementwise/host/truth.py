@@ -7,79 +7,30 @@ these steps add is the same for all kinds and added here. Errors are of first or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import (
+    WEIGHT_UNITS,
+    Derived,
+    Exact,
+    Float64Array,
+    Tensors,
+    as_float64,
+    reduction_factor,
+    within_range,
+)
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
-from nkilib.core.partial_sums import LEAF, levels
+from nkilib.core.partial_sums import LEAF, PARTITIONS, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.host.reference import Float64Array, reduction_factor
-from nkilib.experimental.loss.elementwise.host.term_errors import WEIGHT_UNITS
 from nkilib.experimental.loss.elementwise.kind import WEIGHT
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns
-
-Tensors = Mapping[str, Float64Array]
-
-
-class Exact(NamedTuple):
-    """The truth, and the largest accepted error of each number of it."""
-
-    value: Float64Array
-    error: Float64Array
-
-
-class Derived(NamedTuple):
-    """Losses, and what float32 arithmetic may add to them, in parts.
-
-    Attributes:
-        value: the losses.
-        largest: of each the largest one of itself and of its terms, in magnitude.
-        own: the error with every activation function rounded correctly, in proportion to ``largest``.
-        functions: by activation function, what each u adds that it is further off.
-        beside: further error, which is not in proportion to ``largest``.
-    """
-
-    value: Float64Array
-    largest: Float64Array
-    own: Float64Array
-    functions: Mapping[str, Float64Array]
-    beside: Float64Array | float = 0.0
-
-    @classmethod
-    def of_units(
-        cls,
-        value: Float64Array,
-        terms: Sequence[Float64Array | float],
-        own: Float64Array,
-        functions: Mapping[str, Float64Array] | None = None,
-        beside: Float64Array | float = 0.0,
-    ) -> Derived:
-        """Of errors in u, and of the terms of the losses; none: a loss itself is the largest."""
-        largest = np.abs(value)
-        for each in terms:
-            largest = np.maximum(largest, np.abs(each))
-        further = {name: UNIT * np.abs(units) for name, units in (functions or {}).items()}
-        return cls(value, largest, UNIT * own, further, UNIT * beside)
-
-    def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
-        """With activation functions that are so far off."""
-        error = self.own + self.beside
-        for name, each in self.functions.items():
-            error = error + functions.further(name) * each
-        return Exact(self.value, error)
-
-    def times(self, factor: Float64Array) -> Derived:
-        """Multiplied, which rounds once more."""
-        value, size = self.value * factor, np.abs(factor)
-        functions = {name: each * size for name, each in self.functions.items()}
-        own = self.own * size + WEIGHT_UNITS * UNIT * np.abs(value)
-        return Derived(value, self.largest * size, own, functions, self.beside * size)
+from nkilib.experimental.loss.elementwise.sizes import PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns
 
 
 class ElementwiseTruth(Protocol):
@@ -131,11 +82,11 @@ def losses(
 ) -> Exact:
     """Of the losses that are stored in a type. In float32 they are what the arithmetic gives."""
     with np.errstate(all="ignore"):
-        exact = truth.value(_float64(tensors)).exact(functions)
+        exact = truth.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
         if np.dtype(dtype) != np.float32:
             error = error + rounding(exact.value, dtype)
-        return Exact(_within_range(exact.value, dtype), error)
+        return Exact(within_range(exact.value, dtype), error)
 
 
 def reduced(
@@ -147,7 +98,7 @@ def reduced(
 ) -> Exact:
     """Of the sum or mean, in tiles of so many columns."""
     with np.errstate(all="ignore"):
-        each = truth.value(_float64(tensors)).exact(functions)
+        each = truth.value(as_float64(tensors)).exact(functions)
         factor = reduction_factor(each.value.shape, reduction)
         total = factor * each.value.sum()
         error = factor * sum_bound(each.value, each.error, columns, _run(tensors)) + UNIT * abs(total)
@@ -164,19 +115,14 @@ def gradients(
     """By each tensor, each in the type of its tensor. Products with upstream gradient and factor round twice."""
     found = {}
     with np.errstate(all="ignore"):
-        doubled = _float64(tensors)
+        doubled = as_float64(tensors)
         grad = upstream.astype(np.float64) * reduction_factor(next(iter(doubled.values())).shape, reduction)
         for name, exact in truth.derivative(doubled, functions).items():
             value = grad * exact.value
             error = np.abs(grad) * exact.error + UNIT * np.abs(value) + SMALLEST_NORMAL
             dtype = tensors[name].dtype
-            found[name] = Exact(_within_range(value, dtype), error + rounding(value, dtype))
+            found[name] = Exact(within_range(value, dtype), error + rounding(value, dtype))
     return found
-
-
-def _within_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Infinite where the type has no number for it, as rounding gives it; else as it is."""
-    return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
 
 
 def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int) -> float:
@@ -189,10 +135,6 @@ def sum_bound(losses: Float64Array, errors: Float64Array, columns: int, run: int
 def _run(tensors: Mapping[str, npt.NDArray[Any]]) -> int:
     """Columns of a run of these tensors at most."""
     return run_columns([each.dtype.itemsize for each in tensors.values()], PIECE_COLUMNS)
-
-
-def _float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
-    return {name: each.astype(np.float64) for name, each in tensors.items()}
 
 
 def _times(exact: Exact, weight: Float64Array) -> Exact:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nkilib.core.rows.numbers import require_option
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.hinge_embedding import HingeEmbedding
-from nkilib.experimental.loss.elementwise.options import require_option
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
 from nkilib.nki import nl
 

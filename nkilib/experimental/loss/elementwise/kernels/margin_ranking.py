@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from nkilib.core.rows.numbers import require_option
 from nkilib.experimental.loss.elementwise.kind import TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2, MarginRanking
-from nkilib.experimental.loss.elementwise.options import require_option
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
 from nkilib.nki import nl
 

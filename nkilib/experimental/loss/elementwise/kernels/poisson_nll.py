@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from nkilib.core.rows.checks import require_flag
+from nkilib.core.rows.numbers import LEAST_ARGUMENT_OF_LOG, require_option
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.poisson_nll import PoissonOfLogRate, PoissonOfRate
-from nkilib.experimental.loss.elementwise.options import LEAST_ARGUMENT_OF_LOG, require_option
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
 from nkilib.nki import nl
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from nkilib.core.rows.numbers import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.l1 import L1
 from nkilib.experimental.loss.elementwise.kinds.smooth_l1 import SmoothL1
-from nkilib.experimental.loss.elementwise.options import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
 from nkilib.nki import nl
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
-from nkilib.experimental.loss.elementwise.arithmetic import combine, difference, subtract_on_gpsimd, transform
+from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import (
     INPUT,
     TARGET,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import (
+from nkilib.core.rows.arithmetic import (
     add_on_gpsimd,
     combine,
     difference,

@@ -10,13 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import pi, sqrt
 
-from nkilib.experimental.loss.elementwise.arithmetic import (
-    combine,
-    multiply_on_gpsimd,
-    product,
-    subtract_on_gpsimd,
-    transform,
-)
+from nkilib.core.rows.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 

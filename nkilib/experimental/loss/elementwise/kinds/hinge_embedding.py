@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import combine, subtract_on_gpsimd, transform
+from nkilib.core.rows.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 

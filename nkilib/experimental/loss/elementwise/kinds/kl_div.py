@@ -13,13 +13,7 @@ from dataclasses import dataclass
 from math import log
 
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
-from nkilib.experimental.loss.elementwise.arithmetic import (
-    add_on_gpsimd,
-    combine,
-    subtract_in_turns,
-    subtract_on_gpsimd,
-    transform,
-)
+from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nisa, nl
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.elementwise.arithmetic import combine, product, subtract_on_gpsimd
+from nkilib.core.rows.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.experimental.loss.elementwise.kind import TARGET, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nl
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log, pi
 
-from nkilib.experimental.loss.elementwise.arithmetic import (
+from nkilib.core.rows.arithmetic import (
     combine,
     difference,
     multiply_in_turns,

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import sqrt
 
-from nkilib.experimental.loss.elementwise.arithmetic import subtract_on_gpsimd, transform
+from nkilib.core.rows.arithmetic import subtract_on_gpsimd, transform
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Activation, Derivative, Losses, Piece, Prepared
 from nkilib.nki import nl
 

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array, as_float64
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
 from nkilib.experimental.loss.rowwise.host.tiling import MOST_EACH, RUN_COLUMNS, partitions_of_tile
 
 _HALF: Final = 0.5 * UNIT
@@ -62,7 +61,7 @@ def losses(
 ) -> Exact:
     """Of the losses that are stored in a type."""
     with np.errstate(all="ignore"):
-        exact = truth.value(_float64(tensors)).exact(functions)
+        exact = truth.value(as_float64(tensors)).exact(functions)
         error = exact.error + SMALLEST_NORMAL
         return Exact(exact.value, error if np.dtype(dtype) == np.float32 else error + rounding(exact.value, dtype))
 
@@ -74,7 +73,7 @@ def reduced(
     functions: FunctionErrors = SIMULATED,
 ) -> Exact:
     """Of their sum or mean, [1]."""
-    exact = truth.value(_float64(tensors)).exact(functions)
+    exact = truth.value(as_float64(tensors)).exact(functions)
     rows = exact.value.size
     tiles = div_ceil(rows, partitions_of_tile(rows)) + 2
     numbers = min(rows, MOST_EACH) + LEAF * (levels(tiles) + levels(128))
@@ -94,7 +93,7 @@ def gradients(
     """By each tensor, in its type and shape; the upstream gradient is [N], or [1] of a sum or mean."""
     found = {}
     with np.errstate(all="ignore"):
-        for name, exact in truth.derivative(_float64(tensors), functions).items():
+        for name, exact in truth.derivative(as_float64(tensors), functions).items():
             grad = upstream.astype(np.float64).reshape(-1, 1) * factor_of(reduction, len(exact.value))
             value = grad * exact.value
             error = np.abs(grad) * exact.error + 2.0 * UNIT * np.abs(value) + SMALLEST_NORMAL
@@ -115,7 +114,3 @@ def _additions_of_rows(values: Float64Array) -> float:
 def factor_of(reduction: str, rows: int) -> float:
     """What the sum of the losses is multiplied by; 1 for ``"none"``."""
     return 1.0 / rows if reduction == "mean" else 1.0
-
-
-def _float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
-    return {name: each.astype(np.float64) for name, each in tensors.items()}

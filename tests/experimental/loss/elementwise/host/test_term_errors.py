@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.elementwise.host.truth import Derived
 from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
 from nkilib.verify.kernels import elementwise_kinds as table
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind

@@ -7,9 +7,9 @@ from typing import Any, Final
 import numpy as np
 import pytest
 
+from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Derived
 from nkilib.experimental.loss.rowwise.host.truth import additions
 from nkilib.verify.kernels import rowwise_kinds as table
 from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind

@@ -23,11 +23,10 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
-from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 from nkilib.experimental.loss.elementwise.kinds.bce import LEAST_LOG, LEAST_PRODUCT, LOWERED, RAISED, SMALL
 

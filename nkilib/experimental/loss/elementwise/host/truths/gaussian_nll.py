@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE
 
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.experimental.loss.elementwise.host import term_errors
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
 from nkilib.experimental.loss.elementwise.host import term_errors
 from nkilib.experimental.loss.elementwise.host.reference import kl_div_gradients_reference, kl_div_reference
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact, Tensors
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET
 from nkilib.experimental.loss.elementwise.kinds.kl_div import LEAST_TARGET
 

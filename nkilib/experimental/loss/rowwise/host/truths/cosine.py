@@ -19,10 +19,9 @@ from typing import ClassVar
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array
 from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
 from nkilib.experimental.loss.rowwise.host import term_errors
 from nkilib.experimental.loss.rowwise.host.truth import Tensors, additions, summed
 

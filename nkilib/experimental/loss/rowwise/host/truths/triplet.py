@@ -25,11 +25,10 @@ from math import inf
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.elementwise.host.reference import Float64Array
-from nkilib.experimental.loss.elementwise.host.truth import Derived, Exact
 from nkilib.experimental.loss.rowwise.host import term_errors
 from nkilib.experimental.loss.rowwise.host.pairs import pairs_of
 from nkilib.experimental.loss.rowwise.host.truth import Tensors, summed

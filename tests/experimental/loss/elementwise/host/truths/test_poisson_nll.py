@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nkilib.core.host.exact import Derived
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truth import Derived
 from nkilib.experimental.loss.elementwise.host.truths.poisson_nll import PoissonTruth
 
 

@@ -1,4 +1,4 @@
-"""Instructions that many kinds share."""
+"""Arithmetic on whole tiles, on the engine that has time for it."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 
 
 def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left - right, at less than two thirds of the rate, for losses that leave Vector no time for it."""
+    """left - right, at less than two thirds of the rate, for kernels that leave Vector no time for it."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd)
 
 

@@ -1,4 +1,4 @@
-"""Numbers that are options of losses, checked before the first instruction."""
+"""Numbers that are options of kernels, checked before the first instruction."""
 
 from __future__ import annotations
 

@@ -1,11 +1,15 @@
-"""What is on chip for the pieces of a loss beside its tensors: float32 tiles, and constants."""
+"""What is on chip for the pieces of a tile beside the tensors: float32 tiles, and constants."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from nkilib.experimental.loss.elementwise.sizes import PARTITIONS, PIECES_AT_A_TIME
+from nkilib.core.partial_sums import PARTITIONS
 from nkilib.nki import nisa, nl
+
+# A piece and the one that is prepared while it is finished.
+PIECES_AT_A_TIME: Final = 2
 
 
 @dataclass

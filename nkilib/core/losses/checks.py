@@ -1,0 +1,40 @@
+"""What kernels of losses accept alike: floating types, reductions, upstream gradients. NKI code may call it all."""
+
+from __future__ import annotations
+
+from math import prod
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.core.rows.checks import FLOATS, require
+from nkilib.nki import nl
+
+
+def require_floats(function: str, name: str, dtype: nl.DType) -> None:
+    """One of the three types that tensors may have."""
+    require(
+        dtype in FLOATS,
+        f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
+    )
+
+
+def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
+    """One that a loss has."""
+    known = (*REDUCTIONS, *further)
+    require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
+
+
+def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
+    """A gradient of each loss, or float32 of their sum."""
+    if is_each:
+        require(
+            tuple(grad_hbm.shape) == shape,
+            f'{function}: grad_loss_hbm must have the shape of the losses, {shape}, for reduction="none", '
+            f"got {tuple(grad_hbm.shape)}; expand it",
+        )
+        require_floats(function, "grad_loss_hbm.dtype", grad_hbm.dtype)
+        return
+    require(
+        prod(grad_hbm.shape) == 1 and grad_hbm.dtype == nl.float32,
+        f"{function}: grad_loss_hbm must be one float32, the gradient of the reduced loss, "
+        f"got {grad_hbm.dtype} of shape {tuple(grad_hbm.shape)}; sum it up and cast it",
+    )
