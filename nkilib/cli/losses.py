@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.cli.tables import in_cell, said, table
-from nkilib.experimental.host.loss_kinds import LOSS_KINDS
+from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental.host.public_kernels import guarantee_of
+from nkilib.experimental.loss.registry import LOSSES
 
 _FORMULAS: Final = ("loss", "module", "of an element or row", "derivative by the input", "options", "gradients of")
 _GUARANTEES: Final = ("loss", "largest error", "of gradients", "on 1 and 2 cores", "in place")
@@ -32,7 +32,7 @@ def formulas() -> str:
             ", ".join(f"`{option}`" for option in kind.options) or "-",
             ", ".join(f"`{name}`" for name in kind.differentiated),
         )
-        for kind in LOSS_KINDS
+        for kind in LOSSES
     ]
     return table(_FORMULAS, rows)
 
@@ -40,7 +40,7 @@ def formulas() -> str:
 def guarantees() -> str:
     """What the kernels of each promise; the whole of it is on the page of the kernels."""
     rows = []
-    for kind in LOSS_KINDS:
+    for kind in LOSSES:
         forward, backward = guarantee_of(kind.forward), guarantee_of(kind.backward)
         if forward is None or backward is None:
             raise ValueError(f"{kind.name}: a kernel states no guarantee; state it where it is jitted")
@@ -54,7 +54,7 @@ def guarantees() -> str:
 def term_errors() -> str:
     """The errors of losses as figures, a row for each form of a loss; the same as :func:`guarantees` has."""
     rows = []
-    for kind in LOSS_KINDS:
+    for kind in LOSSES:
         guarantee = guarantee_of(kind.forward)
         for each in guarantee.term_errors if guarantee is not None else ():
             name = f"`{kind.name}`, {in_cell(each.form)}" if each.form else f"`{kind.name}`"
@@ -66,7 +66,7 @@ def term_errors() -> str:
 
 def edges() -> str:
     """Where values are special, and where PyTorch's function does another thing."""
-    told = [kind for kind in LOSS_KINDS if kind.edges or kind.differences]
+    told = [kind for kind in LOSSES if kind.edges or kind.differences]
     return table(
         _EDGES, [(f"`{kind.name}`", in_cell(kind.edges) or "-", in_cell(kind.differences) or "-") for kind in told]
     )
@@ -74,15 +74,15 @@ def edges() -> str:
 
 def times() -> str:
     """Modelled for two cores of trn2: microseconds, and over the bound."""
-    return table(_TIMES, [row for kind in LOSS_KINDS for row in _times_of(kind)])
+    return table(_TIMES, [row for kind in LOSSES for row in _times_of(kind)])
 
 
-def over_bound(kind: LossKind, launch: ModelledLaunch, dtype: str) -> float:
+def over_bound(kind: Loss, launch: ModelledLaunch, dtype: str) -> float:
     """The modelled time of a launch over its bound."""
     return _modelled(kind, launch, dtype)[1]
 
 
-def _times_of(kind: LossKind) -> Iterator[tuple[str, ...]]:
+def _times_of(kind: Loss) -> Iterator[tuple[str, ...]]:
     for launch in kind.launches:
         cells = []
         for dtype in _DTYPES:
@@ -94,7 +94,7 @@ def _times_of(kind: LossKind) -> Iterator[tuple[str, ...]]:
         yield (f"`{kind.name}`", launch.label, *cells)
 
 
-def _modelled(kind: LossKind, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
+def _modelled(kind: Loss, launch: ModelledLaunch, dtype: str) -> tuple[float, float]:
     """Microseconds, and over the bound."""
     from nkilib.simulator import profile, using
 

@@ -12,7 +12,7 @@ import nkilib.torch
 from benchmarks import _losses, loss_bench
 from benchmarks._losses import BACKWARD, LOSSES, PASSES, LossCase, LossInputs
 from benchmarks._memory import MemoryUse
-from nkilib.experimental.host.loss_kinds import LOSS_KINDS
+from nkilib.experimental.loss import registry
 
 SHAPE = (12, 70)
 
@@ -30,7 +30,7 @@ def test_it_runs_and_prints_every_pass(capsys: Any, monkeypatch: Any) -> None:
 
 def test_every_loss_is_measured() -> None:
     """Cross-entropies have benchmarks of their own."""
-    assert {kind.name for kind in LOSS_KINDS} == {*LOSSES, "cross_entropy", "linear_cross_entropy"}
+    assert {loss.name for loss in registry.LOSSES} == {*LOSSES, "cross_entropy", "linear_cross_entropy"}
 
 
 def test_what_torch_has_not_in_bfloat16_is_left_out() -> None:

@@ -37,7 +37,7 @@ def test_the_doctor_prints_them_without_frameworks() -> None:
         [sys.executable, "-c", code], env=with_checkout(), capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("cross_entropy_backward\n")
+    assert done.stdout.startswith("binary_cross_entropy_backward\n")
 
 
 def test_a_choice_of_nki_that_is_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

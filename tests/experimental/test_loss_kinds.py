@@ -10,12 +10,12 @@ import torch.nn
 import torch.nn.functional as F
 
 import nkilib.torch
-from nkilib.base.loss_kind import LossKind, ModelledLaunch
 from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_errors
+from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental import loss
-from nkilib.experimental.host.loss_kinds import LOSS_KINDS
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
 from nkilib.experimental.loss import inline
+from nkilib.experimental.loss.registry import LOSSES
 from nkilib.verify.kernels.registry import cases
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
@@ -46,27 +46,27 @@ EXPECTED = {
 OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
 LEGACY = {"size_average", "reduce"}
 CASES = {case.kernel for case in cases() if hasattr(case, "kernel")}
-every_kind = pytest.mark.parametrize("kind", LOSS_KINDS, ids=lambda kind: kind.name)
+every_kind = pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: kind.name)
 TIMES = [
     pytest.param(kind, launch, dtype, id=f"{kind.name} {launch.label} {dtype}")
-    for kind in LOSS_KINDS
+    for kind in LOSSES
     for launch in kind.launches
     for dtype in launch.bound
 ]
 # A kind of each package, but for one of which a launch takes a minute; its tests have shorter ones.
-ONE_OF_EACH = {kind.forward.__module__.split(".")[3]: kind for kind in LOSS_KINDS if kind.launches}
+ONE_OF_EACH = {kind.forward.__module__.split(".")[3]: kind for kind in LOSSES if kind.launches}
 ONE_OF_EACH.pop("linear_cross_entropy")
 
 
 def test_all_kinds_are_there_once() -> None:
-    names = [kind.name for kind in LOSS_KINDS]
+    names = [kind.name for kind in LOSSES]
     assert not set(names) - EXPECTED, "name the new ones in EXPECTED, in this file"
     assert not EXPECTED - set(names), "no package has a row of them in its host/kinds.py"
     assert len(names) == len(set(names)), "two rows have one name"
 
 
 @every_kind
-def test_a_kind_has_kernels_that_promise_and_are_verified(kind: LossKind) -> None:
+def test_a_kind_has_kernels_that_promise_and_are_verified(kind: Loss) -> None:
     for kernel, direction in ((kind.forward, "forward"), (kind.backward, "backward")):
         name = kernel.__name__
         assert name.removeprefix("extended_") == f"{kind.name}_{direction}"
@@ -79,7 +79,7 @@ def test_a_kind_has_kernels_that_promise_and_are_verified(kind: LossKind) -> Non
 
 
 @every_kind
-def test_a_kind_has_its_function_and_module_of_pytorch(kind: LossKind) -> None:
+def test_a_kind_has_its_function_and_module_of_pytorch(kind: Loss) -> None:
     for name in (kind.name, kind.module):
         assert hasattr(nkilib.torch, name), f"export {name} in nkilib/torch/__init__.py"
     ours = inspect.signature(getattr(nkilib.torch, kind.name)).parameters
@@ -100,7 +100,7 @@ def test_a_kind_has_its_function_and_module_of_pytorch(kind: LossKind) -> None:
 
 
 @every_kind
-def test_a_kind_has_its_docs_and_its_tests(kind: LossKind) -> None:
+def test_a_kind_has_its_docs_and_its_tests(kind: Loss) -> None:
     is_on_page = f"| `{kind.name}` |" in PAGE
     assert is_on_page, "run `python -m tools.write_tables`"
     for place in kind.tests:
@@ -118,7 +118,7 @@ def test_the_page_has_the_tables_that_are_printed() -> None:
 
 def test_times_are_held_to_little_more_than_they_are() -> None:
     """By the figures of the page, which the sweep compares with the model: a loose goal would hide a slower kernel."""
-    launches = {(f"`{kind.name}`", launch.label): launch for kind in LOSS_KINDS for launch in kind.launches}
+    launches = {(f"`{kind.name}`", launch.label): launch for kind in LOSSES for launch in kind.launches}
     rows = [tuple(line.strip("| ").split(" | ")) for line in PAGE.splitlines()]
     timed = [row for row in rows if row[:2] in launches]
     assert len(timed) > 20
@@ -129,7 +129,7 @@ def test_times_are_held_to_little_more_than_they_are() -> None:
 
 
 @pytest.mark.parametrize("kind", ONE_OF_EACH.values(), ids=lambda kind: kind.name)
-def test_a_launch_of_the_registry_runs(kind: LossKind) -> None:
+def test_a_launch_of_the_registry_runs(kind: Loss) -> None:
     """The sweep runs all of them."""
     launch = kind.launches[-1]
     assert over_bound(kind, launch, "bfloat16") <= launch.bound["bfloat16"]
@@ -137,7 +137,7 @@ def test_a_launch_of_the_registry_runs(kind: LossKind) -> None:
 
 @pytest.mark.sweep
 @pytest.mark.parametrize(("kind", "launch", "dtype"), TIMES)
-def test_modelled_times(kind: LossKind, launch: ModelledLaunch, dtype: str) -> None:
+def test_modelled_times(kind: Loss, launch: ModelledLaunch, dtype: str) -> None:
     """Each launch is within the time over the bound that it is held to, and the page says the figure."""
     found = over_bound(kind, launch, dtype)
     assert found <= launch.bound[dtype]

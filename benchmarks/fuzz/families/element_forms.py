@@ -10,20 +10,17 @@ import numpy as np
 
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.values import Array, normal
-from nkilib.experimental.loss.elementwise.host.truth import ElementwiseTruth, WeightedTruth
-from nkilib.experimental.loss.elementwise.host.truths.bce import BceTruth
-from nkilib.experimental.loss.elementwise.host.truths.bce_with_logits import (
-    BceWithLogitsTruth,
-    BceWithPositiveWeightTruth,
-)
-from nkilib.experimental.loss.elementwise.host.truths.gaussian_nll import GaussianTruth
-from nkilib.experimental.loss.elementwise.host.truths.hinge_embedding import HingeEmbeddingTruth
-from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
-from nkilib.experimental.loss.elementwise.host.truths.l1 import L1Truth
-from nkilib.experimental.loss.elementwise.host.truths.margin_ranking import MarginRankingTruth
-from nkilib.experimental.loss.elementwise.host.truths.mse import MseTruth
-from nkilib.experimental.loss.elementwise.host.truths.poisson_nll import PoissonTruth
-from nkilib.experimental.loss.elementwise.host.truths.smooth_l1 import SmoothL1Truth
+from nkilib.experimental.loss.bce import BceTruth
+from nkilib.experimental.loss.bce_with_logits import BceWithLogitsTruth, BceWithPositiveWeightTruth
+from nkilib.experimental.loss.gaussian_nll import GaussianTruth
+from nkilib.experimental.loss.hinge_embedding import HingeEmbeddingTruth
+from nkilib.experimental.loss.kl_div import KlDivTruth
+from nkilib.experimental.loss.l1 import L1Truth
+from nkilib.experimental.loss.margin_ranking import MarginRankingTruth
+from nkilib.experimental.loss.mse import MseTruth
+from nkilib.experimental.loss.poisson_nll import PoissonTruth
+from nkilib.experimental.loss.skeletons.elementwise.host.truth import ElementwiseTruth, WeightedTruth
+from nkilib.experimental.loss.smooth_l1 import SmoothL1Truth
 
 Shape = tuple[int, ...]
 

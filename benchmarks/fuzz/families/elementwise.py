@@ -16,8 +16,8 @@ from benchmarks.fuzz.families.element_forms import FORMS, Form, Shape
 from benchmarks.fuzz.values import Array, array_of, laid_out, numpy_dtype, tensor_of
 from nkilib.core.host.exact import Exact
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
-from nkilib.experimental.loss.elementwise.host import truth as derived
-from nkilib.experimental.loss.elementwise.sizes import RUN_COLUMNS
+from nkilib.experimental.loss.skeletons.elementwise.host import truth as derived
+from nkilib.experimental.loss.skeletons.elementwise.tiling import RUN_COLUMNS
 
 MODULES: Final = {
     "mse_loss": "MSELoss",

@@ -1,6 +1,5 @@
-"""What kernels of several losses share, beside :mod:`nkilib.core.rows`: NKI code may call everything here but a row.
+"""What kernels of several losses share, beside :mod:`nkilib.core.rows`: NKI code may call everything here.
 
 - :mod:`.checks`: types, reductions and upstream gradients that a loss accepts;
-- :mod:`.upstream`: gradients of a sum, or of each loss, on chip;
-- :mod:`.row`: what a loss of the library is, as one row of data. For host code.
+- :mod:`.upstream`: gradients of a sum, or of each loss, on chip.
 """

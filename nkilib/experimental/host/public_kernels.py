@@ -7,35 +7,11 @@ from types import ModuleType
 from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee, stated_guarantee
-from nkilib.experimental import softmax
-from nkilib.experimental.loss import (
-    cross_entropy,
-    ctc,
-    distillation,
-    elementwise,
-    indexed,
-    linear_cross_entropy,
-    linear_distillation,
-    multi_margin,
-    multilabel_margin,
-    rowwise,
-)
+from nkilib.experimental import loss, softmax
 
 _DIRECTIONS: Final = ("_forward", "_backward", "_mixture")
-FAMILIES: Final[Sequence[ModuleType]] = (
-    cross_entropy,
-    linear_cross_entropy,
-    softmax,
-    indexed,
-    multi_margin,
-    multilabel_margin,
-    ctc,
-    elementwise,
-    rowwise,
-    distillation,
-    linear_distillation,
-)
-"""The packages that launch kernels."""
+FAMILIES: Final[Sequence[ModuleType]] = (loss, softmax)
+"""The packages that export kernels to launch."""
 
 
 def public_kernels() -> dict[str, Callable[..., Any]]:

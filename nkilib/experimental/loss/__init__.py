@@ -6,6 +6,19 @@ The kernels, and the choice of their tiling.
 
 from pkgutil import extend_path
 
+from nkilib.core.host.launchable import launched
+from nkilib.experimental.loss import (
+    bce,
+    bce_with_logits,
+    gaussian_nll,
+    hinge_embedding,
+    kl_div,
+    l1,
+    margin_ranking,
+    mse,
+    poisson_nll,
+    smooth_l1,
+)
 from nkilib.experimental.loss.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_forward,
@@ -16,32 +29,6 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_ti
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.elementwise import (
-    binary_cross_entropy_backward,
-    binary_cross_entropy_forward,
-    binary_cross_entropy_with_logits_backward,
-    binary_cross_entropy_with_logits_forward,
-    gaussian_nll_loss_backward,
-    gaussian_nll_loss_forward,
-    hinge_embedding_loss_backward,
-    hinge_embedding_loss_forward,
-    huber_loss_backward,
-    huber_loss_forward,
-    kl_div_backward,
-    kl_div_forward,
-    l1_loss_backward,
-    l1_loss_forward,
-    margin_ranking_loss_backward,
-    margin_ranking_loss_forward,
-    mse_loss_backward,
-    mse_loss_forward,
-    mse_loss_forward_backward,
-    poisson_nll_loss_backward,
-    poisson_nll_loss_forward,
-    smooth_l1_loss_backward,
-    smooth_l1_loss_forward,
-)
-from nkilib.experimental.loss.elementwise.host.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
@@ -72,6 +59,7 @@ from nkilib.experimental.loss.rowwise import (
     triplet_margin_loss_forward,
 )
 from nkilib.experimental.loss.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
+from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
 
 __all__ = [
     "DistillationTiling",
@@ -140,3 +128,27 @@ __all__ = [
 
 # The bundled package has an nkilib.experimental.loss too: its modules stay importable (see nkilib/__init__.py).
 __path__ = extend_path(__path__, __name__)
+
+binary_cross_entropy_forward = launched(bce.binary_cross_entropy_forward)
+binary_cross_entropy_backward = launched(bce.binary_cross_entropy_backward)
+binary_cross_entropy_with_logits_forward = launched(bce_with_logits.binary_cross_entropy_with_logits_forward)
+binary_cross_entropy_with_logits_backward = launched(bce_with_logits.binary_cross_entropy_with_logits_backward)
+gaussian_nll_loss_forward = launched(gaussian_nll.gaussian_nll_loss_forward)
+gaussian_nll_loss_backward = launched(gaussian_nll.gaussian_nll_loss_backward)
+hinge_embedding_loss_forward = launched(hinge_embedding.hinge_embedding_loss_forward)
+hinge_embedding_loss_backward = launched(hinge_embedding.hinge_embedding_loss_backward)
+kl_div_forward = launched(kl_div.kl_div_forward)
+kl_div_backward = launched(kl_div.kl_div_backward)
+l1_loss_forward = launched(l1.l1_loss_forward)
+l1_loss_backward = launched(l1.l1_loss_backward)
+margin_ranking_loss_forward = launched(margin_ranking.margin_ranking_loss_forward)
+margin_ranking_loss_backward = launched(margin_ranking.margin_ranking_loss_backward)
+mse_loss_forward = launched(mse.mse_loss_forward)
+mse_loss_backward = launched(mse.mse_loss_backward)
+mse_loss_forward_backward = launched(mse.mse_loss_forward_backward)
+poisson_nll_loss_forward = launched(poisson_nll.poisson_nll_loss_forward)
+poisson_nll_loss_backward = launched(poisson_nll.poisson_nll_loss_backward)
+huber_loss_forward = launched(smooth_l1.huber_loss_forward)
+huber_loss_backward = launched(smooth_l1.huber_loss_backward)
+smooth_l1_loss_forward = launched(smooth_l1.smooth_l1_loss_forward)
+smooth_l1_loss_backward = launched(smooth_l1.smooth_l1_loss_backward)

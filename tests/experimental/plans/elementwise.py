@@ -15,13 +15,12 @@ import numpy as np
 from nkilib.core.partial_sums import PARTITIONS, levels
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.elementwise import run
-from nkilib.experimental.loss.elementwise.flat import flat_tiles
-from nkilib.experimental.loss.elementwise.host import truth
-from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
-from nkilib.experimental.loss.elementwise.launch import Launch
-from nkilib.experimental.loss.elementwise.matrix import matrix_tiles
-from nkilib.experimental.loss.elementwise.sizes import piece_columns
+from nkilib.experimental.loss.kl_div import KlDivTruth
+from nkilib.experimental.loss.skeletons.elementwise import run
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
+from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles, matrix_tiles
+from nkilib.experimental.loss.skeletons.elementwise.tiling import piece_columns
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind, unit_interval

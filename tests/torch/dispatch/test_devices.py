@@ -12,7 +12,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import nkilib.torch
-from nkilib.experimental.host.loss_kinds import LOSS_KINDS
+from nkilib.experimental.loss.registry import LOSSES
 from nkilib.torch import cross_entropy
 from nkilib.torch.dispatch import devices, launch
 from nkilib.torch.dispatch.register import OPERATORS
@@ -183,7 +183,7 @@ def test_torch_is_imported_in_nkilib_torch_only() -> None:
     }
     assert importing == {"torch"}
     assert nkilib.torch.__all__ == sorted(set(nkilib.torch.__all__))
-    of_losses = {name for kind in LOSS_KINDS for name in (kind.name, kind.module)}
+    of_losses = {name for kind in LOSSES for name in (kind.name, kind.module)}
     assert set(nkilib.torch.__all__) - of_losses == {
         "CrossEntropyOutputs",
         "DistillationLoss",

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import cast, product, selected
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import flat_tiles
 from nkilib.experimental.loss.indexed.elements import ElementFinder, TargetElements
 from nkilib.experimental.loss.indexed.positions import (
     PARTITIONS,
@@ -21,6 +20,7 @@ from nkilib.experimental.loss.indexed.positions import (
     batches_of_block,
     blocks_of,
 )
+from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles
 from nkilib.nki import nisa, nl
 
 # Columns of the tile of zeros: runs of 16 KiB in 16 bits, 32 KiB in float32.

@@ -12,8 +12,8 @@ from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.elementwise.flat import FlatTile, flat_tiles
 from nkilib.experimental.loss.indexed.positions import Shape, number_of_batches
+from nkilib.experimental.loss.skeletons.elementwise.tiles import FlatTile, flat_tiles
 from nkilib.nki import nl
 
 # bfloat16 has every integer up to it: classes are compared in that type, four elements a cycle.

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.tiles import product, scaled, selected
-from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.combination import Term, combine
 from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic, Sum
 from nkilib.experimental.loss.rowwise.piece import Piece
@@ -25,6 +24,7 @@ from nkilib.experimental.loss.rowwise.row_numbers import (
     shifted,
     square_root,
 )
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.nki import nl
 
 FIRST, SECOND = 0, 1

@@ -7,7 +7,6 @@ from typing import Generic
 
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.rings import ring_of
-from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.geometry import RowGroup
 from nkilib.experimental.loss.rowwise.host.tiling import RUN_TURNS
 from nkilib.experimental.loss.rowwise.kind import Factors, RowKind
@@ -15,6 +14,7 @@ from nkilib.experimental.loss.rowwise.launch import RowLaunch
 from nkilib.experimental.loss.rowwise.piece import runs_of
 from nkilib.experimental.loss.rowwise.stream import PlacedPiece, RowStream
 from nkilib.experimental.loss.rowwise.vectors import loaded_rows, store_rows
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.nki import nisa, nl
 
 

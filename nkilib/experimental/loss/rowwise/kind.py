@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
-from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.piece import Piece
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.nki import nisa, nl
 
 # What a kind multiplies gradients by.

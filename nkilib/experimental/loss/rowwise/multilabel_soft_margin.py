@@ -16,13 +16,13 @@ from functools import partial
 from nkilib.core.rows.arithmetic import product
 from nkilib.core.rows.scratch import Scratch
 from nkilib.core.rows.tiles import scaled
-from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.combination import Term, add_to_sum, combine, multiply
 from nkilib.experimental.loss.rowwise.host.labels import INPUT, TARGET, WEIGHT, needed_tensors
 from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic, Sum
 from nkilib.experimental.loss.rowwise.launch import RowLaunch
 from nkilib.experimental.loss.rowwise.piece import Piece
 from nkilib.experimental.loss.rowwise.row_numbers import combined
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.nki import nisa, nl
 
 _SOFT, _HARD = 0, 1

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.arithmetic import difference
 from nkilib.core.rows.tiles import product, scaled
-from nkilib.experimental.loss.elementwise.kind import Prepared
 from nkilib.experimental.loss.rowwise.combination import Term, combine
 from nkilib.experimental.loss.rowwise.host.pairs import (
     ANCHOR,
@@ -30,6 +29,7 @@ from nkilib.experimental.loss.rowwise.kind import RowResults, Statistic
 from nkilib.experimental.loss.rowwise.norm import Norm
 from nkilib.experimental.loss.rowwise.piece import Piece
 from nkilib.experimental.loss.rowwise.row_numbers import at_least_zero, combined, compared, shifted
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.nki import nisa, nl
 
 

@@ -7,7 +7,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import binary_cross_entropy_backward, binary_cross_entropy_forward
+from nkilib.experimental.loss import binary_cross_entropy_backward, binary_cross_entropy_forward
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.elementwise.loss import elementwise_loss

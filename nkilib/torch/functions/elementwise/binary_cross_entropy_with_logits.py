@@ -6,10 +6,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import (
-    binary_cross_entropy_with_logits_backward,
-    binary_cross_entropy_with_logits_forward,
-)
+from nkilib.experimental.loss import binary_cross_entropy_with_logits_backward, binary_cross_entropy_with_logits_forward
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.shapes import check_expands, check_same_size
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import gaussian_nll_loss_backward, gaussian_nll_loss_forward
+from nkilib.experimental.loss import gaussian_nll_loss_backward, gaussian_nll_loss_forward
 from nkilib.torch.dispatch.checks import check_flag, check_tensors
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.elementwise.loss import elementwise_loss

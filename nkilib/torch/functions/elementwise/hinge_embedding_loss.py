@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import hinge_embedding_loss_backward, hinge_embedding_loss_forward
+from nkilib.experimental.loss import hinge_embedding_loss_backward, hinge_embedding_loss_forward
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import finite_number
 

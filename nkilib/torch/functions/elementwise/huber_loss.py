@@ -8,7 +8,7 @@ from typing import Any, Final
 from torch import Tensor, nn
 
 from nkilib.core.rows.numbers import LEAST_NORMAL
-from nkilib.experimental.loss.elementwise import huber_loss_backward, huber_loss_forward
+from nkilib.experimental.loss import huber_loss_backward, huber_loss_forward
 from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import finite_number

@@ -6,7 +6,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import l1_loss_backward, l1_loss_forward
+from nkilib.experimental.loss import l1_loss_backward, l1_loss_forward
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.pair import loss_of_pair
 

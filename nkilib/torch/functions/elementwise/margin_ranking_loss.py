@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import margin_ranking_loss_backward, margin_ranking_loss_forward
+from nkilib.experimental.loss import margin_ranking_loss_backward, margin_ranking_loss_forward
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import finite_number
 from nkilib.torch.functions.elementwise.shapes import check_dimensions

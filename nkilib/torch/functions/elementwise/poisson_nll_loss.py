@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import poisson_nll_loss_backward, poisson_nll_loss_forward
+from nkilib.experimental.loss import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.torch.dispatch.checks import check_flag
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import least_of_log

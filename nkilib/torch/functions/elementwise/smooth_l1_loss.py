@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.elementwise import smooth_l1_loss_backward, smooth_l1_loss_forward
+from nkilib.experimental.loss import smooth_l1_loss_backward, smooth_l1_loss_forward
 from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.functions.elementwise.loss import elementwise_loss
 from nkilib.torch.functions.elementwise.numbers import finite_number

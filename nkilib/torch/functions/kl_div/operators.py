@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from nkilib.experimental.loss.elementwise import kl_div_backward, kl_div_forward
+from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, kernel_gradient, loss_output

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
 from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
 

@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.elementwise.flat import flat_tiles
-from nkilib.experimental.loss.elementwise.tiles import tiles_of_core
+from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles, tiles_of_core
 
 
 @given(elements=st.integers(1, 200_000), columns=st.integers(128, 700), cores=st.sampled_from([1, 2]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from nkilib.core.host.exact import Exact
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from nkilib.core.host.exact import Exact
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.elementwise.host import truth
-from nkilib.experimental.loss.elementwise.host.reference import kl_div_reference
-from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
+from nkilib.experimental.loss.kl_div import KlDivTruth, kl_div_reference
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 REDUCTIONS = ("none", "sum", "mean", "batchmean")

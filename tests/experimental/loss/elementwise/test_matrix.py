@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.elementwise.host.matrix import num_matrix_tiles
-from nkilib.experimental.loss.elementwise.matrix import matrix_tiles
+from nkilib.experimental.loss.skeletons.elementwise.tiles import matrix_tiles
+from nkilib.experimental.loss.skeletons.elementwise.tiling import num_matrix_tiles
 
 
 @given(rows=st.integers(1, 2000), row_columns=st.integers(1, 3000), columns=st.integers(128, 1500))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nkilib.experimental import loss
-from nkilib.experimental.loss.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
 from nkilib.simulator import profile, spec
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
 from tests.experimental.loss.elementwise.test_kinds import is_within, of_both_cores

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from nkilib.base.loss_kind import LossKind, ModelledLaunch
+from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental.loss.cross_entropy import extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
 
@@ -33,7 +33,7 @@ def _backward(dtype: str) -> dict[str, Any]:
 
 _HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="cross_entropy",
         module="CrossEntropyLoss",
         forward=extended_cross_entropy_forward,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.base.loss_kind import LossKind
+from nkilib.core.host.loss import Loss
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="ctc_loss",
         module="CTCLoss",
         forward=ctc_loss_forward,

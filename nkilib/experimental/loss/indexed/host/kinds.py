@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.base.loss_kind import LossKind
-from nkilib.core.host.modelled_launches import launched
+from nkilib.core.host.loss import Loss, modelled_launch
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 
 _POSITIONS, _CLASSES = 4096, 32128
 
 
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="nll_loss",
         module="NLLLoss",
         forward=nll_loss_forward,
@@ -25,7 +24,7 @@ KINDS: Final = (
         edges="no class that counts: a mean is NaN, and its gradient 0",
         differences="weights and targets of any floating and any integer type",
         launches=(
-            launched(
+            modelled_launch(
                 "backward, mean",
                 False,
                 (1.1, 1.1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from nkilib.base.loss_kind import LossKind, ModelledLaunch
+from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, linear_cross_entropy_forward
 
 _POSITIONS, _FEATURES, _CLASSES = 4096, 4096, 32128
@@ -28,7 +28,7 @@ def _backward(dtype: str) -> dict[str, Any]:
 
 
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="linear_cross_entropy",
         module="LinearCrossEntropyLoss",
         forward=linear_cross_entropy_forward,

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.base.loss_kind import LossKind
-from nkilib.core.host.modelled_launches import launched
+from nkilib.core.host.loss import Loss, modelled_launch
 from nkilib.experimental.loss.multi_margin import multi_margin_loss_backward, multi_margin_loss_forward
 
 _ROWS, _CLASSES = 4096, 32128
 _SCORES: Final = {"input": (_ROWS, _CLASSES)}
 _TARGETS: Final = {"int32": {"targets": (_ROWS,)}}
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="multi_margin_loss",
         module="MultiMarginLoss",
         forward=multi_margin_loss_forward,
@@ -26,9 +25,11 @@ KINDS: Final = (
         differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, "
         "where PyTorch leaves its hinge out; no infinite margin",
         launches=(
-            launched("forward, mean", True, (1.2, 1.05), _SCORES, _TARGETS),
-            launched("forward, mean, p = 2", True, (1.75, 1.05), _SCORES, _TARGETS, p=2),
-            launched("backward, mean", False, (1.05, 1.05), _SCORES, {**_TARGETS, "float32": {"grad_loss": (1,)}}),
+            modelled_launch("forward, mean", True, (1.2, 1.05), _SCORES, _TARGETS),
+            modelled_launch("forward, mean, p = 2", True, (1.75, 1.05), _SCORES, _TARGETS, p=2),
+            modelled_launch(
+                "backward, mean", False, (1.05, 1.05), _SCORES, {**_TARGETS, "float32": {"grad_loss": (1,)}}
+            ),
         ),
     ),
 )

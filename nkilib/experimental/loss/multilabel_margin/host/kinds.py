@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.base.loss_kind import LossKind
+from nkilib.core.host.loss import Loss
 from nkilib.experimental.loss.multilabel_margin import multilabel_margin_loss_backward, multilabel_margin_loss_forward
 
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="multilabel_margin_loss",
         module="MultiLabelMarginLoss",
         forward=multilabel_margin_loss_forward,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from nkilib.base.loss_kind import LossKind, ModelledLaunch
-from nkilib.core.host.modelled_launches import launched
+from nkilib.core.host.loss import Loss, ModelledLaunch, modelled_launch
 from nkilib.experimental.loss import rowwise
 
 _ROWS, _COLUMNS = 4096, 32128
@@ -32,13 +31,15 @@ def modelled(
     given, options = dict.fromkeys(matrices, (_ROWS, _COLUMNS)), {f"{name}_hbm": None for name in absent}
     of_backward = {"grad_loss": (1,), **({"coefficients": (coefficients, _ROWS)} if coefficients else {})}
     return (
-        launched("forward, mean", True, forward, given, {"float32": dict.fromkeys(vectors, (_ROWS,))}, **options),
-        launched("backward, mean", False, backward, given, {"float32": of_backward}, **options),
+        modelled_launch(
+            "forward, mean", True, forward, given, {"float32": dict.fromkeys(vectors, (_ROWS,))}, **options
+        ),
+        modelled_launch("backward, mean", False, backward, given, {"float32": of_backward}, **options),
     )
 
 
 KINDS: Final = (
-    LossKind(
+    Loss(
         name="triplet_margin_loss",
         module="TripletMarginLoss",
         forward=rowwise.triplet_margin_loss_forward,
@@ -53,7 +54,7 @@ KINDS: Final = (
         "tensors of rows of one element with a third one of longer rows are refused",
         launches=modelled((1.05, 1.05), (1.05, 1.05), ("anchor", "positive", "negative"), coefficients=2),
     ),
-    LossKind(
+    Loss(
         name="cosine_embedding_loss",
         module="CosineEmbeddingLoss",
         forward=rowwise.cosine_embedding_loss_forward,
@@ -67,7 +68,7 @@ KINDS: Final = (
         differences="rows of both inputs have one length: PyTorch broadcasts a row of one element after its norm",
         launches=modelled((1.5, 1.05), (1.05, 1.05), ("input1", "input2"), vectors=("target",), coefficients=3),
     ),
-    LossKind(
+    Loss(
         name="multilabel_soft_margin_loss",
         module="MultiLabelSoftMarginLoss",
         forward=rowwise.multilabel_soft_margin_loss_forward,

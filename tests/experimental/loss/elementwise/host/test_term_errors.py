@@ -11,10 +11,11 @@ import pytest
 from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.elementwise.host.truths.kl_div import KlDivTruth
-from nkilib.verify.kernels import elementwise_kinds as table
+from nkilib.experimental.loss.kl_div import KlDivTruth
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from nkilib.verify.kernels.samples import MAKERS
 
 Numbers = np.ndarray
 SHAPE: Final = (128, 320)
@@ -52,20 +53,20 @@ def hard_log_probabilities(random: np.random.Generator) -> Numbers:
     return -hard_sizes(random)
 
 
-HARD: Final[dict[Callable[..., Any], Callable[[np.random.Generator], Numbers]]] = {
-    table.any_numbers: hard_numbers,
-    table.logits: hard_logits,
-    table.positive: hard_sizes,
-    table.unit_interval: hard_probabilities,
-    hard_log_probabilities: hard_log_probabilities,
+HARD: Final[dict[Sample, Callable[[np.random.Generator], Numbers]]] = {
+    Sample.NUMBERS: hard_numbers,
+    Sample.LOGITS: hard_logits,
+    Sample.POSITIVE: hard_sizes,
+    Sample.PROBABILITIES: hard_probabilities,
+    Sample.LOG_PROBABILITIES: hard_log_probabilities,
 }
 
 
 def _kl_div(log_target: bool) -> ElementwiseKind:
     kernels, options = (kl_div_forward, kl_div_backward), {"log_target": log_target}
-    tensors = {"input": hard_log_probabilities, "target": table.unit_interval}
+    tensors = {"input": Sample.LOG_PROBABILITIES, "target": Sample.PROBABILITIES}
     if log_target:
-        tensors["target"] = hard_log_probabilities
+        tensors["target"] = Sample.LOG_PROBABILITIES
     name = f"kl_div{', log_target' if log_target else ''}"
     return ElementwiseKind(name, *kernels, KlDivTruth(log_target), tensors, ("input", "target"), options)
 
@@ -78,10 +79,10 @@ def hard_tensors(kind: ElementwiseKind) -> dict[str, Numbers]:
     """Independent ones, and some that nearly equal the first one."""
     random = np.random.default_rng(len(kind.name))
     found: dict[str, Numbers] = {}
-    for seed, (name, make) in enumerate(kind.tensors.items()):
-        values = HARD[make](random) if make in HARD else make(seed, SHAPE)
+    for seed, (name, sample) in enumerate(kind.tensors.items()):
+        values = HARD[sample](random) if sample in HARD else MAKERS[sample](seed, SHAPE)
         found[name] = values.astype(np.float32)
-    if kind.tensors.get("target") is table.any_numbers:
+    if kind.tensors.get("target") is Sample.NUMBERS:
         first = next(iter(found.values()))
         near = (first * (1.0 + hard_numbers(random) * 2.0**-12)).astype(np.float32)
         found["target"] = np.where(random.random(SHAPE) < 0.3, near, found["target"])

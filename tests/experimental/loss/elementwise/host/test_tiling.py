@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from nkilib.experimental.loss import choose_elementwise_tiling, kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.elementwise.validation import checked_tiling
+from nkilib.experimental.loss.skeletons.elementwise.run import checked_tiling
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
 

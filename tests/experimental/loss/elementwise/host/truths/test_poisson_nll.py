@@ -7,7 +7,7 @@ import pytest
 
 from nkilib.core.host.exact import Derived
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.elementwise.host.truths.poisson_nll import PoissonTruth
+from nkilib.experimental.loss.poisson_nll import PoissonTruth
 
 
 def losses(full: bool, log_input: bool, target: list[float]) -> Derived:

@@ -1,0 +1,21 @@
+"""What the tensors of a loss are like: names for what checks, benchmarks and profiles make, each in its own library."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Sample(Enum):
+    """Numbers of one kind."""
+
+    NUMBERS = "normal numbers"
+    LOGITS = "normal numbers with a standard deviation of 3, and confident ones among them"
+    WIDE_LOGITS = "normal numbers with a standard deviation of 6"
+    POSITIVE = "numbers from 1/8 on"
+    PROBABILITIES = "numbers in (0, 1), 0.999 among them"
+    LABELS = "numbers in [0, 1], both ends among them"
+    LOG_PROBABILITIES = "numbers of at most 0"
+    SIGNS = "1 and -1"
+    SIMILARITIES = "1, -1, and a few numbers that are neither"
+    SIMILARITIES_OF_ROWS = "for each row 1, -1 or, of some, 0"
+    CLASS_WEIGHTS = "a number from 1/8 on for each class"

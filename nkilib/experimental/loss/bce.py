@@ -1,0 +1,334 @@
+"""Binary cross-entropy of probabilities, ``torch.nn.functional.binary_cross_entropy(x, t)``.
+
+``-(t A + (1 - t) B)`` with the logarithms A of x and B of 1 - x, of which none is below -100. Derivatives
+``(x - t) / max(x (1 - x), 1e-12)``, which is PyTorch's, and ``B - A``.
+
+NKI documents ``log`` on [2^-64, 2^64] alone. A number below 2^-32 is raised by 2^81 first, and A is the logarithm of
+x + exp(-100): that is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding of
+y = 1 - x is known, (y - 1) + x, and subtracted from log y: so small probabilities keep their loss at t = 0.
+
+Errors of float32 arithmetic.
+
+Binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
+
+A: a logarithm to u / 2. That of a number below 2^-32 is raised by 2^81: the number and exp(-100), which it is added to,
+round once, u / 2 of 1; the logarithm is u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u of 1; the difference
+rounds. x + exp(-100) in the place of x adds exp(-100) / x, which counts near 2^-126 alone.
+
+B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm is u / 2 of at most |B| + r;
+r x / (1 - x) is what remains of the error of y, and the difference rounds. x = 1 gives log(exp(-36)) - 64.
+
+    |error| <= t |error of A| + (1 - t) |error of B| + u (t |A| + (1 - t) |B| + [t < 1/2] |B| / 2 + loss) / 2
+
+u more of log: u (t |A or A + 56.2| + (1 - t) (|B| + r)).
+
+Of the derivative: 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
+u / 2 each, and the inverse root counts twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, log
+from typing import ClassVar, Final, NamedTuple
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.samples import Sample
+from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
+from nkilib.experimental.loss.skeletons.elementwise.host.row import Form, Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
+from nkilib.experimental.loss.skeletons.elementwise.kind import (
+    INPUT,
+    TARGET,
+    WEIGHT,
+    Combination,
+    Derivative,
+    Kind,
+    Losses,
+    Piece,
+    Prepared,
+)
+from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
+from nkilib.experimental.loss.skeletons.elementwise.weighted import Weighted
+from nkilib.nki import nisa, nl
+
+# The least logarithm, and the least denominator of the derivative.
+LEAST_LOG, LEAST_PRODUCT = -100.0, 1e-12
+# Numbers below SMALL are multiplied by RAISED; _FLOOR is exp(LEAST_LOG), raised.
+SMALL, RAISED = 2.0**-32, 2.0**81
+_LOG_RAISED = log(RAISED)
+_FLOOR = exp(LEAST_LOG + _LOG_RAISED)
+# 1 - x is 0 or at least 2^-24, and so is 1 - x + exp(LEAST_LOG + LOWERED) in float32, but for 0. A bfloat16.
+LOWERED = 64.0
+_FLOOR_OF_COMPLEMENT = exp(LEAST_LOG + LOWERED)
+
+
+@dataclass(frozen=True)
+class Bce:
+    """The loss."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 6
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The target is needed for the gradient of the input alone."""
+        return self.tensors if INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """A and B, and two tiles that are free again. What GpSimd begins with comes first."""
+        columns = piece.shape[1]
+        flags_sbuf = piece.float32().view(nl.bfloat16)
+        complement_log_sbuf, spare_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
+        log_sbuf, other_spare_sbuf = _log(piece, flags_sbuf[:, columns : 2 * columns])
+        return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """-(t A + (1 - t) B)."""
+        log_sbuf, complement_log_sbuf, _, _ = prepared
+        losses.two_combinations(
+            Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
+            Combination(piece[TARGET], nl.multiply, -1.0, nl.multiply, log_sbuf),
+        )
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """(x - t) / max(x (1 - x), 1e-12), B - A."""
+        found = {}
+        if TARGET in wanted:
+            log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
+            difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
+            found[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
+        else:
+            inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
+        if INPUT in wanted:
+            subtract_on_gpsimd(slope_sbuf, piece[INPUT], piece[TARGET])
+            # (x - 1) x
+            combine(inverse_sbuf, piece[INPUT], nl.subtract, 1.0, nl.multiply, piece[INPUT])
+            transform(inverse_sbuf, inverse_sbuf, nl.multiply, -1.0, nl.maximum, LEAST_PRODUCT)
+            nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
+            nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
+            found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
+        return found
+
+
+def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """A, of small numbers raised, less what that adds; and a tile that is free again."""
+    log_sbuf, added_sbuf = piece.float32(), piece.float32()
+    # 2^81 is a bfloat16, which Vector writes fast
+    transform(raised_sbuf, piece[INPUT], nl.less, SMALL, nl.multiply, RAISED)
+    # 1 + 2^81 is 2^81 in float32
+    combine(log_sbuf, raised_sbuf, nl.add, 1.0, nl.multiply, piece[INPUT])
+    nisa.activation(dst=added_sbuf, op=nl.copy, data=raised_sbuf, scale=_LOG_RAISED / RAISED)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf, bias=piece.constant(_FLOOR))
+    subtract_on_gpsimd(log_sbuf, log_sbuf, added_sbuf)
+    return log_sbuf, added_sbuf
+
+
+def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """B, of 0 lowered from the logarithm of a floor; and a tile that is free again."""
+    log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
+    complement_sbuf = piece.float32()
+    transform(lowered_sbuf, piece[INPUT], nl.greater_equal, 1.0, nl.multiply, LOWERED)
+    nisa.activation(dst=complement_sbuf, op=nl.copy, data=piece[INPUT], scale=-1.0, bias=piece.constant(1.0))
+    combine(rounded_sbuf, complement_sbuf, nl.subtract, 1.0, nl.add, piece[INPUT])
+    nisa.activation(dst=log_sbuf, op=nl.log, data=complement_sbuf, bias=piece.constant(_FLOOR_OF_COMPLEMENT))
+    subtract_on_gpsimd(log_sbuf, log_sbuf, rounded_sbuf)
+    subtract_on_gpsimd(log_sbuf, log_sbuf, lowered_sbuf)
+    return log_sbuf, rounded_sbuf
+
+
+ERROR: Final = TermError(3.0, {"log": 2.0})
+
+# How far the float32 nearest to log(RAISED) is from it, in u of 1.
+_RAISED_LOG_UNITS = 10.8
+
+
+class _Logarithm(NamedTuple):
+    """What float32 gives for one of the two.
+
+    Attributes:
+        value: the logarithm.
+        units: its error in u, with logarithms to u / 2.
+        taken: the size of the logarithm that is taken for it.
+    """
+
+    value: Float64Array
+    units: Float64Array
+    taken: Float64Array
+
+    def error(self, functions: FunctionErrors) -> Float64Array:
+        """With another logarithm."""
+        return UNIT * (self.units + functions.further("log") * self.taken)
+
+
+@dataclass(frozen=True)
+class BceTruth:
+    """``torch.nn.functional.binary_cross_entropy(input.double(), target.double())``."""
+
+    stated: ClassVar[TermError] = ERROR
+
+    def value(self, tensors: Tensors) -> Derived:
+        """-(t A + (1 - t) B)."""
+        x, t = tensors[INPUT], tensors[TARGET]
+        of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
+        first, second = -t * of_input.value, (t - 1.0) * of_rest.value
+        loss = first + second
+        own = np.abs(t) * of_input.units + np.abs(1.0 - t) * of_rest.units
+        own += 0.5 * (np.abs(first) + np.abs(second) + np.abs(loss)) + 0.25 * (t < 0.5) * np.abs(of_rest.value)
+        taken = np.abs(t) * of_input.taken + np.abs(1.0 - t) * of_rest.taken
+        return Derived.of_units(loss, (first, second), own, {"log": taken})
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """(x - t) / max(x (1 - x), 1e-12) and B - A."""
+        x, t = tensors[INPUT], tensors[TARGET]
+        slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)
+        of_slope = (2.5 + 2.0 * functions.rsqrt) * UNIT * np.abs(slope)
+        of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
+        by_target = of_rest.value - of_input.value
+        error = of_input.error(functions) + of_rest.error(functions) + 0.5 * UNIT * np.abs(by_target)
+        return {INPUT: Exact(slope, of_slope), TARGET: Exact(by_target, error)}
+
+
+def _exact_log(x: Float64Array) -> _Logarithm:
+    """A."""
+    with np.errstate(all="ignore"):
+        value = np.maximum(np.log(x), LEAST_LOG)
+        floor = np.where(x > 0.0, np.exp(LEAST_LOG) / x, 0.0)
+    raised = np.abs(value + np.log(RAISED))
+    units = 0.5 * raised + 0.5 + _RAISED_LOG_UNITS + 0.5 * np.abs(value)
+    is_small = x < SMALL
+    return _Logarithm(
+        value,
+        np.where(is_small, units, 0.5 * np.abs(value)) + floor / UNIT,
+        np.where(is_small, raised, np.abs(value)),
+    )
+
+
+def _exact_log_of_complement(x: Float64Array) -> _Logarithm:
+    """B."""
+    with np.errstate(all="ignore"):
+        value = np.maximum(np.log1p(-x), LEAST_LOG)
+        rounded = np.where(x < 0.5, np.minimum(np.abs(x), 0.25 * UNIT), 0.0)
+        remaining = np.where(x < 0.5, rounded / UNIT * np.abs(x) / (1.0 - x) + 0.5 * np.abs(value), 0.0)
+    is_one, lowered = x >= 1.0, abs(LEAST_LOG + LOWERED)
+    taken = np.where(is_one, lowered, np.abs(value) + rounded)
+    units = 0.5 * taken + np.where(is_one, 0.5 + 0.5 * np.abs(value), remaining)
+    return _Logarithm(value, units, taken)
+
+
+def binary_cross_entropy_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Binary cross-entropy of probabilities, element by element: ``-(t log x + (1 - t) log(1 - x))``, logarithms being
+    at least -100, times a weight if there is one.
+
+    Equivalent to ``F.binary_cross_entropy(input, target, weight, reduction=reduction)`` in PyTorch, computed in
+    float32. Launch with ``binary_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm: x, in [0, 1], bfloat16, float16 or float32, of any dense shape, in HBM. Subnormal ones are 0.
+        target_hbm: t, in [0, 1], of the input's shape, in any of these types.
+        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
+            a copy; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: elements of a partition of a tile; None: chosen from shape and types.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "binary_cross_entropy_forward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    return run_forward(function, _kind(function, weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+
+
+def binary_cross_entropy_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of binary cross-entropy: ``(x - t) / max(x (1 - x), 1e-12)`` by the input and ``log(1 - x) - log x``
+    by the target, times the weight and the upstream gradient.
+
+    Equivalent to the gradients of the forward's expression in PyTorch. Launch as the forward.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward
+            was given.
+        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        grad_input_wanted, grad_target_wanted: which gradients are
+            computed, at least one.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "binary_cross_entropy_backward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
+    kind = _kind(function, weight_hbm)
+    return run_backward(function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
+
+
+def _kind(function: str, weight_hbm: nl.NkiTensor | None) -> Kind:
+    return Bce() if weight_hbm is None else Weighted(Bce())
+
+
+_PROBABILITIES: Final = {INPUT: Sample.PROBABILITIES, TARGET: Sample.PROBABILITIES}
+BCE: Final = elementwise_loss(
+    "binary_cross_entropy",
+    "BCELoss",
+    binary_cross_entropy_forward,
+    binary_cross_entropy_backward,
+    formula="-(t log x + (1 - t) log(1 - x))",
+    derivative="(x - t) / max(x (1 - x), 1e-12)",
+    errors=(ERROR,),
+    gradient_error=GradientError(
+        "4.5 u of the gradient by the input, 3.5 u of |log x| + |log(1 - x)| by the target",
+        {"rsqrt": 2.0, "log": 2.0},
+        "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
+    ),
+    functions=Functions(forward=2, backward=1),
+    held=((3.8, 2.65), (1.65, 1.05)),
+    forms=(
+        Form(BceTruth(), _PROBABILITIES),
+        Form(WeightedTruth(BceTruth()), {**_PROBABILITIES, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+    ),
+    edges="logarithms are at least -100",
+    differences="a subnormal probability may count as 0, or nearly so; "
+    "the gradient of the target is finite at x = 0 and x = 1",
+    notes="not of subnormal probabilities, which may count as 0",
+)

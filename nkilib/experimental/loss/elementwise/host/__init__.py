@@ -1,1 +1,0 @@
-"""Tiling, work, truth, bounds and guarantees of the losses of elements: arithmetic and numpy, never traced."""

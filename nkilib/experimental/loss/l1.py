@@ -1,0 +1,202 @@
+"""Absolute error: ``|x - t|``, ``torch.nn.functional.l1_loss(x, t)``. Derivatives ``sign(x - t)`` and its negative.
+
+Errors of float32 arithmetic.
+
+Absolute error: the difference rounds once, u / 2 of itself. A sign is exact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Tensors
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.samples import Sample
+from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
+from nkilib.experimental.loss.skeletons.elementwise.host.row import (
+    NUMBERS,
+    Form,
+    Functions,
+    GradientError,
+    elementwise_loss,
+)
+from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
+from nkilib.experimental.loss.skeletons.elementwise.kind import (
+    INPUT,
+    TARGET,
+    WEIGHT,
+    Derivative,
+    Losses,
+    Piece,
+    Prepared,
+)
+from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
+from nkilib.experimental.loss.skeletons.elementwise.weighted import weighted
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class L1:
+    """The absolute error."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 3
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Both, whatever is wanted."""
+        return self.tensors
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """x - t."""
+        difference_sbuf = piece.float32()
+        difference(difference_sbuf, piece[INPUT], piece[TARGET])
+        return (difference_sbuf,)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """|x - t|."""
+        (difference_sbuf,) = prepared
+        losses.activation(nl.abs, difference_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """The sign s of x - t as [s > 0] - [s < 0]: a NaN gives 0, as PyTorch has it. Signs are exact in bfloat16."""
+        difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
+        subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
+        nisa.activation(dst=sign_sbuf, op=nl.sign, data=difference_sbuf)
+        transform(sound_sbuf, sign_sbuf, nl.less, 0.0)
+        combine(sound_sbuf, sign_sbuf, nl.greater, 0.0, nl.subtract, sound_sbuf)
+        return {INPUT: Derivative(sound_sbuf), TARGET: Derivative(sound_sbuf, -1.0)}
+
+
+ERROR: Final = TermError(0.5)
+
+
+@dataclass(frozen=True)
+class L1Truth:
+    """``torch.nn.functional.l1_loss(input.double(), target.double())``."""
+
+    stated: ClassVar[TermError] = ERROR
+
+    def value(self, tensors: Tensors) -> Derived:
+        """|x - t|."""
+        found = np.abs(tensors[INPUT] - tensors[TARGET])
+        return Derived.of_units(found, (), 0.5 * found)
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """The sign of x - t, 0 of a NaN, and its negative."""
+        sign = np.nan_to_num(np.sign(tensors[INPUT] - tensors[TARGET]))
+        return {INPUT: Exact(sign, np.zeros_like(sign)), TARGET: Exact(-sign, np.zeros_like(sign))}
+
+
+def l1_loss_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Absolute error, element by element: ``|x - t|``, times a weight if there is one.
+
+    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight
+    ``(weight * F.l1_loss(input, target, reduction="none"))``, reduced, whose mean is over elements.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
+        target_hbm: t, of the shape of the input, in any of these types.
+        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
+            a copy; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: elements of a partition of a tile; None: chosen from shape and types.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "l1_loss_forward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    return run_forward(function, weighted(L1(), weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+
+
+def l1_loss_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the absolute error: ``sign(x - t) w`` by the input, its negative by the target, ``|x - t|`` by the
+    weight, each times the upstream gradient. The sign of 0 and of NaN is 0.
+
+    Equivalent to the gradients of the forward's expression in PyTorch.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
+        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
+            of rows or of columns has none.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their
+            tensor; with ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "l1_loss_backward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
+    return run_backward(
+        function,
+        weighted(L1(), weight_hbm, grad_weight_wanted),
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
+    )
+
+
+L1_LOSS: Final = elementwise_loss(
+    "l1_loss",
+    "L1Loss",
+    l1_loss_forward,
+    l1_loss_backward,
+    formula="|x - t|",
+    derivative="sign(x - t)",
+    errors=(ERROR,),
+    gradient_error=GradientError("u of the gradient"),
+    functions=Functions(forward=1, backward=1),
+    held=((1.05, 1.05), (1.05, 1.05)),
+    forms=(
+        Form(L1Truth()),
+        Form(WeightedTruth(L1Truth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+    ),
+    edges="the gradient at 0 and at NaN is 0",
+    differences="no complex tensors",
+)

@@ -1,0 +1,251 @@
+"""Squared error: ``(x - t)^2``, ``torch.nn.functional.mse_loss(x, t)``. Derivatives ``2 (x - t)`` and its negative.
+
+Errors of float32 arithmetic.
+
+Squared error: the difference d rounds once, u / 2 of itself; its square twice that, and u / 2 of its own.
+
+|error| <= 1.5 u d^2        of a derivative 2 d: u |d|
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Tensors
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.samples import Sample
+from nkilib.core.rows.arithmetic import difference
+from nkilib.experimental.loss.skeletons.elementwise.host.row import (
+    NUMBERS,
+    Form,
+    Functions,
+    GradientError,
+    elementwise_loss,
+)
+from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
+from nkilib.experimental.loss.skeletons.elementwise.kind import (
+    INPUT,
+    TARGET,
+    WEIGHT,
+    Derivative,
+    Losses,
+    Piece,
+    Prepared,
+)
+from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward, run_forward_backward
+from nkilib.experimental.loss.skeletons.elementwise.weighted import weighted
+from nkilib.nki import nl
+
+
+@dataclass(frozen=True)
+class Mse:
+    """The squared error."""
+
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 1
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Both, whatever is wanted."""
+        return self.tensors
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """x - t."""
+        difference_sbuf = piece.float32()
+        difference(difference_sbuf, piece[INPUT], piece[TARGET])
+        return (difference_sbuf,)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """(x - t)^2."""
+        (difference_sbuf,) = prepared
+        losses.activation(nl.square, difference_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """2 (x - t) and -2 (x - t)."""
+        (difference_sbuf,) = self.prepare(piece)
+        return {
+            INPUT: Derivative(difference_sbuf, 2.0, on_scalar=True),
+            TARGET: Derivative(difference_sbuf, -2.0, on_scalar=True),
+        }
+
+
+ERROR: Final = TermError(1.5)
+
+
+@dataclass(frozen=True)
+class MseTruth:
+    """``torch.nn.functional.mse_loss(input.double(), target.double())``."""
+
+    stated: ClassVar[TermError] = ERROR
+
+    def value(self, tensors: Tensors) -> Derived:
+        """(x - t)^2."""
+        square = (tensors[INPUT] - tensors[TARGET]) ** 2
+        return Derived.of_units(square, (), 1.5 * square)
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """2 (x - t), and its negative."""
+        slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
+        error = 0.5 * UNIT * np.abs(slope)
+        return {INPUT: Exact(slope, error), TARGET: Exact(-slope, error)}
+
+
+def mse_loss_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Squared error, element by element: ``(x - t)^2``, times a weight if there is one.
+
+    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight
+    ``(weight * F.mse_loss(input, target, reduction="none"))``, reduced, whose mean is over elements.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
+        target_hbm: t, of the shape of the input, in any of these types.
+        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
+            a copy; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: elements of a partition of a tile; None: chosen from shape and types.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    return run_forward("mse_loss_forward", weighted(Mse(), weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+
+
+def mse_loss_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the squared error: ``2 (x - t) w`` by the input, its negative by the target, ``(x - t)^2`` by the
+    weight, each times the upstream gradient.
+
+    Equivalent to the gradients of the forward's expression in PyTorch.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
+        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
+            of rows or of columns has none.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
+    wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted}
+    return run_backward(
+        "mse_loss_backward",
+        weighted(Mse(), weight_hbm, grad_weight_wanted),
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
+    )
+
+
+def mse_loss_forward_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> tuple[nl.NkiTensor, ...]:
+    """Squared error and its gradients in one launch, for callers that know the upstream gradient before the loss.
+
+    Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the forward,
+    and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so it takes two thirds of the
+    time of both launches; the loss of another tiling may have other last bits than the forward's.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction, dtype: as in the forward.
+        grad_loss_hbm, grad_input_wanted, grad_target_wanted, grad_weight_wanted, inplace: as in the backward.
+        columns, buffers: as in the forward.
+
+    Returns:
+        loss_hbm: as from the forward.
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, as from the backward.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    return run_forward_backward(
+        "mse_loss_forward_backward",
+        weighted(Mse(), weight_hbm, grad_weight_wanted),
+        {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm},
+        grad_loss_hbm,
+        {INPUT: grad_input_wanted, TARGET: grad_target_wanted, WEIGHT: grad_weight_wanted},
+        reduction,
+        inplace,
+        dtype,
+        columns,
+        buffers,
+    )
+
+
+MSE: Final = elementwise_loss(
+    "mse_loss",
+    "MSELoss",
+    mse_loss_forward,
+    mse_loss_backward,
+    both=mse_loss_forward_backward,
+    formula="(x - t)^2",
+    derivative="2 (x - t)",
+    errors=(ERROR,),
+    gradient_error=GradientError("1.5 u of the gradient"),
+    functions=Functions(forward=1),
+    held=((1.05, 1.05), (1.05, 1.05)),
+    forms=(
+        Form(MseTruth()),
+        Form(WeightedTruth(MseTruth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+    ),
+)

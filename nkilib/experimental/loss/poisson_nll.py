@@ -1,0 +1,412 @@
+"""Negative log-likelihood of Poisson's distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
+
+``exp(x) - t x`` of the logarithm x of the rate, or ``x - t log(x + eps)`` of the rate itself; with ``full`` Stirling's
+``t log t - t + log(2 pi t) / 2``, an estimate of ``log t!``, where t > 1. Derivatives ``exp(x) - t`` and ``-x``, or
+``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds ``log t + 1 / (2 t)`` by the target, where t > 1.
+
+Errors of float32 arithmetic.
+
+Poisson's likelihood. Products and sums round once, u / 2 each; exponentials and logarithms are good to u / 2.
+
+    exp(x) - t x         |error| <= u (exp(x) + |t x| + loss) / 2                  u more of exp: u exp(x)
+    x - t log(x + eps)   |error| <= u (2 |t log(x + eps)| + |t| + loss) / 2        u more of log: u |t log(x + eps)|
+
+where u t / 2 is what the rounding of x + eps costs its logarithm. Stirling's estimate where t > 1, with S = (t + 1/2)
+log t and c = log(2 pi) / 2, which is a rounded number: S is off by 3 u / 2, and with three more sums
+
+    |error| <= the above + u (3 S + c + (S + c) + estimate + loss) / 2             u more of log: u S
+
+Derivatives likewise, with the error of a reciprocal.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, pi
+from typing import Final
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
+from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.samples import Sample
+from nkilib.core.rows.arithmetic import (
+    combine,
+    difference,
+    multiply_in_turns,
+    multiply_on_gpsimd,
+    product,
+    subtract_on_gpsimd,
+    total,
+    transform,
+)
+from nkilib.core.rows.checks import require_flag
+from nkilib.core.rows.numbers import LEAST_ARGUMENT_OF_LOG, require_option
+from nkilib.experimental.loss.skeletons.elementwise.host.row import Form, Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
+from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class PoissonOfLogRate:
+    """The loss of the logarithm of the rate.
+
+    Attributes:
+        full: with Stirling's estimate.
+    """
+
+    full: bool
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 5
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The gradient of the target is the input, but for Stirling's."""
+        return self.tensors if self.full or INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """exp(x) and t x; or their difference, and what Stirling's estimate begins with."""
+        rate_sbuf, product_sbuf = piece.float32(), piece.float32()
+        nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
+        if not self.full:
+            multiply_in_turns(piece.number, product_sbuf, piece[TARGET], piece[INPUT])
+            return rate_sbuf, product_sbuf
+        multiply_on_gpsimd(product_sbuf, piece[TARGET], piece[INPUT])
+        subtract_on_gpsimd(rate_sbuf, rate_sbuf, product_sbuf)
+        return rate_sbuf, _log_target(piece)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """exp(x) - t x, and Stirling's estimate."""
+        rate_sbuf, other_sbuf = prepared
+        if self.full:
+            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
+        else:
+            losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """exp(x) - t, -x."""
+        found = {}
+        if INPUT in wanted:
+            rate_sbuf = piece.float32()
+            nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
+            difference(rate_sbuf, rate_sbuf, piece[TARGET])
+            found[INPUT] = Derivative(rate_sbuf, on_scalar=True)
+        if TARGET in wanted and not self.full:
+            found[TARGET] = Derivative(piece[INPUT], -1.0)
+        elif TARGET in wanted:
+            slope_sbuf = stirling_slope(piece)
+            difference(slope_sbuf, slope_sbuf, piece[INPUT])
+            found[TARGET] = Derivative(slope_sbuf)
+        return found
+
+
+@dataclass(frozen=True)
+class PoissonOfRate:
+    """The loss of the rate.
+
+    Attributes:
+        full: with Stirling's estimate.
+        eps: that is added to the rate.
+    """
+
+    full: bool
+    eps: float
+    tensors = (INPUT, TARGET)
+    scratch_tiles = 5
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """The gradient of the target is a function of the input, but for Stirling's."""
+        return self.tensors if self.full or INPUT in wanted else (INPUT,)
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """t log(x + eps); or x less that, and what Stirling's estimate begins with."""
+        log_sbuf = self._logarithm(piece)
+        if not self.full:
+            multiply_in_turns(piece.number, log_sbuf, log_sbuf, piece[TARGET])
+            return (log_sbuf,)
+        multiply_on_gpsimd(log_sbuf, log_sbuf, piece[TARGET])
+        subtract_on_gpsimd(log_sbuf, piece[INPUT], log_sbuf)
+        return log_sbuf, _log_target(piece)
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """x - t log(x + eps), and Stirling's estimate."""
+        first_sbuf, *others_sbuf = prepared
+        if self.full:
+            losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))
+        else:
+            losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """1 - t / (x + eps), -log(x + eps)."""
+        found = {}
+        if INPUT in wanted:
+            share_sbuf = piece.float32()
+            nisa.activation(dst=share_sbuf, op=nl.copy, data=piece[INPUT], bias=piece.constant(self.eps))
+            # Vector's reciprocal takes eight times as long as another instruction
+            nisa.activation(dst=share_sbuf, op=nl.reciprocal, data=share_sbuf)
+            product(share_sbuf, share_sbuf, piece[TARGET])
+            transform(share_sbuf, share_sbuf, nl.subtract, 1.0)
+            found[INPUT] = Derivative(share_sbuf, -1.0, on_scalar=True)
+        if TARGET in wanted:
+            log_sbuf = self._logarithm(piece)
+            if self.full:
+                difference(log_sbuf, log_sbuf, stirling_slope(piece))
+            found[TARGET] = Derivative(log_sbuf, -1.0)
+        return found
+
+    def _logarithm(self, piece: Piece) -> nl.NkiTensor:
+        log_sbuf = piece.float32()
+        nisa.activation(dst=log_sbuf, op=nl.log, data=piece[INPUT], bias=piece.constant(self.eps))
+        return log_sbuf
+
+
+def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0; over log max(t, 1)."""
+    combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
+    combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
+    _keep_above_one(log_sbuf, piece)
+    return log_sbuf
+
+
+def stirling_slope(piece: Piece) -> nl.NkiTensor:
+    """``log t + 1 / (2 t)`` where t > 1, else 0."""
+    inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
+    transform(inverse_sbuf, piece[TARGET], nl.maximum, 1.0, nl.multiply, 2.0)
+    nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
+    total(log_sbuf, log_sbuf, inverse_sbuf)
+    _keep_above_one(log_sbuf, piece)
+    return log_sbuf
+
+
+def _log_target(piece: Piece) -> nl.NkiTensor:
+    """log max(t, 1)."""
+    log_sbuf, raised_sbuf = piece.float32(), piece.like(TARGET)
+    transform(raised_sbuf, piece[TARGET], nl.maximum, 1.0)
+    nisa.activation(dst=log_sbuf, op=nl.log, data=raised_sbuf)
+    return log_sbuf
+
+
+def _keep_above_one(values_sbuf: nl.NkiTensor, piece: Piece) -> None:
+    combine(values_sbuf, piece[TARGET], nl.greater, 1.0, nl.multiply, values_sbuf)
+
+
+LOG_RATE_ERROR: Final = TermError(1.0, {"exp": 1.0}, "exp(x) and t x", "of log(rate)")
+RATE_ERROR: Final = TermError(2.0, {"log": 1.0}, "x, t log(x + eps) and t", "of rates")
+FULL_LOG_RATE_ERROR: Final = TermError(
+    4.0, {"exp": 1.0, "log": 1.0}, "exp(x), t x, (t + 1/2) log t and t", "full, of log(rate)"
+)
+FULL_RATE_ERROR: Final = TermError(4.5, {"log": 2.0}, "x, t log(x + eps), (t + 1/2) log t and t", "full, of rates")
+
+_STATED = {
+    (True, False): LOG_RATE_ERROR,
+    (False, False): RATE_ERROR,
+    (True, True): FULL_LOG_RATE_ERROR,
+    (False, True): FULL_RATE_ERROR,
+}
+_HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
+
+
+@dataclass(frozen=True)
+class PoissonTruth:
+    """``torch.nn.functional.poisson_nll_loss(input.double(), target.double())``.
+
+    Attributes:
+        log_input, full, eps: of the function.
+    """
+
+    log_input: bool = True
+    full: bool = False
+    eps: float = 1e-8
+
+    @property
+    def stated(self) -> TermError:
+        """Of this form."""
+        return _STATED[self.log_input, self.full]
+
+    def value(self, tensors: Tensors) -> Derived:
+        """exp(x) - t x, or x - t log(x + eps); and Stirling's estimate."""
+        found = self._plain(tensors)
+        return _with_estimate(found, tensors[TARGET]) if self.full else found
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """exp(x) - t and -x, or 1 - t / (x + eps) and -log(x + eps); and that of the estimate by the target."""
+        x, t = tensors[INPUT], tensors[TARGET]
+        if self.log_input:
+            slope, by_target = np.exp(x) - t, -x
+            error, of_target = functions.exp * np.exp(x) + 0.5 * np.abs(slope), np.zeros_like(x)
+        else:
+            share = t / (x + self._eps)
+            slope, by_target = 1.0 - share, -self._log(x)
+            error = (functions.reciprocal + 1.0) * np.abs(share) + 0.5 * np.abs(slope)
+            of_target = functions.log * np.abs(by_target) + 0.5
+        if self.full:
+            above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
+            estimate = np.where(above, logs + 0.5 / np.maximum(t, 1.0), 0.0)
+            by_target = by_target + estimate
+            of_estimate = np.where(above, functions.log * logs + (functions.reciprocal + 0.5) * 0.5, 0.0)
+            of_target = of_target + of_estimate + 0.5 * np.abs(estimate) + 0.5 * np.abs(by_target)
+        return {INPUT: Exact(slope, UNIT * error), TARGET: Exact(by_target, UNIT * of_target)}
+
+    def _plain(self, tensors: Tensors) -> Derived:
+        """Without the estimate."""
+        x, t = tensors[INPUT], tensors[TARGET]
+        if self.log_input:
+            rate, product = np.exp(x), t * x
+            loss = rate - product
+            own = 0.5 * (rate + np.abs(product) + np.abs(loss))
+            return Derived.of_units(loss, (rate, product), own, {"exp": rate})
+        product = t * self._log(x)
+        loss = x - product
+        own = np.abs(product) + 0.5 * (np.abs(t) + np.abs(loss))
+        return Derived.of_units(loss, (x, product, t), own, {"log": product})
+
+    @property
+    def _eps(self) -> float:
+        return float(np.float32(self.eps))
+
+    def _log(self, x: Float64Array) -> Float64Array:
+        found: Float64Array = np.log(x + self._eps)
+        return found
+
+
+def _with_estimate(plain: Derived, t: Float64Array) -> Derived:
+    """The loss and Stirling's estimate of the target."""
+    above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
+    product = np.where(above, (t + 0.5) * logs, 0.0)
+    with_constant = np.where(above, product + _HALF_LOG_TAU, 0.0)
+    estimate = np.where(above, with_constant - t, 0.0)
+    loss = plain.value + estimate
+    constant = above * _HALF_LOG_TAU
+    units = 0.5 * (3.0 * product + constant + with_constant + np.abs(estimate) + np.abs(loss))
+    largest = np.max([plain.largest, product, above * np.abs(t), np.abs(loss)], axis=0)
+    logarithm = plain.functions.get("log", 0.0) + UNIT * product
+    functions = {**plain.functions, "log": logarithm}
+    return Derived(loss, largest, plain.own + UNIT * units, functions, plain.beside)
+
+
+def poisson_nll_loss_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Negative log-likelihood of Poisson's distribution, element by element: ``exp(x) - t x``, or ``x - t log(x +
+    eps)`` without ``log_input``.
+
+    Equivalent to ``F.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps, reduction=reduction)`` in
+    PyTorch, computed in float32. Launch with ``poisson_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm: x, the rate or its logarithm, bfloat16, float16 or float32, of any dense shape, in HBM.
+        target_hbm: t, counts, of the input's shape, in any of these types.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
+        log_input: the input is the logarithm of the rate.
+        full: add Stirling's estimate of ``log t!`` where t > 1.
+        eps: added to a rate before its logarithm is taken, at least 2^-64: what ``log`` is documented from.
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: elements of a partition of a tile; None: chosen from shape and types.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "poisson_nll_loss_forward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
+    return run_forward(function, _kind(function, log_input, full, eps), tensors_hbm, reduction, dtype, columns, buffers)
+
+
+def poisson_nll_loss_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    log_input: bool = True,
+    full: bool = False,
+    eps: float = 1e-8,
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the likelihood of Poisson's distribution: ``exp(x) - t`` by the input and ``-x`` by the target, or
+    ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds ``log t + 1 / (2 t)`` by the target where t > 1.
+
+    Equivalent to the gradients of the forward's expression in PyTorch. Launch as the forward.
+
+    Dimensions:
+        E: elements of the input, E > 0, of any shape.
+
+    Args:
+        input_hbm, target_hbm, reduction, log_input, full, eps: what the forward
+            was given.
+        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        grad_input_wanted, grad_target_wanted: which gradients are
+            computed, at least one.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "poisson_nll_loss_backward"
+    tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
+    wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
+    kind = _kind(function, log_input, full, eps)
+    return run_backward(function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
+
+
+def _kind(function: str, log_input: bool, full: bool, eps: float) -> Kind:
+    for name, flag in (("log_input", log_input), ("full", full)):
+        require_flag(function, name, flag)
+    require_option(function, "eps", eps, least=LEAST_ARGUMENT_OF_LOG)
+    return PoissonOfLogRate(full) if log_input else PoissonOfRate(full, eps)
+
+
+_EPS: Final = 1e-4
+
+
+def _form(log_input: bool, full: bool) -> Form:
+    """Of logarithms of rates, or of rates."""
+    samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
+    label = f"{'' if log_input else ' of rates'}{', full' if full else ''}"
+    options = {"log_input": log_input, "full": full, "eps": _EPS}
+    return Form(PoissonTruth(log_input, full, _EPS), samples, options, label)
+
+
+POISSON_NLL: Final = elementwise_loss(
+    "poisson_nll_loss",
+    "PoissonNLLLoss",
+    poisson_nll_loss_forward,
+    poisson_nll_loss_backward,
+    formula="exp(x) - t x; x - t log(x + eps) without log_input",
+    derivative="exp(x) - t; 1 - t / (x + eps)",
+    errors=(LOG_RATE_ERROR, RATE_ERROR, FULL_LOG_RATE_ERROR, FULL_RATE_ERROR),
+    gradient_error=GradientError(
+        "2 u of the larger one of exp(x) and t; of rates, and by the target, 3 u of the terms and of 1",
+        {"exp": 1.0, "reciprocal": 1.0, "log": 1.0},
+    ),
+    functions=Functions(forward=1, backward=1),
+    held=((1.05, 1.05), (1.05, 1.05)),
+    forms=(_form(True, False), _form(True, True), _form(False, False), _form(False, True)),
+    edges="full counts where t > 1",
+    differences="eps is at least 2^-64; with full the gradient of a target of at most 1 has no NaN",
+)

@@ -1,0 +1,1 @@
+"""Loops that several losses share: of elements, of rows, and of classes of a row."""

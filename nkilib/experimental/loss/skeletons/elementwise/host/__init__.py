@@ -1,0 +1,1 @@
+"""What is never traced: truths in float64, the work that bounds a launch, and the row of a loss."""

@@ -1,0 +1,169 @@
+"""How a launch is cut up, from its size alone: arithmetic only.
+
+A matrix is cut into rows and columns where a loss has a weight of rows or of columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Final, NamedTuple
+
+from nkilib.core.partial_sums import LEAF, PARTITIONS
+from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
+from nkilib.core.rows.scratch import PIECES_AT_A_TIME
+from nkilib.core.tiling import div_ceil
+
+# Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
+# partition. A loss of many tiles takes smaller pieces, so that tensors have room.
+PIECE_COLUMNS: Final = 2048
+_TILES_OF_LARGE_PIECES, _TILES_OF_HALF_PIECES = 6, 10
+# Elements that an accumulator of an engine adds up before it is read: their order is the engine's. Where all tensors
+# have 16 bits their own rounding is far larger than that of a long run, whose instruction costs less of an element.
+RUN_COLUMNS: Final = 512
+LONG_RUN_COLUMNS: Final = PIECE_COLUMNS
+_BYTES_OF_SHORT: Final = 2
+# Scalar and Vector may each add up one part of the losses.
+SUMS_OF_RUN: Final = 2
+# Tiles whose sums of runs are on chip at a time.
+SUM_TURNS: Final = 3
+
+
+def piece_columns(scratch_tiles: int) -> int:
+    """Columns of a piece of a loss that takes so many float32 tiles."""
+    if scratch_tiles <= _TILES_OF_LARGE_PIECES:
+        return limited_piece_columns(PIECE_COLUMNS)
+    return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
+
+
+def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
+    """Columns of a run.
+
+    Args:
+        bytes_of_elements: of each tensor that losses are computed from.
+        piece: columns of a piece, which runs divide.
+    """
+    return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS
+
+
+class RowGroup(NamedTuple):
+    """Rows that a tile has.
+
+    Attributes:
+        first: of them.
+        partitions: that they are in.
+        each: rows in a partition.
+    """
+
+    first: int
+    partitions: int
+    each: int
+
+
+def columns_of_chunk(row_columns: int, columns: int) -> int:
+    """Columns of a row that a tile has: all, or about as many as every other tile, and whole runs of a sum."""
+    if row_columns <= columns:
+        return row_columns
+    even = div_ceil(row_columns, div_ceil(row_columns, columns))
+    return min(columns, div_ceil(even, RUN_COLUMNS) * RUN_COLUMNS)
+
+
+def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
+    """Those of tiles of at most ``columns`` elements in a partition.
+
+    Full groups, one of all partitions for what is left, and one of less than 128 rows.
+    """
+    most = max(1, columns // row_columns)
+    size = PARTITIONS * most
+    groups = [RowGroup(first, PARTITIONS, most) for first in range(0, rows - size + 1, size)]
+    done = len(groups) * size
+    each = (rows - done) // PARTITIONS
+    if each > 0:
+        groups.append(RowGroup(done, PARTITIONS, each))
+        done += each * PARTITIONS
+    return [*groups, RowGroup(done, rows - done, 1)] if done < rows else groups
+
+
+def num_matrix_tiles(rows: int, row_columns: int, columns: int) -> int:
+    """How many tiles there are."""
+    chunks = div_ceil(row_columns, columns_of_chunk(row_columns, columns))
+    return chunks * len(row_groups(rows, row_columns, columns))
+
+
+# Bytes of a partition that buffers of a stream and scratch take at most; sums have the rest.
+_CHIP_BYTES = 176 * 1024
+# What a launch takes at most, of the 208 KiB that trn2 has.
+_MOST_BYTES = 207 * 1024
+# Of constants, upstream gradients and the last sums, with room for alignment.
+_SMALL_BYTES = 8 * 1024
+_FLOAT32_BYTES = 4
+# Columns of a tile at most. They are a multiple of whole runs of a sum.
+_MOST_COLUMNS = 8192
+# A launch is cut into at least so many tiles, where they stay long enough for DMA, so that loads, computation and
+# stores of two cores overlap.
+_FEWEST_TILES = 8
+BUFFERS = 3
+_FEWEST_BUFFERS = 2
+
+
+class ElementwiseTiling(NamedTuple):
+    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+
+    Attributes:
+        columns: elements of a partition of a tile.
+        buffers: tiles of each tensor on chip at a time.
+    """
+
+    columns: int
+    buffers: int
+
+
+def choose_elementwise_tiling(
+    elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
+) -> ElementwiseTiling:
+    """From the size of a launch; it does not depend on the number of cores, and so neither do the bits of a sum.
+
+    Args:
+        elements: of a tensor.
+        bytes_of_element: of one element of all tensors that are read or written.
+        scratch_tiles: that a piece of the loss takes.
+        row_columns: elements of a row, where a weight is one of rows or of columns; None: there is no such weight.
+    """
+    scratch_bytes = _scratch_bytes(scratch_tiles, piece_columns(scratch_tiles))
+    most_bytes = limited_sbuf_bytes(_MOST_BYTES)
+    chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
+    fitting = (chip_bytes - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
+    spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
+    columns = max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread))
+    # Whole pieces: the last one of a tile would be short, and instructions of few columns cost more of an element.
+    piece = piece_columns(scratch_tiles)
+    chosen = ElementwiseTiling(columns // piece * piece if columns > piece else columns, BUFFERS)
+    # The sums of tiles of a thousand million elements want room, too.
+    shorter = range(chosen.columns, 0, -RUN_COLUMNS)
+    for tiling in (ElementwiseTiling(*each) for each in product(shorter, (BUFFERS, _FEWEST_BUFFERS))):
+        tiles = num_tiles(elements, tiling.columns, row_columns)
+        if partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= most_bytes:
+            return tiling
+    return chosen
+
+
+def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
+    """Of tensors of so many elements, in rows of so many where that is given; at most so many."""
+    if row_columns is None:
+        return div_ceil(elements, PARTITIONS * columns) + 2
+    return num_matrix_tiles(elements // row_columns, row_columns, columns)
+
+
+def partition_bytes(
+    tiling: ElementwiseTiling, tiles: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
+) -> int:
+    """What a launch takes of a partition of SBUF: buffers, scratch, and the sums of runs and tiles."""
+    columns = min(tiling.columns, piece_columns(scratch_tiles))
+    sums = 2 * div_ceil(tiles, LEAF) * LEAF
+    runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)
+    sums_bytes = _FLOAT32_BYTES * (sums + runs) + _SMALL_BYTES
+    return tiling.buffers * tiling.columns * bytes_of_element + _scratch_bytes(scratch_tiles, columns) + sums_bytes
+
+
+def _scratch_bytes(scratch_tiles: int, columns: int) -> int:
+    return _FLOAT32_BYTES * PIECES_AT_A_TIME * scratch_tiles * columns
