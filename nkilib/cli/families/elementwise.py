@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from .loss import LossKernels, TensorSize
+from .names import names_of_losses
 
 _COLUMNS = (512, 1024, 2048, 4096, 8192)
 _BUFFERS = (2, 3)
@@ -23,19 +25,7 @@ class ElementwiseSizes(NamedTuple):
 class ElementwiseKernels(LossKernels):
     """Of tensors of one type, and in the backward the gradient of the first one."""
 
-    NAMES: ClassVar[tuple[str, ...]] = (
-        "mse_loss",
-        "l1_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "hinge_embedding_loss",
-        "margin_ranking_loss",
-        "binary_cross_entropy",
-        "binary_cross_entropy_with_logits",
-        "poisson_nll_loss",
-        "gaussian_nll_loss",
-        "kl_div",
-    )
+    NAMES: ClassVar[Sequence[str]] = names_of_losses("ElementwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "buffers": "B"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
     CHOOSER: ClassVar[str] = "the kernel"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,7 +29,7 @@ class Family(ABC):
         options: of the command line.
     """
 
-    NAMES: ClassVar[tuple[str, ...]]
+    NAMES: ClassVar[Sequence[str]]
     SIZES: ClassVar[dict[str, str]]
     OPTIONS: ClassVar[tuple[str, ...]]
     CHOOSER: ClassVar[str]

@@ -15,6 +15,7 @@ from .linear import LAYOUTS, LinearKernels, TokenScoreKernels
 from .linear_distillation import LinearDistillationKernels
 from .logits import LogitsKernels
 from .margins import MultilabelMarginKernels, MultiMarginKernels
+from .names import LaterNames
 from .nll_loss import NllLossKernels
 from .rowwise import RowwiseKernels
 from .softmax import AXES, SoftmaxKernels
@@ -37,11 +38,11 @@ FAMILIES: Final[Sequence[type[Family]]] = (
 
 def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> None:
     """What tells the kernels apart, and how a launch is cut up; ``several``: of each size any number, to try."""
-    command.add_argument(
-        "--family",
-        choices=[name for family in FAMILIES for name in family.NAMES],
-        help="which kernels (default: cross_entropy, with --features linear_cross_entropy)",
+    named = command.add_argument(
+        "--family", help="which kernels (default: cross_entropy, with --features linear_cross_entropy)"
     )
+    # Set afterwards: to add an argument argparse goes through its choices, which loads the kernels.
+    named.choices = LaterNames(lambda: tuple(name for family in FAMILIES for name in family.NAMES))
     command.add_argument("--extended", action="store_true", help="the extended kernel; --arg gives its options")
     command.add_argument(
         "--features",
@@ -77,9 +78,9 @@ def add_family_arguments(command: argparse.ArgumentParser, several: bool) -> Non
 
 def kernels_of(options: argparse.Namespace) -> Family:
     """Those that the command line is about; ends the process if it is about two, or about a launch that is none."""
-    named = {name: family for family in FAMILIES for name in family.NAMES}
-    default = LinearKernels if options.features else LogitsKernels
-    family = named[options.family] if options.family else default
+    family: type[Family] = LinearKernels if options.features else LogitsKernels
+    if options.family:
+        (family,) = (each for each in FAMILIES if options.family in each.NAMES)
     for other in FAMILIES:
         foreign = [name for name in other.OPTIONS if name not in family.OPTIONS and getattr(options, name)]
         if foreign:

@@ -1,0 +1,45 @@
+"""Names of losses, read off the registry when a command needs them.
+
+The parser of every command is made in each process, also where the kernels cannot be imported: the doctor runs in a
+mixture with another nkilib.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import overload
+
+
+@dataclass(frozen=True)
+class LaterNames(Sequence[str]):
+    """Names that are made when they are first looked at.
+
+    Attributes:
+        make: makes them.
+    """
+
+    make: Callable[[], tuple[str, ...]]
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        return self.make()[index]
+
+    def __len__(self) -> int:
+        return len(self.make())
+
+
+def names_of_losses(row: str) -> LaterNames:
+    """Of the losses whose rows are of the class of this name."""
+
+    def make() -> tuple[str, ...]:
+        from nkilib.experimental.loss.registry import LOSSES
+
+        return tuple(loss.name for loss in LOSSES if type(loss).__name__ == row)
+
+    return LaterNames(make)
