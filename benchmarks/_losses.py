@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from types import ModuleType
@@ -19,6 +19,9 @@ from torch import Tensor
 
 import nkilib.torch
 from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_bytes, resident_bytes
+from nkilib.core.host.samples import Sample
+from nkilib.experimental.loss import registry
+from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss
 
 FORWARD, BACKWARD = "forward", "backward"
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -103,34 +106,50 @@ class MeasuredLoss:
     in_bfloat16: bool = True
 
 
-_ALL: Final = (
-    MeasuredLoss("kl_div", options={"log_target": True, "reduction": "sum"}),  # its mean warns
-    MeasuredLoss("mse_loss"),
-    MeasuredLoss("l1_loss"),
-    MeasuredLoss("smooth_l1_loss"),
-    MeasuredLoss("huber_loss"),
-    MeasuredLoss("binary_cross_entropy", (_probabilities, _probabilities)),
-    MeasuredLoss("binary_cross_entropy_with_logits", (_normal, _probabilities)),
-    MeasuredLoss("hinge_embedding_loss", (_normal, _signs)),
-    MeasuredLoss("margin_ranking_loss", (_normal, _normal, _signs)),
-    MeasuredLoss("poisson_nll_loss", (_normal, _positive)),
-    MeasuredLoss("gaussian_nll_loss", (_normal, _normal, _positive)),
-    MeasuredLoss("triplet_margin_loss", (_normal, _normal, _normal)),
-    MeasuredLoss("cosine_embedding_loss", (_normal, _normal, _signs_of_rows)),
-    MeasuredLoss("multilabel_soft_margin_loss", (_normal, _probabilities)),
-    MeasuredLoss("nll_loss", (_normal, _classes)),
-    MeasuredLoss("multi_margin_loss", (_normal, _classes), in_bfloat16=False),
-    MeasuredLoss("multilabel_margin_loss", (_normal, _lists_of_classes), in_bfloat16=False),
-    MeasuredLoss(
-        "ctc_loss",
-        (_log_probabilities, _labels, _input_lengths, _target_lengths),
-        shape=(512, 64, 512),
-        quick_shape=(24, 3, 17),
-        in_bfloat16=False,
-    ),
-)
-# Those that nkilib.torch has, by name.
-LOSSES: Final = {loss.name: loss for loss in _ALL if hasattr(nkilib.torch, loss.name)}
+# What torch makes of the numbers that rows name; shapes and types of other tensors are made by hand below.
+_MAKES: Final[Mapping[Sample, Make]] = {
+    Sample.NUMBERS: _normal,
+    Sample.LOGITS: _normal,
+    Sample.WIDE_LOGITS: _normal,
+    Sample.POSITIVE: _positive,
+    Sample.PROBABILITIES: _probabilities,
+    Sample.LABELS: _probabilities,
+    Sample.SIGNS: _signs,
+    Sample.SIMILARITIES: _signs,
+    Sample.SIMILARITIES_OF_ROWS: _signs_of_rows,
+}
+_BY_HAND: Final = {
+    each.name: each
+    for each in (
+        MeasuredLoss("kl_div", options={"log_target": True, "reduction": "sum"}),  # its mean warns
+        MeasuredLoss("triplet_margin_loss", (_normal, _normal, _normal)),
+        MeasuredLoss("cosine_embedding_loss", (_normal, _normal, _signs_of_rows)),
+        MeasuredLoss("multilabel_soft_margin_loss", (_normal, _probabilities)),
+        MeasuredLoss("nll_loss", (_normal, _classes)),
+        MeasuredLoss("multi_margin_loss", (_normal, _classes), in_bfloat16=False),
+        MeasuredLoss("multilabel_margin_loss", (_normal, _lists_of_classes), in_bfloat16=False),
+        MeasuredLoss(
+            "ctc_loss",
+            (_log_probabilities, _labels, _input_lengths, _target_lengths),
+            shape=(512, 64, 512),
+            quick_shape=(24, 3, 17),
+            in_bfloat16=False,
+        ),
+    )
+}
+
+
+def _measured() -> Iterator[MeasuredLoss]:
+    """All losses but those that have benchmarks of their own, with the tensors of the first form of their rows."""
+    for loss in registry.LOSSES:
+        if loss.name in _BY_HAND:
+            yield _BY_HAND[loss.name]
+        elif isinstance(loss, ElementwiseLoss):
+            yield MeasuredLoss(loss.name, tuple(_MAKES[sample] for sample in loss.forms[0].samples.values()))
+
+
+# By name.
+LOSSES: Final = {loss.name: loss for loss in _measured()}
 
 
 @dataclass(frozen=True)
