@@ -1,4 +1,4 @@
-"""Tensors, options and truths of the losses of elements: a row of a table for each function."""
+"""Tensors, options and truths of the losses of elements, drawn by hand, or from the row of the registry."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.values import Array, normal
+from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss.bce import BceTruth
 from nkilib.experimental.loss.bce_with_logits import BceWithLogitsTruth, BceWithPositiveWeightTruth
 from nkilib.experimental.loss.gaussian_nll import GaussianTruth
@@ -19,6 +20,8 @@ from nkilib.experimental.loss.l1 import L1Truth
 from nkilib.experimental.loss.margin_ranking import MarginRankingTruth
 from nkilib.experimental.loss.mse import MseTruth
 from nkilib.experimental.loss.poisson_nll import PoissonTruth
+from nkilib.experimental.loss.registry import LOSSES
+from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import ElementwiseTruth, WeightedTruth
 from nkilib.experimental.loss.smooth_l1 import SmoothL1Truth
 
@@ -161,6 +164,28 @@ def _kl_div(draw: Draw, shape: Shape) -> Form:
         target = np.log(np.maximum(target, np.float32(1e-6)))
     tensors = {"input": -np.abs(3.0 * normal(draw, *shape)), "target": target}
     return Form(tensors, KlDivTruth(log_target), {"log_target": log_target})
+
+
+ROWS: Final = {loss.name: loss for loss in LOSSES if isinstance(loss, ElementwiseLoss)}
+_DRAWN: Final[dict[Sample, Callable[[Draw, Shape], Array]]] = {
+    Sample.NUMBERS: _numbers,
+    Sample.LOGITS: _numbers,
+    Sample.POSITIVE: _positive,
+    Sample.PROBABILITIES: _probabilities,
+    Sample.SIGNS: _signs,
+}
+
+
+def drawn_form(draw: Draw, function: str, shape: Shape) -> Form:
+    """A loss with options: drawn by hand where it is below, else one of the forms of its row, in one type."""
+    by_hand = FORMS.get(function)
+    if by_hand is not None:
+        return by_hand(draw, shape)
+    loss = ROWS[function]
+    form = draw.one_of(loss.forms)
+    tensors = {name: _DRAWN[sample](draw, shape) for name, sample in form.samples.items()}
+    differentiated = tuple(name for name in loss.differentiated if name in tensors)
+    return Form(tensors, form.truth, dict(form.options), differentiated, one_type=True, may_broadcast=())
 
 
 FORMS: Final[dict[str, Callable[[Draw, Shape], Form]]] = {

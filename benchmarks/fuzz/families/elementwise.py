@@ -12,26 +12,14 @@ import torch
 from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored, sum_error
-from benchmarks.fuzz.families.element_forms import FORMS, Form, Shape
+from benchmarks.fuzz.families.element_forms import ROWS, Form, Shape, drawn_form
 from benchmarks.fuzz.values import Array, array_of, laid_out, numpy_dtype, tensor_of
 from nkilib.core.host.exact import Exact
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.experimental.loss.skeletons.elementwise.host import truth as derived
 from nkilib.experimental.loss.skeletons.elementwise.tiling import RUN_COLUMNS
 
-MODULES: Final = {
-    "mse_loss": "MSELoss",
-    "l1_loss": "L1Loss",
-    "huber_loss": "HuberLoss",
-    "smooth_l1_loss": "SmoothL1Loss",
-    "binary_cross_entropy": "BCELoss",
-    "binary_cross_entropy_with_logits": "BCEWithLogitsLoss",
-    "gaussian_nll_loss": "GaussianNLLLoss",
-    "poisson_nll_loss": "PoissonNLLLoss",
-    "hinge_embedding_loss": "HingeEmbeddingLoss",
-    "margin_ranking_loss": "MarginRankingLoss",
-    "kl_div": "KLDivLoss",
-}
+MODULES: Final = {name: loss.module for name, loss in ROWS.items()}
 # Of modules that have no weight.
 _NO_WEIGHT: Final = ("MSELoss", "L1Loss", "HuberLoss")
 # Columns of a tile that a launch may choose.
@@ -41,7 +29,7 @@ _COLUMNS: Final = (RUN_COLUMNS, 8192)
 def drawn(draw: Draw, function: str) -> Call:
     """A call of one of them."""
     shape = _shape(draw)
-    form = FORMS[function](draw, shape)
+    form = drawn_form(draw, function, shape)
     names = list(form.tensors)
     written = names[0] if draw.chance(0.2) else None
     name, first = dtype_of(draw)
