@@ -191,7 +191,8 @@ class ElementwiseKernel(Kernel):
 
 
 def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
-    words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
+    reductions = "mean, sum, none, batchmean" if kind.name.startswith("kl_div") else "mean, sum, none"
+    words = {"matrix": f"{next(iter(kind.tensors))}_hbm", "reductions": reductions}
     yield ElementwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
     yield ElementwiseKernel(kind.backward, lambda rows, columns: _GRADIENT, words, kind)
     if kind.both is not None:

@@ -14,7 +14,7 @@ class Sample(Enum):
     POSITIVE = "numbers from 1/8 on"
     PROBABILITIES = "numbers in (0, 1), 0.999 among them"
     LABELS = "numbers in [0, 1], both ends among them"
-    LOG_PROBABILITIES = "numbers of at most 0"
+    LOG_PROBABILITIES = "logarithms of numbers in (0, 1)"
     SIGNS = "1 and -1"
     SIMILARITIES = "1, -1, and a few numbers that are neither"
     SIMILARITIES_OF_ROWS = "for each row 1, -1 or, of some, 0"

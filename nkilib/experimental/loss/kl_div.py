@@ -31,10 +31,12 @@ from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import modelled_launch
 from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.skeletons.elementwise.host.row import (
     SHAPE,
+    Form,
     Functions,
     GradientError,
     backward_launch,
@@ -303,7 +305,6 @@ def _kind(function: str, log_target: bool) -> Kind:
 
 _PAIR: Final = {INPUT: SHAPE, TARGET: SHAPE}
 _BY_TARGET: Final = {"grad_input_wanted": False, "grad_target_wanted": True}
-# Its cases are among those of log-probabilities (:mod:`nkilib.verify.kernels.log_probabilities`).
 KL_DIV: Final = elementwise_loss(
     "kl_div",
     "KLDivLoss",
@@ -317,6 +318,15 @@ KL_DIV: Final = elementwise_loss(
     ),
     functions=Functions(1, backward=1, flags=("log_target", "grad_target_wanted"), needed=needed_tensors),
     held=((1.05, 1.05), (1.05, 1.05)),
+    forms=(
+        Form(KlDivTruth(), {INPUT: Sample.LOG_PROBABILITIES, TARGET: Sample.PROBABILITIES}),
+        Form(
+            KlDivTruth(log_target=True),
+            dict.fromkeys((INPUT, TARGET), Sample.LOG_PROBABILITIES),
+            {"log_target": True},
+            ", log_target",
+        ),
+    ),
     further_launches=(
         modelled_launch("forward, none", True, (1.05, 1.05), _PAIR, reduction="none"),
         backward_launch("backward by the target", (3.6, 1.95), _PAIR, **_BY_TARGET),

@@ -39,7 +39,7 @@ def _probabilities(seed: int, shape: Shape) -> Array:
 
 
 def _log_probabilities(seed: int, shape: Shape) -> Array:
-    found: Array = -np.abs(inputs.numbers(seed, *shape))
+    found: Array = np.log(_probabilities(seed, shape))
     return found
 
 

@@ -14,8 +14,6 @@ import numpy as np
 
 from nkilib.core.partial_sums import PARTITIONS, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.kl_div import KlDivTruth
 from nkilib.experimental.loss.skeletons.elementwise import run
 from nkilib.experimental.loss.skeletons.elementwise.host import truth
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
@@ -23,19 +21,11 @@ from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles, mat
 from nkilib.experimental.loss.skeletons.elementwise.tiling import piece_columns
 from nkilib.nki import nl
 from nkilib.simulator import spec
-from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind, unit_interval
+from nkilib.verify.kernels.elementwise_kinds import KINDS
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, arguments_of, assert_within, count_class, cut_class, on_core
 
-_KL_DIV = ElementwiseKind(
-    "kl_div",
-    kl_div_forward,
-    kl_div_backward,
-    KlDivTruth(False),
-    {"input": lambda seed, shape: np.log(unit_interval(seed, shape)), "target": unit_interval},
-    ("input", "target"),
-)
-_OF_NAME = {kind.name: kind for kind in (*KINDS, _KL_DIV)}
+_OF_NAME = {kind.name: kind for kind in KINDS}
 # Rows and columns; a row alone is a stream.
 _SHAPES = (
     *((1, columns) for columns in (1, 100, 128, 1000, 65536, 10**5, 2**20, 10**6, 3 * 10**6, 2**23, 10**7, 10**8)),

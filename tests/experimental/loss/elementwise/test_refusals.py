@@ -26,7 +26,7 @@ REFUSALS = [
         "target_hbm must have the shape of {matrix}, (3, 100), got (3, 99); expand it",
         {"target_hbm": np.ones((3, 99), np.float32)},
     ),
-    Refusal("reduction", "reduction must be one of mean, sum, none, got Mean", {"reduction": "Mean"}),
+    Refusal("reduction", "reduction must be one of {reductions}, got Mean", {"reduction": "Mean"}),
     Refusal(
         "dtype of an integer",
         "dtype must be nl.bfloat16, nl.float16 or nl.float32, got int32; cast it, as with .float()",

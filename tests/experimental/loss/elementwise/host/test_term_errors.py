@@ -12,8 +12,6 @@ from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.core.host.samples import Sample
-from nkilib.experimental.loss import kl_div_backward, kl_div_forward
-from nkilib.experimental.loss.kl_div import KlDivTruth
 from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
 from nkilib.verify.kernels.samples import MAKERS
 
@@ -62,17 +60,7 @@ HARD: Final[dict[Sample, Callable[[np.random.Generator], Numbers]]] = {
 }
 
 
-def _kl_div(log_target: bool) -> ElementwiseKind:
-    kernels, options = (kl_div_forward, kl_div_backward), {"log_target": log_target}
-    tensors = {"input": Sample.LOG_PROBABILITIES, "target": Sample.PROBABILITIES}
-    if log_target:
-        tensors["target"] = Sample.LOG_PROBABILITIES
-    name = f"kl_div{', log_target' if log_target else ''}"
-    return ElementwiseKind(name, *kernels, KlDivTruth(log_target), tensors, ("input", "target"), options)
-
-
-EVERY_KIND: Final = (*KINDS, _kl_div(False), _kl_div(True))
-every_kind = pytest.mark.parametrize("kind", EVERY_KIND, ids=lambda kind: kind.name)
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 
 
 def hard_tensors(kind: ElementwiseKind) -> dict[str, Numbers]:
