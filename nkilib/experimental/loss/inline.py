@@ -13,6 +13,7 @@ from nkilib.experimental.loss.bce_with_logits import (
 )
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
 from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
+from nkilib.experimental.loss.distillation.kernels import distillation_backward, distillation_forward
 from nkilib.experimental.loss.gaussian_nll import gaussian_nll_loss_backward, gaussian_nll_loss_forward
 from nkilib.experimental.loss.hinge_embedding import hinge_embedding_loss_backward, hinge_embedding_loss_forward
 from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
@@ -65,6 +66,8 @@ __all__ = [
     "cross_entropy_forward",
     "ctc_loss_backward",
     "ctc_loss_forward",
+    "distillation_backward",
+    "distillation_forward",
     "gaussian_nll_loss_backward",
     "gaussian_nll_loss_forward",
     "hinge_embedding_loss_backward",

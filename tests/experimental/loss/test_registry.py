@@ -14,11 +14,11 @@ from nkilib.cli.losses import edges, formulas, guarantees, over_bound, term_erro
 from nkilib.core.host.loss import Loss, ModelledLaunch
 from nkilib.experimental import loss
 from nkilib.experimental.host.public_kernels import guarantee_of, public_kernels
-from nkilib.experimental.loss import inline
+from nkilib.experimental.loss import extended_inline, inline
 from nkilib.experimental.loss.registry import LOSSES
 from nkilib.verify.kernels.registry import cases
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = (CHECKOUT / "docs" / "losses.md").read_text(encoding="utf-8")
 EXPECTED = {
     "binary_cross_entropy",
@@ -46,6 +46,21 @@ EXPECTED = {
 OWN_ARGUMENTS = {"cross_entropy", "linear_cross_entropy"}
 LEGACY = {"size_average", "reduce"}
 CASES = {case.kernel for case in cases() if hasattr(case, "kernel")}
+# Public kernels that no function of torch.nn.functional stands for, and one that gives losses and gradients at once.
+BESIDE = {
+    "cross_entropy_backward",
+    "cross_entropy_forward",
+    "distillation_backward",
+    "distillation_forward",
+    "linear_cross_entropy_forward_backward",
+    "linear_distillation_backward",
+    "linear_distillation_forward",
+    "linear_distillation_mixture",
+    "linear_token_scores_backward",
+    "linear_token_scores_forward",
+    "mse_loss_forward_backward",
+}
+DIRECTIONS = ("_forward", "_backward", "_mixture")
 every_kind = pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: kind.name)
 TIMES = [
     pytest.param(kind, launch, dtype, id=f"{kind.name} {launch.label} {dtype}")
@@ -61,7 +76,7 @@ ONE_OF_EACH.pop("linear_cross_entropy")
 def test_all_kinds_are_there_once() -> None:
     names = [kind.name for kind in LOSSES]
     assert not set(names) - EXPECTED, "name the new ones in EXPECTED, in this file"
-    assert not EXPECTED - set(names), "no package has a row of them in its host/kinds.py"
+    assert not EXPECTED - set(names), "nkilib/experimental/loss/registry.py has no row of them"
     assert len(names) == len(set(names)), "two rows have one name"
 
 
@@ -107,6 +122,15 @@ def test_a_kind_has_its_docs_and_its_tests(kind: Loss) -> None:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
         goes_through_a_table = "elementwise_kinds import KINDS" in sources
         assert "def test_" in sources and (kind.name in sources or goes_through_a_table), place
+
+
+def test_the_faces_have_the_kernels_of_the_registry_and_those_named_here() -> None:
+    """One is launched, the other one is called from NKI code."""
+    kernels = {name for row in LOSSES for name in (row.forward.__name__, row.backward.__name__)} | BESIDE
+    launched = {name for name in loss.__all__ if name.endswith(DIRECTIONS)}
+    assert launched == kernels, "compare nkilib/experimental/loss/__init__.py with registry.py beside it"
+    called = {name for name in (*inline.__all__, *extended_inline.__all__) if name.endswith(DIRECTIONS)}
+    assert called == kernels, "compare nkilib/experimental/loss/inline.py"
 
 
 def test_the_page_has_the_tables_that_are_printed() -> None:
