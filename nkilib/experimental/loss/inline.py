@@ -43,8 +43,10 @@ from nkilib.experimental.loss.linear_cross_entropy.token_scores_kernels import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear_distillation.backward_kernels import linear_distillation_backward
-from nkilib.experimental.loss.linear_distillation.kernels import linear_distillation_forward
+from nkilib.experimental.loss.linear_distillation.kernels import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+)
 from nkilib.experimental.loss.linear_distillation.mixture_kernels import linear_distillation_mixture
 from nkilib.experimental.loss.multi_margin.kernels import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.multilabel_margin.kernels import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import LEAST_ROOM, BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling
+from nkilib.experimental.loss.linear.backward.plan import LEAST_ROOM, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.shared.sizes import TILE, LinearTiling
 
 # Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128

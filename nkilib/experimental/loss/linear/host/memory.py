@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionParts
 
 _FLOAT32_BYTES = 4
 

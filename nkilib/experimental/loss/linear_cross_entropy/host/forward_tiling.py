@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import (
+from nkilib.experimental.loss.linear.forward.plan import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
@@ -18,13 +18,13 @@ from nkilib.experimental.loss.linear.forward_plan import (
     shared_classes,
     unrolled_positions,
 )
-from nkilib.experimental.loss.linear.sizes import (
+from nkilib.experimental.loss.linear.shared.sizes import (
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
     PositionPlan,
 )
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
 
 # Tiles of positions whose logits stand side by side.
 _GROUP_TILES = 4

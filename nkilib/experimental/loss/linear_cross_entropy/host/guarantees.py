@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.sizes import LinearTiling, position_parts
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
 

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes
-from nkilib.experimental.loss.linear.sizes import position_parts
+from nkilib.experimental.loss.linear.shared.sizes import position_parts
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20

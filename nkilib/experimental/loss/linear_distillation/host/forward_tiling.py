@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import (
+from nkilib.experimental.loss.linear.forward.plan import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
@@ -18,13 +18,13 @@ from nkilib.experimental.loss.linear.forward_plan import (
     shared_classes,
     unrolled_positions,
 )
-from nkilib.experimental.loss.linear.sizes import (
+from nkilib.experimental.loss.linear.shared.sizes import (
     STAGED_ELEMENTS,
     TILE,
     WINDOW,
     PositionPlan,
 )
-from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
+from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
 
 _FLOAT32_BYTES = 4
 # Tiles of a ring without a softcap.

@@ -9,7 +9,7 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling, position_parts
+from nkilib.experimental.loss.linear.shared.sizes import TILE, LinearTiling, position_parts
 from nkilib.experimental.loss.linear_distillation.host.memory import most_kept_bytes
 
 # Two float32 sums of dW of a block of classes, of each core.

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import CLASS_BLOCKS, POSITION_TILES_MAX
-from nkilib.experimental.loss.linear.sizes import (
+from nkilib.experimental.loss.linear.forward.plan import CLASS_BLOCKS, POSITION_TILES_MAX
+from nkilib.experimental.loss.linear.shared.sizes import (
     POSITIONS_UNSPLIT,
     TILE,
     WINDOW,

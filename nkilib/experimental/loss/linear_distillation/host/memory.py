@@ -8,7 +8,7 @@ only one, nothing is kept, and both products run twice. A Kullback-Leibler diver
 from __future__ import annotations
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import TILE
+from nkilib.experimental.loss.linear.shared.sizes import TILE
 
 # Bytes of HBM that kept scores take at most unless a launch says otherwise.
 MEMORY_LIMIT = 2 * 2**30

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import TILE, WINDOW
+from nkilib.experimental.loss.linear.shared.sizes import TILE, WINDOW
 from nkilib.experimental.loss.linear_distillation.host.memory import PAIR_BYTES, tile_bytes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
 
