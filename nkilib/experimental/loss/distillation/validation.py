@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
+from nkilib.core.rows.checks import FLOATS, require, require_indirect_dma, require_vector
 from nkilib.experimental.loss.distillation.host.tiling import Form, most_columns
 from nkilib.experimental.loss.distillation.options import (
     LEAST_TEMPERATURE,
@@ -11,7 +11,6 @@ from nkilib.experimental.loss.distillation.options import (
 )
 from nkilib.nki import nl
 
-FLOATS = (nl.bfloat16, nl.float16, nl.float32)
 # Parts of a row whose sums are kept.
 MOST_CHUNKS = 512
 _INT32 = 2**31

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from nkilib.core.cores import meet
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results
@@ -22,7 +23,6 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, Backward
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, shares_of_cores
 from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear.shared.staging import with_rounded_bias, with_rounded_input
 from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import problem_of_launch

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.plan import COPIES_OF_PROGRAM, BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import FEWEST_TRIPS, BlockPlan, Span, plan_blocks
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.plan import LEAST_ROOM, BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 _FEWEST_TRIPS = 2

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.backward.gradient_tile import LastProduct, TilePlace
 from nkilib.experimental.loss.linear.backward.parts import TRANSPOSED_LATER, BackwardParts
 from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
 from nkilib.experimental.loss.linear.shared.blocks import Span, cut
 from nkilib.experimental.loss.linear.shared.logits import multiply
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nl
 
 # Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.

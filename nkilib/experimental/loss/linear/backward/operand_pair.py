@@ -8,12 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, ClassRow, Matrix
-from nkilib.experimental.loss.linear.shared.sizes import TILE, CastBytes
+from nkilib.experimental.loss.linear.shared.operands import ClassRow, Matrix
+from nkilib.experimental.loss.linear.shared.sizes import CastBytes
 from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.nki import nl
 
@@ -71,7 +72,7 @@ class PairSizes:
     @property
     def feature_tiles(self) -> int:
         """Tiles of 128 features."""
-        return div_ceil(self.features, TILE)
+        return div_ceil(self.features, PARTITIONS)
 
     @property
     def loaded_itemsize(self) -> int:
@@ -81,7 +82,7 @@ class PairSizes:
     @property
     def tile_bytes(self) -> int:
         """Bytes of a partition for 128 positions of X^T, or 128 classes of W^T."""
-        return self.feature_tiles * TILE * self.itemsize
+        return self.feature_tiles * PARTITIONS * self.itemsize
 
 
 @dataclass(frozen=True)

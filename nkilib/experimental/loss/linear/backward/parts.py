@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.backward.gradient_tile import TileMaker
@@ -21,7 +22,6 @@ from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
 from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE, LogitTiles
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nl
 
 # Banks of PSUM. The first logits of a block take those that dX leaves first. Two operand pairs have three tiles of

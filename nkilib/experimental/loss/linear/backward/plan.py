@@ -17,16 +17,15 @@ from nkilib.core.plan_limits import (
     limited_weight_tiles,
     usable_sbuf_bytes,
 )
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
 from nkilib.experimental.loss.linear.backward.tile_needs import NO_NEEDS, TURNS, TileNeeds
 from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS
 
 # Tiles of dW whose sums grow at a time: there are banks for so many.
 _WEIGHT_TILES = 6
-_FLOAT32_BYTES = 4
 # Tiles of X^T beside each other: one is read while the next one is loaded.
 _TURNS_OF_MEMORY = 2
 # Tiles of positions that are loaded at a time.
@@ -346,7 +345,7 @@ class BackwardPlan:
         buffers = self.buffers
         streams = (self.pieces_size + self.stripes_size) * self.itemsize
         if self.keeps_logits:
-            streams += buffers.input_tiles * self.class_tiles * PARTITIONS * _FLOAT32_BYTES
+            streams += buffers.input_tiles * self.class_tiles * PARTITIONS * FLOAT32_BYTES
         elif buffers.takes_turns:
             streams = _TURNS_OF_MEMORY * self.half_size * self.itemsize
         else:
@@ -354,9 +353,9 @@ class BackwardPlan:
         rings = (
             streams,
             self.weight_bytes,
-            buffers.input_results * self.stripe * _FLOAT32_BYTES,
+            buffers.input_results * self.stripe * FLOAT32_BYTES,
             buffers.weight_results * prod(self.weight_group) * self.result_itemsize,
-            self.weight_sums * prod(self.weight_group) * _FLOAT32_BYTES,
+            self.weight_sums * prod(self.weight_group) * FLOAT32_BYTES,
             2 * self.position_tiles * self.class_tiles * PARTITIONS * self.itemsize,
             self.needs.block_bytes(self.position_tiles, self.class_block, self.classes_of_tile, buffers.opened),
         )
@@ -391,7 +390,7 @@ class BackwardPlan:
             buffers=BackwardBuffers(),
             adds_to_weight=sizes.adds_to_weight,
             weight_sums=sizes.adds_to_weight + (position_blocks > 1),
-            result_itemsize=_FLOAT32_BYTES if sizes.adds_to_weight else sizes.loaded_itemsize,
+            result_itemsize=FLOAT32_BYTES if sizes.adds_to_weight else sizes.loaded_itemsize,
             has_classes_first=sizes.has_classes_first,
             position_blocks=position_blocks,
             option_bytes=sizes.option_bytes(class_block, classes_of_tile),
@@ -444,7 +443,7 @@ class BackwardPlan:
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
-            and self.itemsize < _FLOAT32_BYTES
+            and self.itemsize < FLOAT32_BYTES
             and self.batches_of_tiles <= _BATCHES_MOST
         )
         if self.keeps_logits or not is_of_use or self.position_blocks > 1 or self.further:
@@ -476,7 +475,7 @@ class BackwardPlan:
         is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
         is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
         resident = limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
-        is_deep = resident < self.features <= _FEATURES_OF_BOTH_MOST and self.itemsize < _FLOAT32_BYTES
+        is_deep = resident < self.features <= _FEATURES_OF_BOTH_MOST and self.itemsize < FLOAT32_BYTES
         is_long = self.position_blocks > 1 or self.batches_of_tiles > _BATCHES_MOST
         if self.keeps_logits or not is_plain or not is_deep or not is_long:
             return None

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from nkilib.core.cores import meet
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut, shares_of_cores
 from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import PositionParts
 from nkilib.nki import nisa, nl
 

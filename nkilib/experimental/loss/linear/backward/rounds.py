@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair, PairBuffers, WeightPart
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
@@ -14,7 +15,7 @@ from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, balanced_spans, cut
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, ClassRow, Matrix
+from nkilib.experimental.loss.linear.shared.operands import ClassRow, Matrix
 from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.nki import nl
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.shared.sizes import TILE
 
 # Tiles that are made at a time: one is Scalar's, one Vector's, one is rounded.
 TURNS: Final = 3
@@ -18,7 +18,6 @@ TURNS: Final = 3
 COLUMNS: Final = 14
 # Of a tile of the gradient.
 INSTRUCTIONS: Final = 7
-_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,9 @@ class TileNeeds:
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
         """Bytes of a partition for columns, rows, and rings with the fewest opened tiles."""
-        columns = self.columns * div_ceil(num_positions, TILE)
+        columns = self.columns * div_ceil(num_positions, PARTITIONS)
         rings = (self.rings * TURNS + self.tiles) * classes_of_tile
-        return (columns + self.rows * class_block + rings + self.numbers) * _FLOAT32_BYTES
+        return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
 
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
         """Bytes of a partition for what depends on the plan: every loss has the first two.
@@ -63,7 +62,7 @@ class TileNeeds:
         """
         places = position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
         tiles = TURNS + self.opened * (opened - TURNS)
-        return (tiles * classes_of_tile + class_block) * _FLOAT32_BYTES + self.place_bytes * places
+        return (tiles * classes_of_tile + class_block) * FLOAT32_BYTES + self.place_bytes * places
 
 
 # Of a loss without options.

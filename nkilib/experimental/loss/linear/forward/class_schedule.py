@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import (
     Block,
@@ -23,7 +24,7 @@ from nkilib.experimental.loss.linear.shared.blocks import (
     balanced_spans,
     plan_blocks,
 )
-from nkilib.experimental.loss.linear.shared.sizes import TILE, WINDOW
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 
 # Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32
@@ -43,7 +44,7 @@ class ClassDivision(NamedTuple):
 
 def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
     """Shares as even as whole grains are, and at least so many shared classes, up to 127 more; or none."""
-    own = vocab_size if shared == 0 else (vocab_size - shared) // TILE * TILE
+    own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
     last = Span(own, vocab_size - own)
     grains = div_ceil(own, _GRAIN)
     edges = [min(own, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from nkilib.core.plan_limits import limited_positions
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.shared.sizes import POSITIONS_UNSPLIT, TILE, LinearTiling, PositionPlan
+from nkilib.experimental.loss.linear.shared.sizes import POSITIONS_UNSPLIT, LinearTiling, PositionPlan
 
 # Blocks of classes that the cores share, at most.
 SHARED_BLOCKS_MAX = 4
@@ -32,14 +33,14 @@ class TiledSizes(Protocol):
 
 def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
     """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    best, least_us = LinearTiling(TILE, TILE), float("inf")
+    best, least_us = LinearTiling(PARTITIONS, PARTITIONS), float("inf")
     for class_block in CLASS_BLOCKS:
         for tiles in range(min(sizes.position_tiles, POSITION_TILES_MAX), 0, -1):
             if sizes.bytes_of(tiles, class_block) > sbuf_bytes:
                 continue
             time_us = sizes.time_us(tiles, class_block)
             if time_us < least_us:
-                best, least_us = LinearTiling(tiles * TILE, class_block), time_us
+                best, least_us = LinearTiling(tiles * PARTITIONS, class_block), time_us
     return best
 
 
@@ -52,9 +53,9 @@ class SwapTimes(NamedTuple):
 
 def unrolled_positions(num_positions: int, position_block: int) -> PositionPlan:
     """Blocks of about equal size of at most ``position_block`` positions, whole tiles, and no loop."""
-    tiles = div_ceil(num_positions, TILE)
-    count = div_ceil(tiles, min(position_block // TILE, tiles))
-    size = div_ceil(tiles, count) * TILE
+    tiles = div_ceil(num_positions, PARTITIONS)
+    count = div_ceil(tiles, min(position_block // PARTITIONS, tiles))
+    size = div_ceil(tiles, count) * PARTITIONS
     return PositionPlan(size, *divmod(num_positions, size), False)
 
 
@@ -78,8 +79,8 @@ def shared_classes(of_class: float, load: float, class_block: int, vocab_size: i
     """
     if class_block * (of_class - load) < times.load:
         return 0
-    classes = div_ceil(int(times.swap / of_class), TILE) * TILE
-    return classes - TILE + 1 if 8 * classes <= vocab_size else 0
+    classes = div_ceil(int(times.swap / of_class), PARTITIONS) * PARTITIONS
+    return classes - PARTITIONS + 1 if 8 * classes <= vocab_size else 0
 
 
 def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
@@ -94,4 +95,4 @@ def shared_by_override(function: str, override: int, class_block: int, vocab_siz
             f"{function}: PlanLimits.shared_classes must be at most {SHARED_BLOCKS_MAX} blocks of {class_block} "
             f"classes, of which statistics have room, got {override}; give at most {most}"
         )
-    return max(0, min(override, vocab_size - TILE))
+    return max(0, min(override, vocab_size - PARTITIONS))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, Matrix, load_broadcast, store_positions
+from nkilib.experimental.loss.linear.shared.operands import Matrix, load_broadcast, store_positions
 from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.nki import nisa, nl
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:

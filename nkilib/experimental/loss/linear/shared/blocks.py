@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.shared.sizes import TILE
 from nkilib.nki import nisa, nl
 
 # A loop of fewer trips costs more than it saves.
@@ -51,8 +51,8 @@ def cut(size: int, most: int) -> list[Span]:
 
 def shares_of_cores(size: int, cores: int) -> list[Span]:
     """``size`` rows split over the cores in tiles of 128, as evenly as these can be; the last cores may have none."""
-    tiles = div_ceil(size, TILE)
-    edges = [min(size, div_ceil(tiles * core, cores) * TILE) for core in range(cores + 1)]
+    tiles = div_ceil(size, PARTITIONS)
+    edges = [min(size, div_ceil(tiles * core, cores) * PARTITIONS) for core in range(cores + 1)]
     return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
@@ -64,10 +64,10 @@ def balanced_spans(whole: Span, most: int) -> list[Span]:
     Args:
         most: a multiple of 128.
     """
-    tiles = div_ceil(whole.size, TILE)
-    count = div_ceil(tiles, most // TILE)
+    tiles = div_ceil(whole.size, PARTITIONS)
+    count = div_ceil(tiles, most // PARTITIONS)
     end = whole.first + whole.size
-    edges = [min(end, whole.first + div_ceil(tiles * piece, count) * TILE) for piece in range(count + 1)]
+    edges = [min(end, whole.first + div_ceil(tiles * piece, count) * PARTITIONS) for piece in range(count + 1)]
     return [Span(first, last - first) for first, last in pairwise(edges)]
 
 
@@ -185,7 +185,7 @@ class BlockPlan:
         size = self.rest[number].size
         if self.trips == 0 or number > 0:
             return size
-        return min(self.size, size // TILE * TILE)
+        return min(self.size, size // PARTITIONS * PARTITIONS)
 
 
 def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, turns: int = 1) -> BlockPlan:
@@ -200,18 +200,18 @@ def plan_blocks(shares: Sequence[Span], core: int, most: int, most_bodies: int, 
             is left behind the loop, so that half a block is loaded before each edge.
         turns: how many buffers the body takes in turn by :attr:`Step.number`; a trip has a multiple of that.
     """
-    tiles = [div_ceil(share.size, TILE) for share in shares]
-    count = div_ceil(max(tiles), most // TILE)
+    tiles = [div_ceil(share.size, PARTITIONS) for share in shares]
+    count = div_ceil(max(tiles), most // PARTITIONS)
     each = div_ceil(max(tiles), max(1, count))
     blocks_per_trip = max(turns, (most_bodies - 1) // 2 // turns * turns)
     least_rest = div_ceil(each, 2) if most_bodies > 2 * blocks_per_trip else 1
     trips = (min(tiles) - least_rest) // (blocks_per_trip * each) if count > most_bodies else 0
     share = shares[core]
     if trips < FEWEST_TRIPS:
-        return BlockPlan(share.first, each * TILE, blocks_per_trip, 0, tuple(_rest(share, each)))
-    done = trips * blocks_per_trip * each * TILE
+        return BlockPlan(share.first, each * PARTITIONS, blocks_per_trip, 0, tuple(_rest(share, each)))
+    done = trips * blocks_per_trip * each * PARTITIONS
     rest = Span(share.first + done, share.size - done)
-    return BlockPlan(share.first, each * TILE, blocks_per_trip, trips, tuple(_rest(rest, each)))
+    return BlockPlan(share.first, each * PARTITIONS, blocks_per_trip, trips, tuple(_rest(rest, each)))
 
 
 def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
@@ -219,4 +219,4 @@ def _block_or_none(first: int | nisa.NkiScalar, size: int) -> Block | None:
 
 
 def _rest(span: Span, each: int) -> list[Span]:
-    return balanced_spans(span, each * TILE) if span.size else []
+    return balanced_spans(span, each * PARTITIONS) if span.size else []

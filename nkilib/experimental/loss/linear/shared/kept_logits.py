@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.nki import nisa, nl
 
 # float32 numbers of a bank of PSUM: the most columns of one product.

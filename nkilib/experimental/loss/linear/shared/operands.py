@@ -18,12 +18,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import cast
 from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.nki import nisa, nl
-
-PARTITIONS = 128
 
 
 @dataclass(frozen=True)

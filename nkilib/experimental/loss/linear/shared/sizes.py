@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from nkilib.core.plan_limits import limited_positions
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 
-# Rows of a tile: the partitions of a core.
-TILE = 128
 # Bytes of a partition that kernels may use: nkilib/simulator/hardware has them too, which a device does without.
 SBUF_BYTES: Final = {"trn2": 212_984, "trn3": 245_752}
 # Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
@@ -60,7 +59,7 @@ class PositionPlan(NamedTuple):
     @property
     def tiles(self) -> int:
         """Of a block."""
-        return self.size // TILE
+        return self.size // PARTITIONS
 
     @property
     def blocks(self) -> int:
@@ -106,12 +105,12 @@ def position_parts(
     """
     limit = limited_positions(unsplit)
     if ids > 1:
-        limit = min(limit, _IDS_OF_PART // searched_ids(ids) * TILE)
+        limit = min(limit, _IDS_OF_PART // searched_ids(ids) * PARTITIONS)
     if num_positions <= limit:
         return PositionParts(num_positions, 1, 0)
-    most = max(1, min(_POSITIONS_OF_PART, _ELEMENTS_OF_PART // num_features, limit) // TILE)
-    tiles = div_ceil(num_positions, TILE)
-    size = div_ceil(tiles, div_ceil(tiles, most)) * TILE
+    most = max(1, min(_POSITIONS_OF_PART, _ELEMENTS_OF_PART // num_features, limit) // PARTITIONS)
+    tiles = div_ceil(num_positions, PARTITIONS)
+    size = div_ceil(tiles, div_ceil(tiles, most)) * PARTITIONS
     return PositionParts(size, *divmod(num_positions, size))
 
 

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nkilib.core.cores import meet
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
-from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, STAGES, TILE
+from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, STAGES
 from nkilib.nki import nisa, nl
-
-_FLOAT32_BYTES = 4
 
 Operands = TypeVar("Operands", bound=LinearOperands)
 
@@ -40,8 +39,8 @@ class Staging:
         """In so many bytes of a partition; None for 0."""
         if staging_bytes == 0:
             return None
-        columns = staging_bytes // STAGES // _FLOAT32_BYTES
-        return cls(Ring.of_sbuf(STAGES, (TILE, columns), nl.float32))
+        columns = staging_bytes // STAGES // FLOAT32_BYTES
+        return cls(Ring.of_sbuf(STAGES, (PARTITIONS, columns), nl.float32))
 
     def transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
         """``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.softcap import squared, through_cap
@@ -25,7 +26,7 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
 from nkilib.experimental.loss.linear.shared.blocks import Span
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, ClassRow
+from nkilib.experimental.loss.linear.shared.operands import ClassRow
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import GradientColumns
 from nkilib.experimental.loss.linear_cross_entropy.backward.id_gradient import IdGradient
 from nkilib.experimental.loss.linear_cross_entropy.backward.id_tiles import IdTiles

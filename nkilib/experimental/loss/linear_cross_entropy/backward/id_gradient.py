@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, product, scaled, selected
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.position_terms import loaded_gradient, rest_terms, summed
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import (
     AllPositions,

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH
 from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import ID_TURNS
 from nkilib.nki import nisa, nl

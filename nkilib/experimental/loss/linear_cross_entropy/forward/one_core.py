@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -19,7 +20,7 @@ from nkilib.experimental.loss.linear.forward.streams import ClassStream, ClassTi
 from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits, restore_masked
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, store_positions
+from nkilib.experimental.loss.linear.shared.operands import store_positions
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults, found_scores

@@ -14,11 +14,11 @@ from nkilib.core.rows.argmax import VALUES, Argmax
 from nkilib.core.rows.batches import StoredRows
 from nkilib.core.rows.moments import EntropyMoment, FirstMoment, Moments
 from nkilib.core.rows.score_moments import MeanMoment, SquareMoment
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Columns, Statistics
 from nkilib.core.rows.tiles import finite_limit, float32_like
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
 from nkilib.nki import nisa, nl
 

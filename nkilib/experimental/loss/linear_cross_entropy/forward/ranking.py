@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.argmax import Argmax, Search
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Place
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
 from nkilib.nki import nisa, nl
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from nkilib.core.rows.argmax import Argmax
 from nkilib.core.rows.score_moments import MeanMoment
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, clamp
 from nkilib.experimental.loss.cross_entropy.options import Options
@@ -25,7 +26,6 @@ from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, 
 from nkilib.experimental.loss.linear.forward.streams import ClassTiles
 from nkilib.experimental.loss.linear.forward.waiting_passes import EntropyPass, SearchPass, WaitingPasses
 from nkilib.experimental.loss.linear.shared.logits import LogitTiles
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear_cross_entropy.forward.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.forward.ranking import Ranking, multiply
 from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from nkilib.core.rows.elements import vector_elements
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.cross_entropy.group import TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Classes, Options
@@ -16,8 +17,6 @@ from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.operands import load_positions
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
 from nkilib.nki import nisa, nl
-
-_PARTITIONS = 128
 
 
 class _Part(NamedTuple):
@@ -43,11 +42,11 @@ def load_ids(matrix_hbm: nl.NkiTensor, fill: float, columns: int | None = None) 
     """
     positions, ids = matrix_hbm.shape
     columns = ids if columns is None else columns
-    tiles = -(-positions // _PARTITIONS)
-    loaded_sbuf = nl.ndarray((_PARTITIONS, tiles, columns), dtype=matrix_hbm.dtype, buffer=nl.sbuf)
+    tiles = -(-positions // PARTITIONS)
+    loaded_sbuf = nl.ndarray((PARTITIONS, tiles, columns), dtype=matrix_hbm.dtype, buffer=nl.sbuf)
     if columns > ids:
         nisa.memset(dst=loaded_sbuf, value=fill)
-    elif positions % _PARTITIONS > 0:
+    elif positions % PARTITIONS > 0:
         nisa.memset(dst=loaded_sbuf[:, tiles - 1 : tiles], value=fill)
     for part in _parts(matrix_hbm):
         rows = part.rows_hbm.shape[0]
@@ -70,13 +69,13 @@ def one_or_several(matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
 def _parts(matrix_hbm: nl.NkiTensor) -> list[_Part]:
     """Whole tiles of positions, and the rest: views."""
     positions = matrix_hbm.shape[0]
-    tiles, rest = divmod(positions, _PARTITIONS)
+    tiles, rest = divmod(positions, PARTITIONS)
     found: list[_Part] = []
     if tiles > 0:
-        whole_hbm = matrix_hbm.slice(0, 0, tiles * _PARTITIONS).reshape_dim(0, (tiles, _PARTITIONS))
+        whole_hbm = matrix_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
         found.append(_Part(whole_hbm.permute((1, 0, 2)), 0, tiles))
     if rest > 0:
-        rest_hbm = matrix_hbm.slice(0, tiles * _PARTITIONS, positions)
+        rest_hbm = matrix_hbm.slice(0, tiles * PARTITIONS, positions)
         found.append(_Part(rest_hbm.expand_dim(1), tiles, tiles + 1))
     return found
 

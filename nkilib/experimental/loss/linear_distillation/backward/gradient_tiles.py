@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.cross_entropy.softcap import through_cap
 from nkilib.experimental.loss.linear.backward.gradient_tile import (
     LastProduct,
@@ -30,7 +31,7 @@ from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
 from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
 from nkilib.experimental.loss.linear.shared.blocks import Span
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, ClassRow
+from nkilib.experimental.loss.linear.shared.operands import ClassRow
 from nkilib.experimental.loss.linear_distillation.backward.gradient_columns import LabelColumns, PairColumns
 from nkilib.experimental.loss.linear_distillation.host.needs import (
     PairNeeds,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.results import Found
@@ -16,7 +17,7 @@ from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule
 from nkilib.experimental.loss.linear.forward.streams import ClassStream, load_input
 from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, store_positions
+from nkilib.experimental.loss.linear.shared.operands import store_positions
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling
 from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_distillation.forward.pair_positions import PairPositions

@@ -26,9 +26,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nkilib.core.rows.moments import EntropyMoment
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds

@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
 from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.forward.streams import ClassStream, ClassTiles, load_input
 from nkilib.experimental.loss.linear.shared.blocks import Block, Step
 from nkilib.experimental.loss.linear.shared.logits import LogitTiles
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes, group_tiles

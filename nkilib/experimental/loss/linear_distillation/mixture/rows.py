@@ -13,11 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log, log1p
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import difference
 from nkilib.experimental.loss.distillation.rows import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio
 from nkilib.experimental.loss.linear.shared.blocks import Block
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, load_positions
+from nkilib.experimental.loss.linear.shared.operands import load_positions
 from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
 from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
 from nkilib.nki import nisa, nl

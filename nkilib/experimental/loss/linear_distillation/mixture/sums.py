@@ -25,9 +25,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from math import log, log1p
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.distillation.totals import sum_of_products
 from nkilib.experimental.loss.linear.shared.blocks import Step
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUPS, SUMS
 from nkilib.experimental.loss.linear_distillation.mixture.rows import MixtureRows

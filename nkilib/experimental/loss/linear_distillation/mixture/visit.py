@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling
 from nkilib.experimental.loss.linear_distillation.forward.visits import KeptPair, PairTotals, RunBlock, ScoreGroup
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes

@@ -8,11 +8,12 @@ from dataclasses import replace
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.one_core import program_share
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
 from nkilib.experimental.loss.linear.backward.plan import BackwardSizes
-from nkilib.experimental.loss.linear.shared.sizes import TILE, LinearTiling, PositionParts
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionParts
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
     StreamSizes,
@@ -72,10 +73,10 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
     Raises:
         AssertionError: with function, requirement, value and remedy.
     """
-    tiles = min(div_ceil(tiling.position_block, TILE), div_ceil(launch.num_positions, TILE))
+    tiles = min(div_ceil(tiling.position_block, PARTITIONS), div_ceil(launch.num_positions, PARTITIONS))
     needed, most = bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
     remedy = f"None takes what {chooser} says"
-    if bytes_of(1, TILE) > most:
+    if bytes_of(1, PARTITIONS) > most:
         remedy = "no smaller one fits either: pass compute_dtype=nl.bfloat16 for less, or fewer features"
     require(
         needed <= most,

@@ -10,9 +10,10 @@ import numpy.typing as npt
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.logits import LogitTiles
-from nkilib.experimental.loss.linear.shared.operands import PARTITIONS, Matrix, load_broadcast
+from nkilib.experimental.loss.linear.shared.operands import Matrix, load_broadcast
 from nkilib.nki import nisa, nki, nl
 
 Array = npt.NDArray[Any]

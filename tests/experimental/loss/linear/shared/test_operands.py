@@ -11,14 +11,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.shared.operands import (
-    PARTITIONS,
-    Matrix,
-    load_broadcast,
-    load_positions,
-    store_positions,
-)
+from nkilib.experimental.loss.linear.shared.operands import Matrix, load_broadcast, load_positions, store_positions
 from nkilib.nki import nisa, nki, nl
 
 Array = npt.NDArray[Any]
