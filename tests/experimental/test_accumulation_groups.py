@@ -33,7 +33,8 @@ from nkilib.experimental.loss import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
 from nkilib.nki import nisa, nki, nl
 

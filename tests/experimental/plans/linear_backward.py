@@ -19,8 +19,9 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.class_blocks import ClassBlocks, plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, planned_cover
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, weight_tiles
 from nkilib.experimental.loss.linear.backward.parts import BackwardParts
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes, weight_tiles
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans, cut, shares_of_cores
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation

@@ -11,9 +11,10 @@ from unittest import mock
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
 from nkilib.experimental.loss.linear.backward.parts import BackwardParts
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
 from nkilib.experimental.loss.linear.forward.streams import BUFFERS

@@ -14,7 +14,8 @@ import numpy as np
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH, position_parts, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
 from nkilib.experimental.loss.linear_cross_entropy.backward.id_gradient import sorted_at_a_time

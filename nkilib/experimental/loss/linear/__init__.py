@@ -17,8 +17,8 @@ The kernels are in :mod:`nkilib.experimental.loss.linear_cross_entropy` and
 
 A backward goes through these stages:
 
-1. ``backward.plan``: the blocks that fit SBUF, with ``backward.tile_needs`` for what a loss takes, and
-   ``backward.operand_pair`` for the second model of a distillation.
+1. ``backward.plan``: the buffers that fit SBUF beside blocks, by ``backward.geometry``, which says what a plan takes.
+   ``backward.tile_needs`` are those of a loss, ``backward.operand_pair`` has the second model of a distillation.
 2. ``backward.position_parts``: very many positions, one part of them after the other.
 3. ``backward.class_blocks``, or ``backward.class_cover`` where a program has no room for a second copy of its body: the
    blocks of classes of a core. A block of classes and one of positions are a round (``backward.rounds``).

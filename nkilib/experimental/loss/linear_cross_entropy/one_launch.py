@@ -18,8 +18,9 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, shares_of_cores
 from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients

@@ -11,7 +11,7 @@ from nkilib.core.rows.checks import require, require_flag, require_indirect_dma,
 from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN, Classes
 from nkilib.experimental.loss.cross_entropy.validation import validated_classes
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.experimental.loss.linear.backward.plan import BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
 from nkilib.experimental.loss.linear.shared.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.plan import COPIES_OF_PROGRAM, BackwardPlan
+from nkilib.experimental.loss.linear.backward.geometry import COPIES_OF_PROGRAM
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import FEWEST_TRIPS, BlockPlan, Span, plan_blocks
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.plan import LEAST_ROOM, BackwardPlan
+from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step
 from nkilib.nki import nisa, nl
 

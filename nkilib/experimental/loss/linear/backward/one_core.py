@@ -21,10 +21,11 @@ from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.experimental.loss.linear.backward.class_blocks import plan_of_program, planned_blocks
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, planned_cover
+from nkilib.experimental.loss.linear.backward.geometry import POSITIONS_OF_PROGRAM, BackwardSizes
 from nkilib.experimental.loss.linear.backward.gradient_products import GradientProducts
 from nkilib.experimental.loss.linear.backward.logit_gradient import LogitGradient
 from nkilib.experimental.loss.linear.backward.parts import BackwardParts, BackwardProblem
-from nkilib.experimental.loss.linear.backward.plan import POSITIONS_OF_PROGRAM, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.position_parts import write_gradients_of_parts
 from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, Step, shares_of_cores

@@ -8,11 +8,12 @@ from typing import NamedTuple
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
+from nkilib.experimental.loss.linear.backward.geometry import weight_tiles
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.backward.gradient_tile import TileMaker
 from nkilib.experimental.loss.linear.backward.input_gradient import InputGradient, InputSum
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, weight_tiles
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
 from nkilib.experimental.loss.linear.backward.tile_needs import TURNS

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.plan import TILES_OF_SLICE, BackwardPlan
+from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward.plan import LEAST_ROOM, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 
 # Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.

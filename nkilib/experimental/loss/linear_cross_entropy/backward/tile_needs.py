@@ -11,7 +11,7 @@ from typing import Final
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.cross_entropy.options import Options
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear.backward.plan import BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.tile_needs import COLUMNS, INSTRUCTIONS, TileNeeds
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import has_rest

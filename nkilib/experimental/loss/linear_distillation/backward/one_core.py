@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.one_core import require_fitting_plan, write_gradients_of_positions
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
 from nkilib.experimental.loss.linear.backward.parts import BackwardProblem
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.launch import Gradients
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling

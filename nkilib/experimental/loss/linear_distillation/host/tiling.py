@@ -16,8 +16,8 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.backward.plan import BackwardSizes
 from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
 from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
 from nkilib.experimental.loss.linear.shared.launch import (

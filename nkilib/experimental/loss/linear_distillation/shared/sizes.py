@@ -10,9 +10,9 @@ from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.one_core import program_share
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.backward.plan import BackwardSizes
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionParts
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from nkilib.experimental.loss import linear_cross_entropy_backward
-from nkilib.experimental.loss.linear.backward import plan as backward_plan
+from nkilib.experimental.loss.linear.backward import geometry
 from nkilib.experimental.loss.linear.backward.class_blocks import plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
 
 POSITIONS, FEATURES = 200, 256
@@ -21,7 +22,7 @@ def test_the_block_behind_the_loop_may_be_a_tile_longer(
     monkeypatch: pytest.MonkeyPatch, classes: int, most: int, layout: str
 ) -> None:
     """Cores of unlike shares have a block each behind the loop, and dW is added to a sum, which cores cannot share."""
-    monkeypatch.setattr(backward_plan, "PROGRAM_INSTRUCTIONS", most)
+    monkeypatch.setattr(geometry, "PROGRAM_INSTRUCTIONS", most)
     shares = shares_of_cores(classes, 2)
     sizes = BackwardSizes(POSITIONS, FEATURES, classes, 4, layout == "vd", adds_to_weight=True)
     plan = plan_of_program(BackwardPlan.of(sizes, *TILING.values()), shares, POSITIONS)

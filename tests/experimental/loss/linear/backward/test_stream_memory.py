@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair, PairSizes
-from nkilib.experimental.loss.linear.backward.plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.stream_memory import StreamMemory
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
 from nkilib.nki import nisa, nki, nl

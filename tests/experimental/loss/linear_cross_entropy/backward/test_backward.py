@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.backward.class_blocks import planned_blocks
 from nkilib.experimental.loss.linear.backward.class_cover import planned_cover
-from nkilib.experimental.loss.linear.backward.plan import BackwardBuffers, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.host.reference import LinearGradients
 from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward
@@ -160,7 +161,7 @@ def test_a_loop_of_the_device_gives_the_same(monkeypatch: pytest.MonkeyPatch) ->
         problem = replace(problem, bias=np.linspace(-1.0, 1.0, 2100, dtype=np.float32))
         unrolled = launched(problem)
         with monkeypatch.context() as patch:
-            patch.setattr("nkilib.experimental.loss.linear.backward.plan.PROGRAM_INSTRUCTIONS", 300)
+            patch.setattr("nkilib.experimental.loss.linear.backward.geometry.PROGRAM_INSTRUCTIONS", 300)
             looped = launched(problem)
         looped.check()
         for name, array in unrolled.found.items():
@@ -175,7 +176,7 @@ def test_a_loop_over_all_classes_gives_the_same(classes: int, layout: str, monke
     problem = replace(problem, bias=np.linspace(-1.0, 1.0, classes, dtype=np.float32))
     unrolled = launched(problem)
     with monkeypatch.context() as patch:
-        patch.setattr("nkilib.experimental.loss.linear.backward.plan.PROGRAM_INSTRUCTIONS", 30)
+        patch.setattr("nkilib.experimental.loss.linear.backward.geometry.PROGRAM_INSTRUCTIONS", 30)
         looped = launched(problem, position_block=128, class_block=128)
     looped.check()
     for name, array in unrolled.found.items():
@@ -193,7 +194,7 @@ def test_a_loop_without_a_block_before_it_gives_the_same(adds: bool, monkeypatch
 
     unrolled = run()
     with monkeypatch.context() as patch:
-        patch.setattr("nkilib.experimental.loss.linear.backward.plan.PROGRAM_INSTRUCTIONS", 30)
+        patch.setattr("nkilib.experimental.loss.linear.backward.geometry.PROGRAM_INSTRUCTIONS", 30)
         looped = run()
     for name, array in unrolled.items():
         np.testing.assert_allclose(np.float32(looped[name]), np.float32(array), atol=1e-3)
@@ -360,12 +361,12 @@ def test_weights_that_stream_by_the_input(
 ) -> None:
     """In more slices than there are buffers for; unrolled, and in a loop, which begins with slices that are there."""
     backward = "nkilib.experimental.loss.linear.backward"
-    planned = f"{backward}.plan"
-    for module in (planned, f"{backward}.weight_slices"):
+    planned, sized = f"{backward}.plan", f"{backward}.geometry"
+    for module in (sized, f"{backward}.weight_slices"):
         monkeypatch.setattr(f"{module}.TILES_OF_SLICE", 1)
     monkeypatch.setattr(f"{planned}._FEATURES_OF_RESIDENT_WEIGHT", 0)
     monkeypatch.setattr(f"{planned}._SLICES_MOST", 4)
-    monkeypatch.setattr(f"{planned}.PROGRAM_INSTRUCTIONS", program)
+    monkeypatch.setattr(f"{sized}.PROGRAM_INSTRUCTIONS", program)
     plan = BackwardPlan.of(BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2), 1024, 256)
     assert plan.streams_weight
     problem = with_options(problem_of("normal", sizes, layout=layout), name)
@@ -392,8 +393,8 @@ def test_inputs_that_stream_beside_the_weight(
 ) -> None:
     """In more slices than there are buffers for, of batches of unlike size; and in every way through the classes."""
     backward = "nkilib.experimental.loss.linear.backward"
-    planned = f"{backward}.plan"
-    for module in (planned, f"{backward}.weight_slices"):
+    planned, sized = f"{backward}.plan", f"{backward}.geometry"
+    for module in (sized, f"{backward}.weight_slices"):
         monkeypatch.setattr(f"{module}.TILES_OF_SLICE", 1)
     monkeypatch.setattr(f"{planned}._FEATURES_OF_RESIDENT_WEIGHT", 0)
     monkeypatch.setattr(f"{planned}._SLICES_OF_BOTH_MOST", 4)
@@ -402,7 +403,7 @@ def test_inputs_that_stream_beside_the_weight(
     )
     plan = BackwardPlan.of(of_launch, *blocks)
     program = int(copies * plan.instructions(sizes.positions, blocks[1]))
-    monkeypatch.setattr(f"{planned}.PROGRAM_INSTRUCTIONS", program)
+    monkeypatch.setattr(f"{sized}.PROGRAM_INSTRUCTIONS", program)
     assert plan.streams_inputs and plan.batches_of_tiles * plan.tiles_of_batch >= plan.position_tiles
     shares = [share for share in shares_of_cores(sizes.classes, 2) if share.size > 0]
     cover = planned_cover(plan, shares, 0, sizes.positions)
