@@ -1,8 +1,8 @@
 """Log-probabilities of up to 64 target ids a position, and their gradients, without logits in HBM.
 
 The forward reads every tile of logits anyway, and GpSimd picks as many elements of it as a position has ids. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.id_tiles`). One id is what
-linear cross-entropy has.
+backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.backward.id_tiles`). One id
+is what linear cross-entropy has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """How a launch of the linear cross-entropy kernels is cut up: arithmetic only.
 
 Of the blocks that fit SBUF those are taken that are estimated to be fastest: of the forward in :mod:`.forward_tiling`,
-of gradients in :mod:`.backward_tiling`. ``nkilib.simulator.profile`` models times; tests hold the choice against it.
+of gradients in :mod:`nkilib.experimental.loss.linear.host.backward_tiling`. ``nkilib.simulator.profile`` models times;
+tests hold the choice against it.
 """
 
 from __future__ import annotations
