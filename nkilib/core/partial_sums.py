@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
 # Numbers that are added one after the other; sums of so many are added likewise, and so on.
 LEAF = 32
-PARTITIONS = 128
 
 
 def levels(parts: int) -> int:

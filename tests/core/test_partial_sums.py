@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.core.partial_sums import LEAF, PARTITIONS, PartialSums, levels
+from nkilib.core.partial_sums import LEAF, PartialSums, levels
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.nki import nisa, nki, nl
 
 

@@ -33,7 +33,8 @@ from nkilib.experimental.loss import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_distillation import linear_distillation_backward
 from nkilib.nki import nisa, nki, nl
 
@@ -229,11 +230,11 @@ def test_every_place_that_sums_products_is_launched() -> None:
     assert places == {
         "core/rows/recomputation.py",  # the shifted forward, distillation
         "experimental/loss/ctc/occupancies.py",
-        "experimental/loss/linear_cross_entropy/gradient_columns.py",  # single products from here on
-        "experimental/loss/linear/power_of_two.py",
-        "experimental/loss/linear/logits.py",  # and sums of the linear kernels
-        "experimental/loss/linear/products.py",
-        "experimental/loss/linear/weight_gradient.py",
+        "experimental/loss/linear_cross_entropy/backward/gradient_columns.py",  # single products from here on
+        "experimental/loss/linear/backward/power_of_two.py",
+        "experimental/loss/linear/shared/logits.py",  # and sums of the linear kernels
+        "experimental/loss/linear/backward/input_gradient.py",
+        "experimental/loss/linear/backward/weight_gradient.py",
     }
 
 

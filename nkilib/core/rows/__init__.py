@@ -3,6 +3,7 @@
 A row is worked on in a partition, ``batches`` of rows at a time, and in ``chunks`` of its columns, so that no kernel
 needs a whole row on chip. From the bottom up:
 
+- :mod:`.sizes`: what the hardware says of every tile and of every number;
 - :mod:`.checks`: what a kernel accepts, as assertions that ``python -O`` keeps;
 - :mod:`.tiles`: small tiles, a number a row, and arithmetic on them;
 - :mod:`.batches`: the rows of a core, in batches, and in groups of batches;

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
 # Tiles that the pieces take in turn.
 _TURNS = 2
-_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class PsumRing:
         """
         bank_bytes = nl.tile_size.psum_bank_fmax_bytes
         banks = (nl.tile_size.psum_num_banks - div_ceil(reserved_bytes, bank_bytes)) // _TURNS
-        size = min(banks * bank_bytes // _FLOAT32_BYTES, chunk_size)
+        size = min(banks * bank_bytes // FLOAT32_BYTES, chunk_size)
         tiles = [nl.ndarray((rows, size), dtype=nl.float32, buffer=nl.psum) for _ in range(_TURNS)]
         return cls(tiles, div_ceil(chunk_size, size))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from nkilib.core.partial_sums import PARTITIONS
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.nki import nl
 
 

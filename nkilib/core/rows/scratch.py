@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from nkilib.core.partial_sums import PARTITIONS
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.nki import nisa, nl
 
 # A piece and the one that is prepared while it is finished.

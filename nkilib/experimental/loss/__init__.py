@@ -30,7 +30,7 @@ from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
 from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,

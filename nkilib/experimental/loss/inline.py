@@ -28,8 +28,10 @@ from nkilib.experimental.loss.linear_cross_entropy.token_scores_kernels import (
     linear_token_scores_backward,
     linear_token_scores_forward,
 )
-from nkilib.experimental.loss.linear_distillation.backward_kernels import linear_distillation_backward
-from nkilib.experimental.loss.linear_distillation.kernels import linear_distillation_forward
+from nkilib.experimental.loss.linear_distillation.kernels import (
+    linear_distillation_backward,
+    linear_distillation_forward,
+)
 from nkilib.experimental.loss.linear_distillation.mixture_kernels import linear_distillation_mixture
 from nkilib.experimental.loss.margin_ranking import margin_ranking_loss_backward, margin_ranking_loss_forward
 from nkilib.experimental.loss.mse import mse_loss_backward, mse_loss_forward, mse_loss_forward_backward

@@ -7,6 +7,7 @@ not turned: :mod:`.short_columns` takes them.
 
 from __future__ import annotations
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.experimental.softmax.column_forward import MOST_STAGES, ForwardArithmetic, combining_stages
 from nkilib.experimental.softmax.column_layouts import results_of, source_of
 from nkilib.experimental.softmax.column_loop import ColumnLoop
@@ -18,7 +19,6 @@ from nkilib.experimental.softmax.short_columns import forward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
-_FLOAT32_BYTES = 4
 # Scalar's part of the copies out of PSUM for log-softmax: what it has time for beside its exponentials.
 _SCALAR_SHARES = {Layout.TURNED: 0.65, Layout.TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
 
@@ -72,7 +72,7 @@ def forward_loop(
     plan = plan_columns(tensors, chunk_size, cores, core)
     whole_windows = tensors.keeps_windows or plan.has_parts
     kept = 2 * len(plan.segments) + MOST_STAGES + 1
-    if whole_windows or kept * plan.longest * _FLOAT32_BYTES > KEPT_BYTES:
+    if whole_windows or kept * plan.longest * FLOAT32_BYTES > KEPT_BYTES:
         kept = 0
     phases: tuple[Phase, ...] = (Phase.BEGIN,)
     if kind is Kind.LOG_SOFTMAX:

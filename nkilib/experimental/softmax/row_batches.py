@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.softmax.row_plan import PARTITIONS, Piece, RowPlan
+from nkilib.experimental.softmax.row_plan import Piece, RowPlan
 from nkilib.nki import nisa, nl
 
 _LEAST_BATCHES = 3

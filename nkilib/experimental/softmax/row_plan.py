@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
 # What the tiles of a partition may take together: SBUF of trn1 has 180,224 bytes, later ones have more; the rest is for
 # small tiles. The same on every generation, so that bits do not depend on it.
 SBUF_BYTES = 168_000
-PARTITIONS = 128
 # Bytes of a partition that an instruction takes, and that a transfer moves, unless the caller says otherwise.
 PIECE_BYTES, SHORT_PIECE_BYTES = 8192, 4096
 # Rows of up to so many elements are short: fixed costs of instructions for each of them matter.

@@ -13,13 +13,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
 from nkilib.experimental.softmax.row_plan import (
     MOST_PIECES,
-    PARTITIONS,
     SHORT_ROW,
     Piece,
     RowPlan,
@@ -46,7 +46,6 @@ _PIECES_OF_LOGS = 8
 _KEPT_PIECE_BYTES = 6144
 # Tiles of halves of a piece, for maxima.
 _HALVES = 3
-_FLOAT32_BYTES = 4
 # Share of the products of softmax that Scalar takes from Vector.
 _SCALAR_SHARE = 0.35
 # Share of those of second exponentials that GpSimd takes from Vector, of those of short rows, and of tiny ones.
@@ -73,14 +72,14 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
     """How the forward cuts up rows."""
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
-    again = 2 if kind is Kind.LOG_SOFTMAX else 2 * _FLOAT32_BYTES  # exponentials
+    again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
     streams = Streams(of_x, scratch + again, max(of_x, of_y))
     has_many_logs = kind is Kind.LOG_SOFTMAX and row_size <= SHORT_ROW
     most_pieces = _PIECES_OF_LOGS if has_many_logs else MOST_PIECES
     function = f"{kind.value}_forward"
     plan = row_plan(function, row_size, streams, chunk_size, most_pieces)
     if forward_keeps_float32(plan, kind) and x_dtype != nl.float32:
-        kept = Streams(of_x + _FLOAT32_BYTES, scratch + _FLOAT32_BYTES, _FLOAT32_BYTES)
+        kept = Streams(of_x + FLOAT32_BYTES, scratch + FLOAT32_BYTES, FLOAT32_BYTES)
         if kind is Kind.SOFTMAX and plan.is_short and not plan.is_tiny:
             return row_plan(function, row_size, kept, chunk_size, 1, _KEPT_PIECE_BYTES)
         return row_plan(function, row_size, kept, chunk_size, most_pieces)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.layout import Matrices
 from nkilib.experimental.softmax.row_batches import RowBatch, batches_of_core
@@ -19,7 +20,6 @@ from nkilib.experimental.softmax.schedule import LOADS_AGAIN_AHEAD, run
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
-_FLOAT32_BYTES = 4
 # Tiles of a piece's results, where these have a type of their own.
 _RESULTS = 3
 # Tiles of a piece's products or exponentials.
@@ -52,12 +52,12 @@ def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTi
 def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
     """What the backward keeps of rows of dy, y and dx of these types."""
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
-    scratch = _JUNK_BYTES + _PRODUCTS * _FLOAT32_BYTES
+    scratch = _JUNK_BYTES + _PRODUCTS * FLOAT32_BYTES
     scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
     if kind is Kind.SOFTMAX:  # whose products are float32: of larger pieces fewer batches would fit
-        return Streams(of_grad + of_output, scratch, _FLOAT32_BYTES)
+        return Streams(of_grad + of_output, scratch, FLOAT32_BYTES)
     widest = max(of_grad, of_output, of_grad_x)
-    scratch += _PRODUCTS * _FLOAT32_BYTES // 2  # halves of short rows
+    scratch += _PRODUCTS * FLOAT32_BYTES // 2  # halves of short rows
     return Streams(of_grad, scratch + _OUTPUTS * of_output, widest)
 
 
@@ -69,7 +69,7 @@ def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
 def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
     """How the backward cuts up rows."""
     streams = backward_streams(kind, dtypes)
-    is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * _FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
+    is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
     piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
     return row_plan(f"{kind.value}_backward", row_size, streams, chunk_size, piece_bytes=piece_bytes)
 

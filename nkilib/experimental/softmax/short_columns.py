@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.column_plan import Sizes
 from nkilib.experimental.softmax.kind import Kind
@@ -31,7 +32,6 @@ from nkilib.experimental.softmax.short_steps import (
 )
 from nkilib.nki import nisa, nl
 
-_FLOAT32_BYTES = 4
 # Tiles of what pieces have on chip: as many as there are steps between the first and the last use, and one.
 _HALVES, _MAXIMA, _DISTANCES, _EXPONENTIALS, _SUMS = 2, 2, 5, 2, 3
 
@@ -76,7 +76,7 @@ def forward_short_plan(
         shape,
         (x_dtype, y_dtype),
         window_bytes=of_x + (0 if x_dtype == y_dtype else of_y),
-        piece_bytes=float32_tiles * _FLOAT32_BYTES + _HALVES * of_x // 2,
+        piece_bytes=float32_tiles * FLOAT32_BYTES + _HALVES * of_x // 2,
         chunk_size=chunk_size,
         cores=cores,
         core=core,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.experimental.softmax.column_plan import Sizes
 from nkilib.experimental.softmax.kind import BackwardTypes, Kind
 from nkilib.experimental.softmax.row_tiles import Ring
@@ -27,7 +28,6 @@ from nkilib.experimental.softmax.short_steps import (
 )
 from nkilib.nki import nisa, nl
 
-_FLOAT32_BYTES = 4
 # Tiles of what pieces have on chip: as many as there are steps between the first and the last use, and one.
 _SUMS, _TERMS, _PRODUCTS = 4, 3, 3
 
@@ -68,7 +68,7 @@ def backward_short_plan(
         shape,
         dtypes,
         window_bytes=dtype_bytes(dtypes.grad) + dtype_bytes(dtypes.output) + of_result,
-        piece_bytes=(_SUMS // 2 + _TERMS + (0 if is_log else _PRODUCTS)) * _FLOAT32_BYTES,
+        piece_bytes=(_SUMS // 2 + _TERMS + (0 if is_log else _PRODUCTS)) * FLOAT32_BYTES,
         chunk_size=chunk_size,
         cores=cores,
         core=core,

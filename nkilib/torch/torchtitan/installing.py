@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_distillation.checks import most_hidden_bytes
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss

@@ -8,7 +8,7 @@ from typing import Final, TypeAlias
 import torch
 from torch import Tensor
 
-from nkilib.experimental.loss.linear.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN, LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
 from nkilib.torch.dispatch.autocast import autocast_dtype
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.trl.contract import KNOWN_OUTPUTS

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from nkilib.core.partial_sums import PARTITIONS, levels
+from nkilib.core.partial_sums import levels
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.skeletons.elementwise import run
 from nkilib.experimental.loss.skeletons.elementwise.host import truth

@@ -17,13 +17,15 @@ import numpy as np
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, shrunk
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes, weight_tiles
-from nkilib.experimental.loss.linear.blocks import Span, balanced_spans, cut, shares_of_cores
-from nkilib.experimental.loss.linear.class_blocks import ClassBlocks, plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.class_cover import ClassCover, planned_cover
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.backward.class_blocks import ClassBlocks, plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, planned_cover
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes, weight_tiles
+from nkilib.experimental.loss.linear.backward.parts import BackwardParts
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans, cut, shares_of_cores
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_backward, validation
+from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     LinearProblem,
@@ -31,7 +33,6 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of, upstream_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Row, Size
 from tests.experimental.plans.linear_sizes import (

@@ -11,25 +11,25 @@ from unittest import mock
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.class_schedule import ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.class_stream import BUFFERS
-from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
-from nkilib.experimental.loss.linear.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionPlan, position_parts
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
+from nkilib.experimental.loss.linear.backward.parts import BackwardParts
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
+from nkilib.experimental.loss.linear.forward.streams import BUFFERS
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionPlan, position_parts
 from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_backward,
     linear_distillation_forward,
     linear_distillation_mixture,
 )
-from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
-from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
 from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
-from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
+from nkilib.experimental.loss.linear_distillation.host.needs import gradient_needs
+from nkilib.experimental.loss.linear_distillation.host.tiling import backward_tiling, forward_tiling
 from tests.experimental.loss.linear_distillation.pair_checks import (
     Launch,
     check_backward,

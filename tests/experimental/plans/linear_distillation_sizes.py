@@ -9,7 +9,7 @@ from typing import Any
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes, StreamSizes
-from nkilib.experimental.loss.linear_distillation.host.pair_needs import ModelNeeds, PairNeeds
+from nkilib.experimental.loss.linear_distillation.host.needs import ModelNeeds, PairNeeds
 from nkilib.experimental.loss.linear_distillation.host.reference import PairProblem
 from tests.experimental.loss.linear_distillation.host.pairs import Sizes, pair_of
 from tests.experimental.loss.linear_distillation.pair_checks import in_layouts

@@ -8,16 +8,16 @@ from unittest import mock
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.blocks import shares_of_cores
-from nkilib.experimental.loss.linear.class_schedule import ClassDivision, ClassSchedule, divide_classes
-from nkilib.experimental.loss.linear.class_stream import BUFFERS
-from nkilib.experimental.loss.linear.sizes import WINDOW, LinearTiling, PositionPlan
+from nkilib.experimental.loss.linear.forward.class_schedule import ClassDivision, ClassSchedule, divide_classes
+from nkilib.experimental.loss.linear.forward.streams import BUFFERS
+from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, choose_linear_tiling
-from nkilib.experimental.loss.linear_cross_entropy.options import rounds_products
-from tests.experimental.loss.linear_cross_entropy.forward_checks import Launch, check
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.shared.options import rounds_products
+from tests.experimental.loss.linear_cross_entropy.forward.forward_checks import Launch, check
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS
 from tests.experimental.plans.coverage import Branches, Size
 from tests.experimental.plans.linear_sizes import (

@@ -12,9 +12,11 @@ import numpy as np
 from nkilib.core.plan_limits import PlanLimits, limits_in_force
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear.backward_parts import BackwardParts
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.parts import BackwardParts
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
+from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
@@ -27,7 +29,6 @@ from nkilib.experimental.loss.linear_cross_entropy.one_launch import (
     FEWEST_IN_LOOP,
     FORWARD_SHARE,
 )
-from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import OPTIONS, arguments_of
 from tests.experimental.plans.coverage import Branches, PlanFamily, Size
 from tests.experimental.plans.linear_backward import (

@@ -14,14 +14,15 @@ import numpy as np
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.sizes import IDS_OF_SEARCH, position_parts, searched_ids
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH, position_parts, searched_ids
 from nkilib.experimental.loss.linear_cross_entropy import linear_token_scores_backward, linear_token_scores_forward
+from nkilib.experimental.loss.linear_cross_entropy.backward.id_gradient import sorted_at_a_time
+from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD, choose_linear_tiling
 from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import scores_forward_reference
-from nkilib.experimental.loss.linear_cross_entropy.id_gradient import sorted_at_a_time
-from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import Sizes, in_layout, normal_problem
 from tests.experimental.loss.linear_cross_entropy.score_checks import (
     Launch,

@@ -16,8 +16,9 @@ import numpy as np
 
 from nkilib.core.plan_limits import PlanLimits, limits_in_force, usable_sbuf_bytes
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.sizes import (
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.shared.sizes import (
     STAGED_ELEMENTS,
     CastBytes,
     LinearTiling,

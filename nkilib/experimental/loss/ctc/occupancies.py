@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.ctc.plan import PARTITIONS, Group
+from nkilib.experimental.loss.ctc.plan import Group
 from nkilib.experimental.loss.ctc.sequences import Sequences
 from nkilib.nki import nisa, nl
 
@@ -18,7 +19,6 @@ from nkilib.nki import nisa, nl
 BANK_COLUMNS = 512
 # One-hot classes that take no more are made once.
 _KEPT_BYTES = 64 * 1024
-_FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Classes:
 def kept_bytes(group: Group) -> int:
     """Of a partition, that the kept one-hot classes take; 0 where they are not kept."""
     plan = group.plan
-    taken = len(runs(plan.pairs)) * group.partitions * plan.classes * _FLOAT32_BYTES
+    taken = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
     return taken if taken <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
 
 

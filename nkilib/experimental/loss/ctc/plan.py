@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
-PARTITIONS = 128
 # Two pairs more than labels: one for the last blank, and one for the label behind it, from which the betas start.
 _FURTHER_PAIRS = 2
 # Blocks, and the partitions from one to the next: instructions start at multiples of 32.

@@ -8,9 +8,10 @@ from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
 from nkilib.experimental.loss.ctc.occupancies import kept_bytes, kept_turns, runs
-from nkilib.experimental.loss.ctc.plan import PARTITIONS, BatchShape, Plan, steps_that_fit
+from nkilib.experimental.loss.ctc.plan import BatchShape, Plan, steps_that_fit
 from nkilib.nki import nl
 
 # Sums of the logarithm of 0 stay finite.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.indexed.positions import Shape, number_of_batches
 from nkilib.experimental.loss.skeletons.elementwise.tiles import FlatTile, flat_tiles

@@ -6,7 +6,7 @@ A kernel of two models has the arguments of each under a prefix, such as ``stude
 from __future__ import annotations
 
 from nkilib.core.rows.checks import require, require_flag
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,
@@ -15,7 +15,7 @@ from nkilib.experimental.loss.linear.launch import (
     LinearOperands,
     WantedGradients,
 )
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.nki import nl
 
 _TYPES = (nl.bfloat16, nl.float32, nl.float16)

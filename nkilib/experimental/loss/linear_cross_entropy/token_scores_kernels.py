@@ -1,8 +1,8 @@
 """Log-probabilities of up to 64 target ids a position, and their gradients, without logits in HBM.
 
 The forward reads every tile of logits anyway, and GpSimd picks as many elements of it as a position has ids. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.id_tiles`). One id is what
-linear cross-entropy has.
+backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.backward.id_tiles`). One id
+is what linear cross-entropy has.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import replace
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
-from nkilib.experimental.loss.linear.gradients import Gradients
-from nkilib.experimental.loss.linear.launch import WantedGradients
+from nkilib.experimental.loss.linear.shared.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
-from nkilib.experimental.loss.linear_cross_entropy.backward import backward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.forward import forward_of_core
-from nkilib.experimental.loss.linear_cross_entropy.gradient_columns import has_rest
+from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import has_rest
+from nkilib.experimental.loss.linear_cross_entropy.backward.one_core import backward_of_core
+from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults
+from nkilib.experimental.loss.linear_cross_entropy.forward.one_core import forward_of_core
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD
-from nkilib.experimental.loss.linear_cross_entropy.id_logits import ScoreResults
-from nkilib.experimental.loss.linear_cross_entropy.id_positions import one_or_several
-from nkilib.experimental.loss.linear_cross_entropy.id_validation import validate_score_upstream, validated_ids
-from nkilib.experimental.loss.linear_cross_entropy.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch, has_options
+from nkilib.experimental.loss.linear_cross_entropy.shared.positions import one_or_several
 from nkilib.experimental.loss.linear_cross_entropy.validation import (
+    validate_score_upstream,
+    validated_ids,
     validated_linear_options,
     validated_tiling,
 )

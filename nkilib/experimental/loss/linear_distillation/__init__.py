@@ -7,12 +7,39 @@ The kernels, to be launched on their own::
     sums = linear_distillation_mixture[2](xs, ws, xt, wt, *statistics_of_all_shards, ...)
 
 :mod:`nkilib.experimental.loss.inline` has the functions, to be called from NKI code.
+
+What a launch goes through, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
+
+1. ``kernels``, or ``mixture_kernels`` for the mixture sums of a vocabulary shard: the signatures. They put the
+   arguments into a ``PairLaunch`` of two models (``shared.options``).
+2. ``validation`` refuses what is not accepted, before anything is written.
+3. The tiling: ``shared.sizes`` says of the launch what ``host.tiling`` needs, which chooses: ``host.forward_tiling``
+   for a first visit, ``host.kept_tiling`` and ``host.mixture_blocks``, or ``host.mixture_tiling``, for a second one.
+   What options take is in ``host.needs``.
+4. First visit, ``forward.one_core``, for each block of positions:
+
+   a. X^T of both models, labels and weights are loaded (``linear.forward.streams``, ``forward.pair_positions``);
+   b. blocks of classes pass by: tiles of scores of each model (``forward.model_tiles``), and what a pair of them gives
+      (``forward.pair_tiles``);
+   c. it goes into ``forward.pair_statistics``: windows of blocks are combined, then those of both cores;
+   d. ``forward.pair_results`` are stored: KL(teacher || student) or KL(student || teacher), entropy, log-probability.
+
+5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` is what the first one
+   hands over. ``mixture_kernels`` takes one of two ways: scores that were kept in HBM, beside the first visit of the
+   next block of positions (``mixture.visit``), or both products again (``mixture.products``). Either way
+   ``mixture.rows`` has what is known of each position, ``mixture.sums`` the sums of each block of classes,
+   ``mixture.results`` what they say.
+6. Backward, ``backward.one_core``, which hands the loss to ``linear.backward.one_core``, where the loop is:
+   ``backward.gradient_columns`` has what the gradient takes of each position, ``backward.gradient_tiles`` makes a tile
+   of the gradient of the student's logits from the scores of both models.
+
+Around the kernels, in numpy and arithmetic, is ``host``: tilings, guarantees, work, memory, reference.
 """
 
 from __future__ import annotations
 
 from nkilib.core.host.launchable import launchable
-from nkilib.experimental.loss.linear_distillation import backward_kernels, kernels, mixture_kernels
+from nkilib.experimental.loss.linear_distillation import kernels, mixture_kernels
 from nkilib.experimental.loss.linear_distillation.host.guarantees import (
     LINEAR_DISTILLATION_BACKWARD,
     LINEAR_DISTILLATION_FORWARD,
@@ -26,7 +53,7 @@ linear_distillation_forward = launchable(
     kernels.linear_distillation_forward, LINEAR_DISTILLATION_FORWARD, pair_forward_work
 )
 linear_distillation_backward = launchable(
-    backward_kernels.linear_distillation_backward, LINEAR_DISTILLATION_BACKWARD, pair_backward_work
+    kernels.linear_distillation_backward, LINEAR_DISTILLATION_BACKWARD, pair_backward_work
 )
 linear_distillation_mixture = launchable(
     mixture_kernels.linear_distillation_mixture, LINEAR_DISTILLATION_MIXTURE, mixture_work

@@ -1,13 +1,20 @@
-"""What the kernels accept. Everything else is refused here, before anything is written."""
+"""What the kernels accept. Everything else is refused here, before anything is written.
+
+The backward takes results of the forward and upstream gradients too; the second visit of a mixture, which computes the
+scores again, takes log-sum-exps.
+"""
 
 from __future__ import annotations
 
+from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import require, require_flag, require_indirect_dma, require_vector
 from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN, Classes
 from nkilib.experimental.loss.cross_entropy.validation import validated_classes
 from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
-from nkilib.experimental.loss.linear.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
+from nkilib.experimental.loss.linear.shared.launch import LOGIT_SCALE_MAX, LOGIT_SCALE_MIN
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear.validation import (
     validate_bias,
     validate_num_classes,
@@ -16,14 +23,24 @@ from nkilib.experimental.loss.linear.validation import (
 )
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import PairForwardSizes
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
-from nkilib.experimental.loss.linear_distillation.host.tiling import forward_tiling
-from nkilib.experimental.loss.linear_distillation.options import ModelOperands, PairLaunch, PairOptions
-from nkilib.experimental.loss.linear_distillation.pair_sizes import require_room
+from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import (
+    MixtureSizes,
+)
+from nkilib.experimental.loss.linear_distillation.host.tiling import backward_tiling, forward_tiling
+from nkilib.experimental.loss.linear_distillation.mixture.rows import PairVectors
+from nkilib.experimental.loss.linear_distillation.shared.options import (
+    ModelOperands,
+    PairLaunch,
+    PairOptions,
+    PairUpstream,
+)
+from nkilib.experimental.loss.linear_distillation.shared.sizes import require_room
 from nkilib.nki import nisa, nl
 
 _INT32 = 2**31
 # Masked classes have a finite score in the unit of the other model too.
 _UNITS_APART_MOST = 1e12
+_CHOOSER = "choose_linear_distillation_tiling"
 
 
 def validated_pair_classes(
@@ -180,3 +197,80 @@ def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
 def _is_number(value: float) -> bool:
     """Values of other types come from the caller too."""
     return isinstance(value, float | int) and not isinstance(value, bool)
+
+
+def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
+    """Refuse results of the forward and upstream gradients that are not a number for each position.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    for name, vector_hbm in (
+        ("moment_hbm", upstream.moment_hbm),
+        ("student_maximum_hbm", upstream.student.maximum_hbm),
+        ("student_log_sum_hbm", upstream.student.log_sum_hbm),
+        ("teacher_maximum_hbm", upstream.teacher.maximum_hbm),
+        ("teacher_log_sum_hbm", upstream.teacher.log_sum_hbm),
+        ("grad_divergence_hbm", upstream.grad_divergence_hbm),
+        ("grad_logprob_hbm", upstream.grad_logprob_hbm),
+    ):
+        if vector_hbm is not None:
+            require_vector(launch.function, name, vector_hbm, launch.num_positions, "the positions")
+    require(
+        upstream.grad_logprob_hbm is None or launch.labels_hbm is not None,
+        f"{launch.function}: grad_logprob_hbm must be None without labels_hbm, got a tensor; pass the labels",
+    )
+
+
+def validated_backward_tiling(
+    launch: PairLaunch, sizes: BackwardSizes, position_block: int | None, class_block: int | None
+) -> LinearTiling:
+    """The tiling that is asked for; None in it stands for what is chosen.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
+    try:
+        chosen = backward_tiling(sizes, nl.num_programs(), target)
+    except ValueError:
+        student, teacher = launch.models
+        require(
+            position_block is not None and class_block is not None,
+            f"{launch.function}: student_input_hbm and teacher_input_hbm must have so few features that tiles of both "
+            f"models fit SBUF, got {student.num_features} in {student.dtype} and {teacher.num_features} in "
+            f"{teacher.dtype}; pass compute_dtype=nl.bfloat16",
+        )
+        # Blocks that are asked for are refused where they do not fit, with what they take.
+        chosen = LinearTiling(nl.tile_size.pmax, nl.tile_size.pmax)
+    return validated_blocks(launch.function, chosen, position_block, class_block, "choose_linear_distillation_tiling")
+
+
+def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
+    """Refuse a beta without a mixture, and log-sum-exps that are not those of the positions.
+
+    Raises:
+        AssertionError: with function, requirement, value and remedy.
+    """
+    function = launch.function
+    require(
+        launch.is_mixed,
+        f"{function}: beta must be between 0 and 1, and neither of them, got {launch.options.beta}; "
+        f"linear_distillation_forward has the divergence of a shard for 0 and 1",
+    )
+    for name, vector_hbm in vectors.named().items():
+        require_vector(function, name, vector_hbm, launch.num_positions, "the positions")
+
+
+def validated_mixture_tiling(
+    launch: PairLaunch, sizes: MixtureSizes, position_block: int | None, class_block: int | None
+) -> LinearTiling:
+    """The tiling that is asked for; None in it stands for what is chosen.
+
+    Raises:
+        AssertionError: it is none, or its tiles do not fit SBUF; with function, requirement, value and remedy.
+    """
+    chosen, most = fastest_tiling(sizes, usable_sbuf_bytes()), nl.tile_size.psum_bank_fmax
+    tiling = validated_blocks(launch.function, chosen, position_block, class_block, _CHOOSER, most)
+    require_room(launch, tiling, sizes.bytes_of, _CHOOSER)
+    return tiling

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
+from nkilib.experimental.loss.linear.shared.launch import CLASSES_FIRST
 from nkilib.jax.functions.cross_entropy.targets import Array
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_FIRST,

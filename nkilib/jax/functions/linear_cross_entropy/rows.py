@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nkilib.experimental.loss.linear.launch import CLASSES_FIRST
+from nkilib.experimental.loss.linear.shared.launch import CLASSES_FIRST
 from nkilib.jax.dispatch.layout import as_rows
 from nkilib.jax.dispatch.mesh_axes import differing_alike
 from nkilib.jax.functions.cross_entropy.targets import Array, class_indices

@@ -11,7 +11,7 @@ import jax
 from nkilib.base.lnc import launch_cores, library_grid
 from nkilib.experimental.loss.cross_entropy.options import Wanted
 from nkilib.experimental.loss.linear_cross_entropy.host.score_names import OUTPUTS, checked_outputs
-from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
+from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX
 from nkilib.jax.dispatch.launch import simulator_options
 from nkilib.jax.functions.cross_entropy.checks import check_range, checked_options
 from nkilib.jax.functions.cross_entropy.targets import IGNORED, Array

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nkilib.core.host.reductions import check_reduction
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.linear.launch import POSITIONS_MAX, check_logit_scale
+from nkilib.experimental.loss.linear.shared.launch import POSITIONS_MAX, check_logit_scale
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.checks import (

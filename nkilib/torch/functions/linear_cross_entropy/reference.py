@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.experimental.loss.linear.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
+from nkilib.experimental.loss.linear.shared.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nkilib.experimental.loss.cross_entropy.options import OPTION_MAX, SOFTCAP_MIN
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_MAX,
     FEATURES_MAX,
     FEATURES_MIN,

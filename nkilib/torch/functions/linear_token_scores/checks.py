@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
+from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.reference import reason_for_reference

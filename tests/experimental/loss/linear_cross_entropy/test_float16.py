@@ -13,6 +13,7 @@ from nkilib.experimental.loss.cross_entropy.host.bounds import error_over_bound
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import linear_forward_reference
 from nkilib.experimental.loss.profiling import profile_linear_launch
+from tests.experimental.loss.linear_cross_entropy.backward.test_backward import BLOCKS, Launched, launched, lse_of
 from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     BF16,
     FP16,
@@ -21,7 +22,6 @@ from tests.experimental.loss.linear_cross_entropy.linear_inputs import (
     problem_of,
     upstream_of,
 )
-from tests.experimental.loss.linear_cross_entropy.test_backward import BLOCKS, Launched, launched, lse_of
 
 SIZES = Sizes(140, 48, 260, FP16)
 END = 65520.0  # from here on float16 is infinite

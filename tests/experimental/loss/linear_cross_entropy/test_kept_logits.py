@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.linear.blocks import Step, plan_blocks, shares_of_cores
-from nkilib.experimental.loss.linear.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.shared.blocks import Step, plan_blocks, shares_of_cores
+from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.nki import nisa, nki, nl
 
 TILE = 128

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
-from nkilib.experimental.loss.linear.backward_plan import BackwardBuffers, BackwardPlan, BackwardSizes
+from nkilib.experimental.loss.linear.backward.geometry import BackwardBuffers, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear_cross_entropy import linear_cross_entropy_forward_backward
 from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_forward_bounds, linear_gradient_bounds
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import (

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import choose_linear_tiling
-from nkilib.experimental.loss.linear.backward_plan import BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.blocks import shares_of_cores
-from nkilib.experimental.loss.linear.class_blocks import plan_of_program, planned_blocks
-from nkilib.experimental.loss.linear.class_cover import planned_cover
+from nkilib.experimental.loss.linear.backward.class_blocks import plan_of_program, planned_blocks
+from nkilib.experimental.loss.linear.backward.class_cover import planned_cover
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.shared.blocks import shares_of_cores
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.simulator import spec
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.softmax import SoftmaxTiling, choose_softmax_tiling
 from nkilib.experimental.softmax.kind import Kind
-from nkilib.experimental.softmax.row_plan import PARTITIONS, SBUF_BYTES, Streams, largest_row, row_plan
+from nkilib.experimental.softmax.row_plan import SBUF_BYTES, Streams, largest_row, row_plan
 from tests.experimental.softmax.row_checks import DTYPES, KERNELS
 
 

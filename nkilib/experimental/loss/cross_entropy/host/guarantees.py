@@ -5,20 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from nkilib.base.guarantee import Guarantee
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-
-_PARTITIONS = 128
-_FLOAT32_BYTES = 4
 
 
 def forward_workspace_bytes(
-    logits_hbm: Any, positions_per_batch: int = _PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
+    logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
 ) -> int:
     """The targets' logits, which the form without the exact maximum keeps for rows that are computed anew."""
     if exact_maximum:
         return 0
     batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
-    return _FLOAT32_BYTES * _PARTITIONS * batches
+    return FLOAT32_BYTES * PARTITIONS * batches
 
 
 _FORWARD_NOTES = (

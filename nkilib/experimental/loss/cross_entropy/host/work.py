@@ -17,10 +17,10 @@ from typing import Any
 from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.recomputation import most_trips
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.nki import nl
 
 _INDEX_BYTES = 4  # a target is int32
-_FLOAT32_BYTES = 4
 
 
 def forward_work(
@@ -75,7 +75,7 @@ def extended_forward_work(
 
     positions, vocab_size = logits_hbm.shape
     elements = positions * vocab_size
-    results = 4 * _FLOAT32_BYTES * positions  # loss, log-sum-exp, target's logit and weight
+    results = 4 * FLOAT32_BYTES * positions  # loss, log-sum-exp, target's logit and weight
     return Work(
         hbm_bytes=_bytes(logits_hbm) + _bytes(targets_hbm) + _bytes(class_weight_hbm) + results,
         exponentials=elements if logit_softcap is None else 2 * elements,
@@ -101,7 +101,7 @@ def extended_backward_work(
     positions, vocab_size = logits_hbm.shape
     elements = positions * vocab_size
     gradient = as_dtype(logits_hbm.dtype) if inplace else as_dtype(dtype)
-    vectors = 2 * _FLOAT32_BYTES * positions  # log-sum-exp and gradient of the loss
+    vectors = 2 * FLOAT32_BYTES * positions  # log-sum-exp and gradient of the loss
     for given in (targets_hbm, class_weight_hbm, grad_lse_hbm, grad_logprob_hbm):
         vectors += _bytes(given)
     return Work(

@@ -19,12 +19,12 @@ import numpy as np
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.ctc.host.reference import CtcLosses, Float64Array, Integers, reduction_factors
 
 _STEP_UNITS = 2.0
 _UNLIKELY = 20.0
 _LOGARITHMS = 3
-_PARTITIONS = 128
 
 
 def _errors(found: CtcLosses, input_lengths: Integers) -> Float64Array:
@@ -42,7 +42,7 @@ def ctc_loss_bound(
     if reduction == "none":
         return errors + rounding(losses, dtype)
     factors = reduction_factors(target_lengths, reduction)
-    additions = LEAF * (levels(len(losses)) + levels(_PARTITIONS)) + 4
+    additions = LEAF * (levels(len(losses)) + levels(PARTITIONS)) + 4
     return np.array([(errors * factors).sum() + additions * 0.5 * UNIT * (losses * factors).sum() + SMALLEST_NORMAL])
 
 

@@ -9,8 +9,7 @@ from math import prod
 from typing import Any
 
 from nkilib.base.work import Work
-
-_FLOAT32_BYTES = 4
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 
 
 def ctc_loss_forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
@@ -30,5 +29,5 @@ def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
     dtype = as_dtype(log_probs_hbm.dtype)
     steps, sequences, _ = log_probs_hbm.shape
     states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
-    alphas = steps * sequences * states * _FLOAT32_BYTES
+    alphas = steps * sequences * states * FLOAT32_BYTES
     return Work(passes * prod(log_probs_hbm.shape) * dtype.itemsize + alphas, dtype=dtype)

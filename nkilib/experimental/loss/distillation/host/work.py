@@ -15,16 +15,16 @@ from typing import Any
 from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.core.rows.slots import ROWS_OF_TILE
 from nkilib.nki import nl
 
-_FLOAT32_BYTES = 4
 _RESULTS = 6
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
     """The work of ``distillation_forward``, whose parameters it takes, if each logit is read once."""
-    vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
+    vectors = (_RESULTS + (labels_hbm is not None)) * FLOAT32_BYTES * student_hbm.shape[0]
     nbytes = _bytes(student_hbm) + _bytes(teacher_hbm) + vectors
     return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
 
@@ -32,7 +32,7 @@ def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, bet
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
     """The work of ``distillation_backward``, whose parameters it takes."""
     functions = 1 if beta == 1.0 else 2
-    vectors = (_RESULTS + (labels_hbm is not None)) * _FLOAT32_BYTES * student_hbm.shape[0]
+    vectors = (_RESULTS + (labels_hbm is not None)) * FLOAT32_BYTES * student_hbm.shape[0]
     return _work(student_hbm, 2 * _bytes(student_hbm) + _bytes(teacher_hbm) + vectors, functions)
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.backward_plan import LEAST_ROOM, BackwardPlan, BackwardSizes
-from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling
+from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM, BackwardSizes
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 
 # Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128
@@ -71,12 +73,12 @@ class BackwardLaunch:
     @property
     def position_tiles(self) -> int:
         """Tiles of positions."""
-        return div_ceil(self.sizes.num_positions, TILE)
+        return div_ceil(self.sizes.num_positions, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
         """Tiles of classes of the core that has most."""
-        return div_ceil(div_ceil(self.sizes.vocab_size, TILE), self.cores)
+        return div_ceil(div_ceil(self.sizes.vocab_size, PARTITIONS), self.cores)
 
     def plan(self, tiling: LinearTiling) -> BackwardPlan:
         """With as many buffers as fit."""
@@ -84,7 +86,7 @@ class BackwardLaunch:
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
         """About by what share of its time Tensor is delayed."""
-        class_blocks = div_ceil(self.class_tiles, tiling.class_block // TILE)
+        class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         each = div_ceil(self.class_tiles, class_blocks)
         buffers = plan.buffers
         position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
@@ -135,10 +137,10 @@ class BackwardLaunch:
     @property
     def _tensor_us(self) -> float:
         """Of the products: logits of all operand pairs, dX and dW."""
-        depth = div_ceil(self.sizes.num_features, TILE)
-        columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * TILE
+        depth = div_ceil(self.sizes.num_features, PARTITIONS)
+        columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * PARTITIONS
         further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
-        columns_of_further = further * self.position_tiles * self.class_tiles * TILE
+        columns_of_further = further * self.position_tiles * self.class_tiles * PARTITIONS
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _delay_of_halves(self, plan: BackwardPlan, each: int) -> float:
@@ -146,7 +148,7 @@ class BackwardLaunch:
 
         For the logits a slice of X^T is loaded for each tile of classes, and one of W^T for each batch of positions.
         """
-        sizes, positions, classes = self.sizes, plan.position_tiles * TILE, each * TILE
+        sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, each * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
         of_sums = _ADDED_BYTES * (plan.position_blocks - 1 + sizes.adds_to_weight) + sizes.loaded_itemsize
         of_input = _ADDED_BYTES + _OF_SHORT_ROWS * sizes.itemsize * div_ceil(each, _TILES_OF_GROUP)
@@ -158,7 +160,7 @@ class BackwardLaunch:
         )
         delay = 0.0
         for products, moved in halves:
-            ratio = moved * TILE / _BYTES_PER_US[self.target] / (products * tensor_us)
+            ratio = moved * PARTITIONS / _BYTES_PER_US[self.target] / (products * tensor_us)
             delay += products / 3 * _DELAY * max(0.0, ratio - _RATIO_OF_HALF) ** _POWER
         return delay
 
@@ -166,7 +168,7 @@ class BackwardLaunch:
         """What a loop alone adds that goes through so many tiles of classes; 0 where other blocks stand beside it."""
         if plan.position_blocks == 1 or plan.blocks_of_program(self.sizes.num_positions) >= LEAST_ROOM:
             return 0.0
-        return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * TILE) + covered / self.class_tiles - 1.0
+        return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * PARTITIONS) + covered / self.class_tiles - 1.0
 
     def _transfers_us(self, position_block: int, class_blocks: int, each: int, keeps_inputs: bool) -> float:
         """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead.
@@ -180,11 +182,11 @@ class BackwardLaunch:
         of_weight = 0.0 if sizes.keeps_logits else sizes.loaded_itemsize / _OF_TRANSPOSE
         of_weight += sizes.loaded_itemsize * (position_blocks + 1)
         of_weight += _ADDED_BYTES * (position_blocks - 1 + sizes.adds_to_weight)
-        moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * TILE * of_weight
-        logits = sizes.num_positions * self.class_tiles * TILE * _LOGIT_BYTES if sizes.keeps_logits else 0.0
+        moved = sizes.num_positions * class_blocks * of_input + self.class_tiles * PARTITIONS * of_weight
+        logits = sizes.num_positions * self.class_tiles * PARTITIONS * _LOGIT_BYTES if sizes.keeps_logits else 0.0
         further = sum(
             sizes.num_positions * class_blocks * pair.features * pair.itemsize
-            + self.class_tiles * TILE * pair.features * pair.loaded_itemsize
+            + self.class_tiles * PARTITIONS * pair.features * pair.loaded_itemsize
             for pair in sizes.further
         )
         return (moved * sizes.num_features + logits + further / _OF_TRANSPOSE) / _BYTES_PER_US[self.target]
@@ -199,7 +201,7 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
     best, least = None, float("inf")
     for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
         for class_tiles in range(1, launch.most_class_tiles + 1):
-            tiling = LinearTiling(position_tiles * TILE, class_tiles * TILE)
+            tiling = LinearTiling(position_tiles * PARTITIONS, class_tiles * PARTITIONS)
             plan = launch.plan(tiling)
             if not plan.fits:
                 continue

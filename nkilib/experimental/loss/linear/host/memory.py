@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.linear.sizes import LinearTiling, PositionParts
-
-_FLOAT32_BYTES = 4
+from nkilib.core.rows.sizes import FLOAT32_BYTES
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionParts
 
 
 def backward_bytes(
@@ -19,7 +18,7 @@ def backward_bytes(
         cores: of the launch.
     """
     weight_sum = class_block * num_features if num_positions > position_block else 0
-    return _FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
+    return FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
 
 
 def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
@@ -59,4 +58,4 @@ def split_backward_bytes(
     of_parts = sum(backward_bytes(size, num_features, *tiling, cores=cores) for size in sizes)
     weight_sum = 0 if has_weight_sum else vocab_size * num_features
     of_bias = parts.copies * vocab_size
-    return of_parts + input_itemsize * parts.size * num_features + _FLOAT32_BYTES * (weight_sum + of_bias)
+    return of_parts + input_itemsize * parts.size * num_features + FLOAT32_BYTES * (weight_sum + of_bias)

@@ -33,7 +33,7 @@ from nkilib.experimental.loss.cross_entropy.host.reference import BackwardInputs
 from nkilib.experimental.loss.linear.host import bounds as layer_bounds
 from nkilib.experimental.loss.linear.host.bounds import OF_PRODUCTS, ROUNDOFF, ResultTypes, product_bounds
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
-from nkilib.experimental.loss.linear.sizes import WINDOW
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem, gradient_of_logits
 
 _LANES: Final = 128

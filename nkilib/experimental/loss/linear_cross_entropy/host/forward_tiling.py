@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import (
+from nkilib.experimental.loss.linear.forward.plan import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
@@ -18,21 +19,16 @@ from nkilib.experimental.loss.linear.forward_plan import (
     shared_classes,
     unrolled_positions,
 )
-from nkilib.experimental.loss.linear.sizes import (
-    STAGED_ELEMENTS,
-    TILE,
-    WINDOW,
-    PositionPlan,
-)
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import GROUPS, ForwardNeeds
+from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, WINDOW, PositionPlan
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
 
 # Tiles of positions whose logits stand side by side.
 _GROUP_TILES = 4
 # So many under a cap, where Scalar loads two tables for each group, if it has about as much to do as Tensor: with up to
 # so many tiles of features.
 _GROUP_TILES_OF_CAP, _DEPTH_OF_CAP = 8, 12
-# Bytes of a number, and of what a sum goes through.
-_FLOAT32_BYTES, _TERM_BYTES = 4, 2
+# Bytes of what a sum goes through.
+_TERM_BYTES = 2
 # Numbers of a position beside its statistics: plain, and more with any option.
 _OF_POSITION, _OF_POSITION_WITH_OPTIONS = 16, 16
 
@@ -94,17 +90,17 @@ class ForwardSizes:
     @property
     def depth(self) -> int:
         """Tiles of features."""
-        return div_ceil(self.num_features, TILE)
+        return div_ceil(self.num_features, PARTITIONS)
 
     @property
     def position_tiles(self) -> int:
         """Tiles of positions."""
-        return div_ceil(self.num_positions, TILE)
+        return div_ceil(self.num_positions, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
         """Tiles of classes of the core that has most."""
-        return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
+        return div_ceil(div_ceil(self.vocab_size, PARTITIONS), self.cores)
 
     @property
     def passes(self) -> int:
@@ -125,15 +121,15 @@ class ForwardSizes:
         window, which the cores swap, and what is made of them.
         """
         needs = self.needs
-        operands = self.depth * self.itemsize * (tiles * TILE + 2 * class_block)
-        rings = GROUPS * min(tiles, self.group_tiles) * needs.group_rings * class_block * _FLOAT32_BYTES
+        operands = self.depth * self.itemsize * (tiles * PARTITIONS + 2 * class_block)
+        rings = GROUPS * min(tiles, self.group_tiles) * needs.group_rings * class_block * FLOAT32_BYTES
         terms = GROUPS * (1 + needs.has_vector_terms) * class_block * _TERM_BYTES
-        rows = (2 * (needs.bias + needs.class_weights) + needs.counts_classes) * class_block * _FLOAT32_BYTES
+        rows = (2 * (needs.bias + needs.class_weights) + needs.counts_classes) * class_block * FLOAT32_BYTES
         columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += 0 if needs == ForwardNeeds() else _OF_POSITION_WITH_OPTIONS
         numbers += _OF_ID * self.ids if self.ids > 1 else 0
-        of_tiles = tiles * numbers * _FLOAT32_BYTES
+        of_tiles = tiles * numbers * FLOAT32_BYTES
         return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
@@ -142,7 +138,7 @@ class ForwardSizes:
         Of very many positions they are a loop however few classes there are.
         """
         unrolled = unrolled_positions(self.num_positions, position_block)
-        steps = div_ceil(self.class_tiles, class_block // TILE)
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionPlan) -> int:
@@ -169,22 +165,22 @@ class ForwardSizes:
         if override is not None:
             return shared_by_override("linear_cross_entropy_forward", override, class_block, self.vocab_size)
         of_class = self.passes * self.depth * (plan.tiles // 2) / _COLUMNS_PER_US
-        load = self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
+        load = self.depth * PARTITIONS * self.loaded_itemsize / _BYTES_PER_US
         return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
-        plan = self.position_plan(tiles * TILE, class_block)
+        plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles = plan.tiles
-        steps = div_ceil(self.class_tiles, class_block // TILE)
-        columns = self.class_tiles * TILE
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
+        columns = self.class_tiles * PARTITIONS
         product = self.passes * self.depth * columns / _COLUMNS_PER_US
         vector = self.needs.vector_passes * (columns + steps * _BETWEEN) / _VECTOR_COLUMNS_PER_US
         scalar = self.needs.scalar_passes * (columns + steps * _BETWEEN) / _SCALAR_COLUMNS_PER_US
         if self.needs.softcap:
             scalar += 2 * _TABLE_US * steps / min(tiles, self.group_tiles)
-        load = columns * self.depth * TILE * self.loaded_itemsize / _BYTES_PER_US
-        tile = self.depth * TILE * TILE * self.itemsize / _BYTES_PER_US
+        load = columns * self.depth * PARTITIONS * self.loaded_itemsize / _BYTES_PER_US
+        tile = self.depth * PARTITIONS * PARTITIONS * self.itemsize / _BYTES_PER_US
         found = max(tiles * max(product, vector, scalar), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:

@@ -8,12 +8,11 @@ from typing import Any, NamedTuple
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.sizes import LinearTiling, position_parts
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks, one_launch_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, FORWARD_BACKWARD, choose_linear_tiling
-
-_FLOAT32_BYTES = 4
 
 
 def forward_workspace_bytes(
@@ -98,7 +97,7 @@ def one_launch_workspace_bytes(
     sums = 0
     if held > (position_block or chosen.position_block):
         sums = 2 * (class_block or chosen.class_block) * launch.features
-    sums = one_launch_bytes(*launch, scratch_bytes, cores) + _FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
+    sums = one_launch_bytes(*launch, scratch_bytes, cores) + FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
     return sums + _copies(input_hbm, bias_hbm, compute_dtype, cores)
 
 

@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes
-from nkilib.experimental.loss.linear.sizes import position_parts
+from nkilib.experimental.loss.linear.shared.sizes import position_parts
 
 # What one launch may take for logits, unless it is told otherwise.
 SCRATCH_BYTES = 512 * 2**20
-
-_FLOAT32_BYTES = 4
-_TILE = 128
 
 
 class LogitsBlocks(NamedTuple):
@@ -66,14 +64,14 @@ def logits_blocks(
         vocab_size: V.
         scratch_bytes: at least the logits of 128 positions.
     """
-    of_position, parts = _FLOAT32_BYTES * vocab_size, position_parts(num_positions, num_features)
-    fits = num_positions * of_position <= scratch_bytes + _FLOAT32_BYTES * vocab_size * num_features
+    of_position, parts = FLOAT32_BYTES * vocab_size, position_parts(num_positions, num_features)
+    fits = num_positions * of_position <= scratch_bytes + FLOAT32_BYTES * vocab_size * num_features
     if fits and not parts.is_split:
         return LogitsBlocks(num_positions, 1)
-    tiles = div_ceil(num_positions, _TILE)
-    blocks = div_ceil(tiles, max(1, min(scratch_bytes // of_position, parts.size) // _TILE))
+    tiles = div_ceil(num_positions, PARTITIONS)
+    blocks = div_ceil(tiles, max(1, min(scratch_bytes // of_position, parts.size) // PARTITIONS))
     of_block = div_ceil(tiles, blocks)
-    return LogitsBlocks(of_block * _TILE, div_ceil(tiles, of_block))
+    return LogitsBlocks(of_block * PARTITIONS, div_ceil(tiles, of_block))
 
 
 def one_launch_bytes(
@@ -83,7 +81,7 @@ def one_launch_bytes(
     blocks = logits_blocks(num_positions, num_features, vocab_size, scratch_bytes)
     logits = blocks.positions * vocab_size
     weight_sum = vocab_size * num_features if blocks.number > 1 else 0
-    return _FLOAT32_BYTES * (cores * num_positions * num_features + logits + weight_sum)
+    return FLOAT32_BYTES * (cores * num_positions * num_features + logits + weight_sum)
 
 
 def form_bytes(

@@ -1,7 +1,8 @@
 """How a launch of the linear cross-entropy kernels is cut up: arithmetic only.
 
 Of the blocks that fit SBUF those are taken that are estimated to be fastest: of the forward in :mod:`.forward_tiling`,
-of gradients in :mod:`.backward_tiling`. ``nkilib.simulator.profile`` models times; tests hold the choice against it.
+of gradients in :mod:`nkilib.experimental.loss.linear.host.backward_tiling`. ``nkilib.simulator.profile`` models times;
+tests hold the choice against it.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
-from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
-from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
+from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
 from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_MAX,
@@ -23,13 +25,12 @@ from nkilib.experimental.loss.linear.launch import (
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
-from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
-from nkilib.experimental.loss.linear.tile_needs import TileNeeds
-from nkilib.experimental.loss.linear_cross_entropy.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES, CastBytes, LinearTiling, position_parts
+from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import tile_needs
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, logits_blocks
-from nkilib.experimental.loss.linear_cross_entropy.options import IDS_MAX
-from nkilib.experimental.loss.linear_cross_entropy.tile_needs import tile_needs
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
+from nkilib.experimental.loss.linear_cross_entropy.shared.options import IDS_MAX
 
 __all__ = ["BACKWARD", "FORWARD", "FORWARD_BACKWARD", "LinearTiling", "choose_linear_tiling"]
 

@@ -11,8 +11,7 @@ from math import prod
 from typing import Any
 
 from nkilib.base.work import Work
-
-_FLOAT32_BYTES = 4
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 
 
 def linear_forward_work(
@@ -43,7 +42,7 @@ def linear_forward_work(
         elements,
         products=1,
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
-        + results * _FLOAT32_BYTES * positions,
+        + results * FLOAT32_BYTES * positions,
         exponentials=_exponentials(elements, logit_softcap),
         maxima=elements if with_argmax else 0,
     )
@@ -99,7 +98,7 @@ def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
     found = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
     further = input_hbm.shape[0] * (ids * (1 + with_target) - 1)
-    return replace(found, hbm_bytes=found.hbm_bytes + further * _FLOAT32_BYTES)
+    return replace(found, hbm_bytes=found.hbm_bytes + further * FLOAT32_BYTES)
 
 
 def linear_scores_backward_work(
@@ -155,7 +154,7 @@ def linear_forward_backward_work(
         products=1 + bool(grad_input_wanted) + bool(grad_weight_wanted),
         hbm_bytes=_bytes(input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm)
         + _gradient_bytes(input_hbm, weight_hbm, bias_hbm, grad_input_wanted, grad_weight_wanted, grad_bias_wanted)
-        + 2 * _FLOAT32_BYTES * input_hbm.shape[0],
+        + 2 * FLOAT32_BYTES * input_hbm.shape[0],
         exponentials=elements + _exponentials(elements, logit_softcap),
     )
 
@@ -199,11 +198,11 @@ def _gradient_bytes(
     """Of the gradients that are wanted; a sum that is there already is read and written."""
     found = 0
     if input_wanted:
-        found += prod(input_hbm.shape) * _FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
+        found += prod(input_hbm.shape) * FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
     if weight_wanted:
         found += _bytes(weight_hbm) if weight_sum_hbm is None else 2 * _bytes(weight_sum_hbm)
     if bias_hbm is not None and bias_wanted in (None, True):
-        found += prod(bias_hbm.shape) * _FLOAT32_BYTES
+        found += prod(bias_hbm.shape) * FLOAT32_BYTES
     return found
 
 

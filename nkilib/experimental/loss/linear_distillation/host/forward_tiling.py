@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from nkilib.core.plan_limits import limited_instructions, limits_in_force
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import (
+from nkilib.experimental.loss.linear.forward.plan import (
     CLASS_BLOCKS,
     SHARED_BLOCKS_MAX,
     SwapTimes,
@@ -18,15 +19,9 @@ from nkilib.experimental.loss.linear.forward_plan import (
     shared_classes,
     unrolled_positions,
 )
-from nkilib.experimental.loss.linear.sizes import (
-    STAGED_ELEMENTS,
-    TILE,
-    WINDOW,
-    PositionPlan,
-)
-from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
+from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, WINDOW, PositionPlan
+from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
 
-_FLOAT32_BYTES = 4
 # Tiles of a ring without a softcap.
 _LEAST_TURNS = 3
 # Numbers of a position beside its statistics: those of rows, and what results are made of; and more with labels.
@@ -71,7 +66,7 @@ class StreamSizes:
     @property
     def depth(self) -> int:
         """Tiles of features."""
-        return div_ceil(self.num_features, TILE)
+        return div_ceil(self.num_features, PARTITIONS)
 
     @property
     def products(self) -> int:
@@ -86,7 +81,7 @@ class StreamSizes:
     @property
     def loaded_bytes(self) -> int:
         """Of a class of W that DMA moves."""
-        return self.depth * TILE * (self.weight_itemsize or self.itemsize)
+        return self.depth * PARTITIONS * (self.weight_itemsize or self.itemsize)
 
 
 @dataclass(frozen=True)
@@ -127,12 +122,12 @@ class PairForwardSizes:
     @property
     def position_tiles(self) -> int:
         """Tiles of positions."""
-        return div_ceil(self.num_positions, TILE)
+        return div_ceil(self.num_positions, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
         """Tiles of classes of the core that has most."""
-        return div_ceil(div_ceil(self.vocab_size, TILE), self.cores)
+        return div_ceil(div_ceil(self.vocab_size, PARTITIONS), self.cores)
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Bytes of a partition of SBUF for blocks of so many tiles of positions.
@@ -141,15 +136,15 @@ class PairForwardSizes:
         statistics of a window, which the cores swap, and what is made of them.
         """
         needs = self.needs
-        operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
+        operands = (self.student.chip_bytes + self.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         # Of a single tile a softcap takes fewer turns: what fits with every option has to fit without one too.
         group = max(_LEAST_TURNS, needs.turns * min(tiles, needs.group_tiles))
-        rings = group * needs.rings * class_block * _FLOAT32_BYTES
-        rows = 2 * sum(model.bias for model in needs.models) * class_block * _FLOAT32_BYTES
+        rings = group * needs.rings * class_block * FLOAT32_BYTES
+        rows = 2 * sum(model.bias for model in needs.models) * class_block * FLOAT32_BYTES
         columns = self.cores * (WINDOW + 1) + SHARED_BLOCKS_MAX
         numbers = (needs.exchanged_statistics + needs.further_statistics) * columns + _OF_POSITION
         numbers += _OF_LABEL if needs.target else 0
-        return operands + rings + rows + tiles * numbers * _FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
+        return operands + rings + rows + tiles * numbers * FLOAT32_BYTES + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
         """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
@@ -157,7 +152,7 @@ class PairForwardSizes:
         Of very many positions they are a loop however few classes there are.
         """
         unrolled = unrolled_positions(self.num_positions, position_block)
-        steps = div_ceil(self.class_tiles, class_block // TILE)
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionPlan) -> int:
@@ -205,10 +200,10 @@ class PairForwardSizes:
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
-        plan = self.position_plan(tiles * TILE, class_block)
+        plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles, needs = plan.tiles, self.needs
-        steps = div_ceil(self.class_tiles, class_block // TILE)
-        columns = self.class_tiles * TILE
+        steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
+        columns = self.class_tiles * PARTITIONS
         taken = columns + steps * _BETWEEN
         product = self.products * columns / _COLUMNS_PER_US
         vector = needs.vector_passes * taken / _VECTOR_COLUMNS_PER_US
@@ -217,7 +212,7 @@ class PairForwardSizes:
             scalar += 2 * _TABLE_US * steps / min(tiles, needs.group_tiles)
         gpsimd = needs.gpsimd_passes * taken / _GPSIMD_COLUMNS_PER_US
         load = columns * self.loaded_bytes / _BYTES_PER_US
-        tile = (self.student.chip_bytes + self.teacher.chip_bytes) * TILE * TILE / _BYTES_PER_US
+        tile = (self.student.chip_bytes + self.teacher.chip_bytes) * PARTITIONS * PARTITIONS / _BYTES_PER_US
         found = max(tiles * max(product, vector, scalar, gpsimd), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:

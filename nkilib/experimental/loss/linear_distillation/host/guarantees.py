@@ -7,9 +7,10 @@ from typing import Any
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.core.host.sizes import dtype_name
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, copied_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.sizes import TILE, LinearTiling, position_parts
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, position_parts
 from nkilib.experimental.loss.linear_distillation.host.memory import most_kept_bytes
 
 # Two float32 sums of dW of a block of classes, of each core.
@@ -67,7 +68,9 @@ def backward_workspace_bytes(
     copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores, (student_input_hbm, teacher_input_hbm))
     parts = position_parts(positions, max(features, teacher_input_hbm.shape[1]))
     # Of whatever tiling: a block of positions is whole tiles, and a block of classes no more than all.
-    of_all = LinearTiling(TILE, min(_WEIGHT_SUM_BYTES // (8 * features), TILE * div_ceil(classes, TILE)))
+    of_all = LinearTiling(
+        PARTITIONS, min(_WEIGHT_SUM_BYTES // (8 * features), PARTITIONS * div_ceil(classes, PARTITIONS))
+    )
     if not parts.is_split:
         return copies + backward_bytes(positions, features, *of_all, cores=cores)
     is_wide = grad_input_float32 or dtype_name(student_input_hbm.dtype) == "float32"

@@ -6,14 +6,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.forward_plan import CLASS_BLOCKS, POSITION_TILES_MAX
-from nkilib.experimental.loss.linear.sizes import (
-    POSITIONS_UNSPLIT,
-    TILE,
-    WINDOW,
-    LinearTiling,
-)
+from nkilib.experimental.loss.linear.forward.plan import CLASS_BLOCKS, POSITION_TILES_MAX
+from nkilib.experimental.loss.linear.shared.sizes import POSITIONS_UNSPLIT, WINDOW, LinearTiling
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
 )
@@ -30,7 +26,6 @@ from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import SUM
 
 # Numbers of a position: its sums with a window, the scalars of two blocks, and what results are made of.
 _NUMBERS = SUMS * (WINDOW + 3) + 2 * 6 + 24
-_FLOAT32_BYTES = 4
 # Instructions of the second visit for a pair of tiles, and for a block of classes.
 _OF_PAIR, _OF_STEP = 9, 4
 # A loop's start and end, and the edge of an iteration, us.
@@ -51,7 +46,7 @@ class KeptSizes:
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Bytes of a partition of SBUF for blocks of at most so many tiles of positions."""
-        second = terms_bytes(tiles, class_block) + tiles * _NUMBERS * _FLOAT32_BYTES
+        second = terms_bytes(tiles, class_block) + tiles * _NUMBERS * FLOAT32_BYTES
         return self.forward.bytes_of(tiles, class_block) + second
 
     def blocks(self, tiling: LinearTiling) -> MixtureBlocks:
@@ -59,10 +54,10 @@ class KeptSizes:
 
         Of very many positions they are a loop however few classes there are.
         """
-        tiles, most = self.forward.position_tiles, tiling.position_block // TILE
+        tiles, most = self.forward.position_tiles, tiling.position_block // PARTITIONS
         kept, times = kept_tiles(self.forward.vocab_size, self.memory_limit), self._times(tiling.class_block)
         unrolled = unrolled_blocks(tiles, most, kept, times)
-        steps = div_ceil(self.forward.class_tiles, tiling.class_block // TILE)
+        steps = div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
         is_long = self._bodies_that_fit(unrolled, tiling.class_block) < min(steps, 2 * WINDOW)
         if not is_long and self.forward.num_positions <= limited_positions(POSITIONS_UNSPLIT):
             return unrolled
@@ -74,7 +69,7 @@ class KeptSizes:
 
     def time_us(self, tiling: LinearTiling) -> float:
         """About how long the launch takes, of which a loop over blocks of positions stands once."""
-        blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // TILE)
+        blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
         found = blocks_us(blocks.copies, self._times(tiling.class_block))
         bodies = self.most_bodies(blocks, tiling.class_block)
         if steps > bodies:
@@ -89,7 +84,7 @@ class KeptSizes:
             forward.loaded_bytes,
             needs.vector_passes,
             needs.scalar_passes,
-            forward.class_tiles * TILE,
+            forward.class_tiles * PARTITIONS,
             class_block,
         )
         return work.times()
@@ -104,7 +99,7 @@ class KeptSizes:
 
 def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
     """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    found = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(TILE, TILE)]
+    found = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(PARTITIONS, PARTITIONS)]
     return min(found, key=sizes.time_us)
 
 
@@ -115,4 +110,4 @@ def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
         fits = (tiles for tiles in range(most, 0, -1) if sizes.bytes_of(tiles, class_block) <= sbuf_bytes)
         tiles = next(fits, 0)
         if tiles > 0:
-            yield LinearTiling(tiles * TILE, class_block)
+            yield LinearTiling(tiles * PARTITIONS, class_block)

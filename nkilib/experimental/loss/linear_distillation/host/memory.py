@@ -7,8 +7,8 @@ only one, nothing is kept, and both products run twice. A Kullback-Leibler diver
 
 from __future__ import annotations
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import TILE
 
 # Bytes of HBM that kept scores take at most unless a launch says otherwise.
 MEMORY_LIMIT = 2 * 2**30
@@ -18,7 +18,7 @@ PAIR_BYTES = 8
 
 def tile_bytes(vocab_size: int) -> int:
     """Bytes of the scores of a tile of 128 positions, of all cores."""
-    return PAIR_BYTES * TILE * vocab_size
+    return PAIR_BYTES * PARTITIONS * vocab_size
 
 
 def kept_tiles(vocab_size: int, memory_limit: int) -> int:
@@ -28,7 +28,7 @@ def kept_tiles(vocab_size: int, memory_limit: int) -> int:
 
 def keeps_scores(num_positions: int, vocab_size: int, memory_limit: int) -> bool:
     """Whether scores are kept: two blocks of 128 positions fit the limit, or the only one."""
-    return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, TILE))
+    return kept_tiles(vocab_size, memory_limit) >= min(2, div_ceil(num_positions, PARTITIONS))
 
 
 def most_kept_bytes(num_positions: int, vocab_size: int, memory_limit: int | None = None) -> int:
@@ -42,5 +42,5 @@ def most_kept_bytes(num_positions: int, vocab_size: int, memory_limit: int | Non
     limit = MEMORY_LIMIT if memory_limit is None else memory_limit
     if not keeps_scores(num_positions, vocab_size, limit):
         return 0
-    tiles = min(kept_tiles(vocab_size, limit), div_ceil(num_positions, TILE))
+    tiles = min(kept_tiles(vocab_size, limit), div_ceil(num_positions, PARTITIONS))
     return tiles * tile_bytes(vocab_size)

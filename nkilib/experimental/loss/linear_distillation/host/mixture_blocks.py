@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import TILE, WINDOW
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_distillation.host.memory import PAIR_BYTES, tile_bytes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
 
@@ -127,7 +128,7 @@ class PairWork:
         of_tile = min(GROUP_COLUMNS, WINDOW * self.class_block)
         wide = div_ceil(columns, of_tile) * (4 * _BETWEEN / _SCALAR_COLUMNS_PER_US + 2 * _TABLE_US)
         tables = 2 * _TABLE_US * columns / GROUP_COLUMNS
-        rate = _KEPT_BYTES_PER_US * min(1.0, 0.6 + 0.2 * self.class_block / TILE)
+        rate = _KEPT_BYTES_PER_US * min(1.0, 0.6 + 0.2 * self.class_block / PARTITIONS)
         scalar, vector = (columns + between) / _SCALAR_COLUMNS_PER_US, (columns + between) / _VECTOR_COLUMNS_PER_US
         return BlockTimes(
             self.products * columns / _COLUMNS_PER_US,
@@ -137,7 +138,7 @@ class PairWork:
             2 * vector,
             4 * columns / _SCALAR_COLUMNS_PER_US + wide,
             columns * self.loaded_bytes / _LOADED_BYTES_PER_US,
-            columns * PAIR_BYTES * TILE / rate,
+            columns * PAIR_BYTES * PARTITIONS / rate,
         )
 
 

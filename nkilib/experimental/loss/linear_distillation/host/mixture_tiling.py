@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.plan_limits import limited_instructions, limited_positions
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.sizes import (
-    POSITIONS_UNSPLIT,
-    TILE,
-    WINDOW,
-    LinearTiling,
-    PositionPlan,
-)
+from nkilib.experimental.loss.linear.shared.sizes import POSITIONS_UNSPLIT, WINDOW, LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
 )
@@ -29,7 +24,6 @@ SUMS = 4
 _NUMBERS_OF_SUM = WINDOW + 3
 # Further numbers of a position: scalars of the row, what they are made of, results.
 _OF_POSITION = 40
-_FLOAT32_BYTES = 4
 
 _SMALL_BYTES = 3072
 # Instructions of a pair of tiles beside its products.
@@ -49,7 +43,7 @@ def group_tiles(tiles: int, class_block: int) -> int:
 
 def terms_bytes(tiles: int, class_block: int) -> int:
     """Bytes of a partition for the pairs of all groups."""
-    return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * _FLOAT32_BYTES
+    return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
@@ -70,20 +64,20 @@ class MixtureSizes:
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
         forward = self.forward
-        operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * TILE + 2 * class_block)
-        biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * _FLOAT32_BYTES
-        of_tiles = tiles * (SUMS * _NUMBERS_OF_SUM + _OF_POSITION) * _FLOAT32_BYTES
+        operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
+        biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * FLOAT32_BYTES
+        of_tiles = tiles * (SUMS * _NUMBERS_OF_SUM + _OF_POSITION) * FLOAT32_BYTES
         staging = forward.staging_bytes
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
     def position_plan(self, tiling: LinearTiling) -> PositionPlan:
         """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
         forward = self.forward
-        count = div_ceil(self.position_tiles, min(tiling.position_block // TILE, self.position_tiles))
-        size = div_ceil(self.position_tiles, count) * TILE
+        count = div_ceil(self.position_tiles, min(tiling.position_block // PARTITIONS, self.position_tiles))
+        size = div_ceil(self.position_tiles, count) * PARTITIONS
         whole, rest = divmod(forward.num_positions, size)
         unrolled = PositionPlan(size, whole, rest, False)
-        steps = div_ceil(forward.class_tiles, tiling.class_block // TILE)
+        steps = div_ceil(forward.class_tiles, tiling.class_block // PARTITIONS)
         is_long = self.most_bodies(unrolled) < steps or forward.num_positions > limited_positions(POSITIONS_UNSPLIT)
         return unrolled._replace(is_loop=whole > 1 and is_long)
 
@@ -96,9 +90,9 @@ class MixtureSizes:
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """About how long the launch takes."""
-        forward, plan = self.forward, self.position_plan(LinearTiling(tiles * TILE, class_block))
+        forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
-        steps, columns = div_ceil(forward.class_tiles, class_block // TILE), forward.class_tiles * TILE
+        steps, columns = div_ceil(forward.class_tiles, class_block // PARTITIONS), forward.class_tiles * PARTITIONS
         product = forward.products * columns / _COLUMNS_PER_US
         caps = sum(model.softcap for model in needs.models)
         vector = (4 + self._masked_caps) * (columns + steps * _BETWEEN) / _VECTOR_COLUMNS_PER_US
@@ -106,7 +100,7 @@ class MixtureSizes:
         scalar += (2 + (caps > 0)) * _TABLE_US * steps / group_tiles(plan.tiles, class_block)
         load = columns * forward.loaded_bytes / _BYTES_PER_US
         found = max(plan.tiles * max(product, vector, scalar), load) + steps * _STEP_US
-        found += forward.loaded_bytes * TILE / _BYTES_PER_US + _POSITIONS_US
+        found += forward.loaded_bytes * PARTITIONS / _BYTES_PER_US + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:
             found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)

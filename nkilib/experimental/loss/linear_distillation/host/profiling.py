@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from nkilib.experimental.loss.linear.sizes import LinearTiling
+from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_backward,
     linear_distillation_forward,

@@ -2,6 +2,9 @@
 
 Of the blocks that fit SBUF those are taken that are estimated to be fastest. ``nkilib.simulator.profile`` models times;
 tests hold the choice against it.
+
+The estimate of a backward is that of both linear losses (:mod:`nkilib.experimental.loss.linear.host.backward_tiling`),
+with X^T and W^T of the teacher in what Tensor and the DMA engines have to do.
 """
 
 from __future__ import annotations
@@ -13,9 +16,11 @@ from typing import Any, Final, NamedTuple
 
 from nkilib.core.host.sizes import checked_size, dtype_name
 from nkilib.core.plan_limits import PlanLimits, limited_sbuf_bytes, limits_in_force
-from nkilib.experimental.loss.linear.backward_plan import BackwardSizes
-from nkilib.experimental.loss.linear.forward_plan import fastest_tiling
-from nkilib.experimental.loss.linear.launch import (
+from nkilib.experimental.loss.linear.backward.geometry import BackwardSizes
+from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
+from nkilib.experimental.loss.linear.forward.plan import fastest_tiling
+from nkilib.experimental.loss.linear.host.backward_tiling import BackwardLaunch, choose_backward_tiling
+from nkilib.experimental.loss.linear.shared.launch import (
     CLASSES_FIRST,
     CLASSES_MAX,
     FEATURES_MAX,
@@ -23,24 +28,73 @@ from nkilib.experimental.loss.linear.launch import (
     POSITIONS_MAX,
     WEIGHT_LAYOUTS,
 )
-from nkilib.experimental.loss.linear.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.sizes import SBUF_BYTES, CastBytes, LinearTiling
-from nkilib.experimental.loss.linear_distillation.host.backward_tiling import backward_tiling, pair_parts
+from nkilib.experimental.loss.linear.shared.sizes import (
+    POSITIONS_UNSPLIT,
+    SBUF_BYTES,
+    CastBytes,
+    LinearTiling,
+    PositionParts,
+    position_parts,
+)
 from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
     StreamSizes,
 )
-from nkilib.experimental.loss.linear_distillation.host.gradient_needs import gradient_needs
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes, choose_kept_tiling
 from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT, keeps_scores
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
-from nkilib.experimental.loss.linear_distillation.host.pair_needs import PairNeeds
+from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds, gradient_needs
 
+# What X^T and W^T of both models take of a partition for 128 positions and classes, beyond which columns of so many
+# positions leave no room for them; then fewer positions are a part.
+_MOST_BYTES_OF_FEATURES, _FEW_POSITIONS = 65536, 16384
 __all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
 
 FORWARD, BACKWARD, MIXTURE = "forward", "backward", "mixture"
 _CALLER = "choose_linear_distillation_tiling"
 _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def pair_parts(num_positions: int, student_features: int, teacher_features: int, feature_bytes: int) -> PositionParts:
+    """One part, or several of very many positions.
+
+    Args:
+        num_positions: N.
+        student_features, teacher_features: Ds and Dt.
+        feature_bytes: of a row of X of both models, in the types of their products.
+    """
+    unsplit = POSITIONS_UNSPLIT if feature_bytes <= _MOST_BYTES_OF_FEATURES else _FEW_POSITIONS
+    return position_parts(num_positions, max(student_features, teacher_features), unsplit=unsplit)
+
+
+def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTiling:
+    """The tiling of a backward whose sizes and needs are known. Repeated calls are looked up.
+
+    Args:
+        sizes: of a part of the positions, where they are split.
+        cores: of the launch.
+        target: ``"trn2"`` or ``"trn3"``.
+
+    Raises:
+        ValueError: not even the smallest blocks fit.
+    """
+    return _chosen(BackwardLaunch(sizes, cores, target, limited_sbuf_bytes(SBUF_BYTES[target])), limits_in_force())
+
+
+@lru_cache(maxsize=1024)
+def _chosen(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
+    """Return the tiling of a launch. The choice reads the limits, so they must be a part of the cache's key."""
+    try:
+        return choose_backward_tiling(launch)
+    except ValueError as error:
+        sizes = launch.sizes
+        teacher = sum(pair.features * pair.itemsize for pair in sizes.further)
+        raise ValueError(
+            f"choose_linear_distillation_tiling: X^T and W^T of both models must leave room in SBUF, "
+            f"{launch.available_bytes} bytes of a partition, and take {sizes.num_features * sizes.itemsize} bytes of "
+            f"the student and {teacher} of the teacher each for 128 positions and classes; let the products be "
+            f"bfloat16, by compute_dtype"
+        ) from error
 
 
 class _Launch(NamedTuple):

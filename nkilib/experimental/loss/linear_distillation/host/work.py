@@ -15,8 +15,8 @@ from math import prod
 from typing import Any
 
 from nkilib.base.work import Work
+from nkilib.core.rows.sizes import FLOAT32_BYTES
 
-_FLOAT32_BYTES = 4
 # Divergence, entropy, moment, and maximum and log-sum of both models.
 _RESULTS = 7
 
@@ -47,7 +47,7 @@ def pair_forward_work(
     has_mixture = 0.0 < beta < 1.0 and num_classes in (None, elements // student_input_hbm.shape[0])
     functions = (5 if has_mixture else 2) + _caps(student_logit_softcap, teacher_logit_softcap)
     return Work(
-        hbm_bytes=_bytes(*operands, *vectors) + _FLOAT32_BYTES * results,
+        hbm_bytes=_bytes(*operands, *vectors) + FLOAT32_BYTES * results,
         exponentials=functions * elements,
         multiply_adds=elements * (student_input_hbm.shape[1] + teacher_input_hbm.shape[1]),
         dtype=_product_dtype(student_input_hbm, teacher_input_hbm, compute_dtype),
@@ -76,7 +76,7 @@ def mixture_work(
     elements = _elements(student_input_hbm, student_weight_hbm)
     return Work(
         hbm_bytes=_bytes(*operands, *vectors, student_bias_hbm, teacher_bias_hbm)
-        + 4 * _FLOAT32_BYTES * student_input_hbm.shape[0],
+        + 4 * FLOAT32_BYTES * student_input_hbm.shape[0],
         exponentials=(3 + _caps(student_logit_softcap, teacher_logit_softcap)) * elements,
         multiply_adds=elements * (student_input_hbm.shape[1] + teacher_input_hbm.shape[1]),
         dtype=_product_dtype(student_input_hbm, teacher_input_hbm, compute_dtype),
@@ -119,12 +119,12 @@ def pair_backward_work(
     products = 1 + bool(grad_input_wanted) + bool(grad_weight_wanted)
     gradients = 0
     if grad_input_wanted:
-        wide = _FLOAT32_BYTES * prod(student_input_hbm.shape)
+        wide = FLOAT32_BYTES * prod(student_input_hbm.shape)
         gradients += wide if grad_input_float32 else _bytes(student_input_hbm)
     if grad_weight_wanted:
         gradients += _bytes(student_weight_hbm) if grad_weight_sum_hbm is None else 2 * _bytes(grad_weight_sum_hbm)
     if student_bias_hbm is not None and grad_bias_wanted in (None, True):
-        gradients += _FLOAT32_BYTES * prod(student_bias_hbm.shape)
+        gradients += FLOAT32_BYTES * prod(student_bias_hbm.shape)
     functions = (1 if beta == 1.0 else 2) + _caps(student_logit_softcap, teacher_logit_softcap)
     return Work(
         hbm_bytes=_bytes(*operands, *statistics, *upstream, student_bias_hbm, teacher_bias_hbm) + gradients,

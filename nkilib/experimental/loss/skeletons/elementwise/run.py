@@ -7,10 +7,10 @@ from math import prod
 
 from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
 from nkilib.core.losses.upstream import Upstream
-from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.skeletons.elementwise.kind import POSITIVE_WEIGHT, WEIGHT, Kind
 from nkilib.experimental.loss.skeletons.elementwise.passes import backward_of_core, both_of_core, forward_of_core
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch

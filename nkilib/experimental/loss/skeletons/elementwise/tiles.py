@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Protocol, TypeVar
 
-from nkilib.core.partial_sums import PARTITIONS
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.skeletons.elementwise.tiling import columns_of_chunk, row_groups
 from nkilib.nki import nl
 

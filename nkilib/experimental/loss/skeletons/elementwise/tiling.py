@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from itertools import product
 from typing import Final, NamedTuple
 
-from nkilib.core.partial_sums import LEAF, PARTITIONS
+from nkilib.core.partial_sums import LEAF
 from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
 from nkilib.core.rows.scratch import PIECES_AT_A_TIME
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 
 # Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a

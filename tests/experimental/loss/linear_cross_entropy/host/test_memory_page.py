@@ -8,7 +8,7 @@ import pytest
 
 from nkilib.experimental.loss import choose_linear_tiling
 from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.sizes import position_parts
+from nkilib.experimental.loss.linear.shared.sizes import position_parts
 from tests.fresh_python import CHECKOUT
 
 PAGE = (CHECKOUT / "docs" / "linear-cross-entropy.md").read_text(encoding="utf-8")

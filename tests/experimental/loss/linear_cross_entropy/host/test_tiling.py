@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss import LinearTiling, choose_linear_tiling
-from nkilib.experimental.loss.linear.sizes import SBUF_BYTES
+from nkilib.experimental.loss.linear.shared.sizes import SBUF_BYTES
 from nkilib.experimental.loss.profiling import profile_linear_launch
 from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, spec, using

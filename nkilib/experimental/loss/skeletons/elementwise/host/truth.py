@@ -27,7 +27,8 @@ from nkilib.core.host.exact import (
 )
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
-from nkilib.core.partial_sums import LEAF, PARTITIONS, levels
+from nkilib.core.partial_sums import LEAF, levels
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.skeletons.elementwise.kind import WEIGHT
 from nkilib.experimental.loss.skeletons.elementwise.tiling import PIECE_COLUMNS, RUN_COLUMNS, SUMS_OF_RUN, run_columns

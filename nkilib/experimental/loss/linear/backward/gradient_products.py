@@ -1,0 +1,230 @@
+"""The second half of a round: dX, dW and db of a block of the gradient, a stripe of features after the other.
+
+Pieces of X and groups of tiles of dW stream by the block meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.backward.operand_pair import WeightPart
+from nkilib.experimental.loss.linear.backward.parts import BackwardParts
+from nkilib.experimental.loss.linear.backward.rounds import Round, Unit
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.experimental.loss.linear.backward.weight_gradient import WeightGroup
+from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
+from nkilib.experimental.loss.linear.shared.blocks import Span
+from nkilib.nki import nl
+
+# Tiles of dX of the first stripe before the last tiles are transposed.
+_TILES_BEFORE_TRANSPOSE = 2
+# Units of a stripe after which the other core, too, has finished the stripe before.
+_UNITS_UNTIL_SUMMED = 1
+
+
+@dataclass
+class StreamLoads:
+    """Pieces of X, some of which are loaded ahead, and W^T of the next block.
+
+    Attributes:
+        streams: the buffers.
+        positions: of the round.
+        pieces: that are still to be loaded: stripe, and tiles of positions.
+        parts: of W^T, likewise.
+        parts_of_unit: how many are loaded at a time.
+        loaded: pieces that are there, in their order.
+        piece_sbuf: the one in use.
+    """
+
+    streams: BackwardStreams
+    positions: Span
+    pieces: list[tuple[Span, range]]
+    parts: list[WeightPart]
+    parts_of_unit: int
+    loaded: list[nl.NkiTensor] = field(default_factory=list)
+    piece_sbuf: nl.NkiTensor | None = None
+
+    @classmethod
+    def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
+        """Those of a round, with all buffers of X but one asked for."""
+        pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
+        parts = streams.weight_parts(round_.next_classes, 0)
+        # The last stripe loads none, so that all are there when it ends.
+        steps = max(1, (len(stripes) - 1) * len(units))
+        found = cls(streams, round_.positions, pieces, parts, div_ceil(len(parts), steps))
+        while found.pieces and len(found.loaded) < streams.plan.buffers.pieces - 1:
+            found._load_piece()
+        return found
+
+    def load(self, unit: Unit) -> None:
+        """What is asked for in a unit."""
+        if self.pieces and unit.loads:
+            self._load_piece()
+        for _ in range(min(self.parts_of_unit, len(self.parts))):
+            self.streams.load_weight(self.parts.pop(0))
+
+    def piece_of(self, unit: Unit) -> nl.NkiTensor | None:
+        """The piece of X of a unit."""
+        if unit.loads:
+            self.piece_sbuf = self.loaded.pop(0)
+        return self.piece_sbuf
+
+    def _load_piece(self) -> None:
+        stripe, tiles = self.pieces.pop(0)
+        self.loaded.append(self.streams.load_piece(self.positions, tiles, stripe))
+
+
+@dataclass
+class WeightGroups:
+    """The groups of tiles of dW of a stripe.
+
+    Attributes:
+        parts: of the launch.
+        round: whose gradient it is.
+        groups: of the stripe; none where dW is not wanted.
+        earlier: what the sums of the group in work are added to.
+    """
+
+    parts: BackwardParts
+    round: Round
+    groups: list[WeightGroup] = field(default_factory=list)
+    earlier: list[nl.NkiTensor] = field(default_factory=list)
+
+    def begin(self, stripe: Span) -> None:
+        """A stripe of features."""
+        if self.parts.weight_gradient is not None:
+            self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
+
+    def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
+        """A piece of X times the gradient; the group is finished with its last one."""
+        gradient, round_ = self.parts.weight_gradient, self.round
+        if gradient is None or unit.group >= len(self.groups) or piece_sbuf is None:
+            return
+        group = self.groups[unit.group]
+        if unit.piece.start == 0:
+            self.earlier = gradient.load_earlier(group, round_.is_first, round_.is_last)
+        for product in group.products:
+            for tile in unit.piece:
+                rows = round_.rows(tile)
+                gradient_sbuf = self.parts.block.plain_sbuf[0:rows, tile, :]
+                product.add(gradient_sbuf, piece_sbuf[0:rows, tile - unit.piece.start, :], is_first=tile == 0)
+        if unit.piece.stop == round_.tiles:
+            gradient.finish(group, self.earlier, round_.is_first, round_.is_last)
+
+
+@dataclass(frozen=True)
+class GradientProducts:
+    """Multiplies the gradient of a round with W and X.
+
+    Attributes:
+        parts: of the launch.
+    """
+
+    parts: BackwardParts
+
+    def multiply(self, round_: Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
+        """dX, dW and db of the block, but for what has been made beside its gradient."""
+        stripes, units = self.parts.streams.stripes_of_features, self._units(round_)
+        keeps_logits = self.parts.plan.keeps_logits
+        later = 0 if keeps_logits else self.parts.transposed_later(round_)
+        pending = list(range(max(0, round_.tiles - later), round_.tiles))
+        weight_sbuf = first_stripe_sbuf if keeps_logits else self.parts.load_stripe(round_, stripes[0])
+        if round_.is_first_of_core and round_.is_first:
+            self.parts.streams.load_kept(round_.positions)
+        loads = StreamLoads.begun(self.parts.streams, round_, stripes, units)
+        weight_groups = WeightGroups(self.parts, round_)
+        for number, stripe in enumerate(stripes):
+            is_last_stripe = number + 1 == len(stripes)
+            weight_groups.begin(stripe)
+            next_weight_sbuf = None
+            if not is_last_stripe and self._runs_ahead:
+                next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
+            for unit in units:
+                if number > 0 or not keeps_logits:
+                    self._add_inputs(round_, stripe, unit, weight_sbuf, pending)
+                if number > 0:
+                    self._sum_inputs(round_, stripes[number - 1], unit.number, len(units))
+                loads.load(unit)
+                if is_last_stripe and unit.number == self._loads_next_at(units):
+                    self._load_next(round_)
+                weight_groups.add(unit, loads.piece_of(unit))
+                self.parts.prepare_ahead(round_, number * len(units) + unit.number, len(stripes) * len(units))
+            if not is_last_stripe and not self._runs_ahead:
+                next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
+            weight_sbuf = next_weight_sbuf
+        if self.parts.input_sum is not None and round_.is_last_of_core:
+            self.parts.input_sum.meet(round_.positions, stripes[-1])
+            self.parts.input_sum.add(round_.positions, stripes[-1], 0, 1)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        """Whether the next stripe of W has a buffer of its own.
+
+        Otherwise its load has to wait until the products with the current stripe have ended.
+        """
+        return self.parts.plan.buffers.weight_stripes > 1
+
+    def _loads_next_at(self, units: list[Unit]) -> int:
+        """The unit of the last stripe: in the memory of its W only when that is done with."""
+        return len(units) - 1 if self.parts.plan.buffers.takes_turns else 0
+
+    def _units(self, round_: Round) -> list[Unit]:
+        """Of a stripe: as many as there are pieces of X and groups of tiles of dW."""
+        groups = 1
+        if self.parts.weight_gradient is not None:
+            groups = len(self.parts.weight_gradient.groups(round_.classes, self.parts.streams.stripes_of_features[0]))
+        pieces = self.parts.streams.pieces_of(round_.positions)
+        count = groups * len(pieces)
+        found = []
+        for number in range(count):
+            group, piece = divmod(number, len(pieces))
+            tiles = range(number * round_.tiles // count, (number + 1) * round_.tiles // count)
+            loads = self.parts.weight_gradient is not None and (group == 0 or len(pieces) > 1)
+            found.append(Unit(number, tiles, pieces[piece], group, loads))
+        return found
+
+    def _add_inputs(
+        self, round_: Round, stripe: Span, unit: Unit, weight_sbuf: nl.NkiTensor | None, pending: list[int]
+    ) -> None:
+        """dX of the tiles of a unit; the transposes that are pending are made when others have started."""
+        for tile in unit.tiles:
+            is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
+            while pending and (is_due or tile >= pending[0]):
+                self.parts.transpose(round_, pending.pop(0), self.parts.input_banks)
+                if not pending:
+                    self.parts.add_bias(round_)
+            self.parts.add_input(round_, stripe, tile, weight_sbuf)
+
+    def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
+        """dX of a stripe and a block of positions, after the last block of classes, beside the next stripe."""
+        if self.parts.input_sum is None or not round_.is_last_of_core:
+            return
+        begins = min(_UNITS_UNTIL_SUMMED, units - 1)
+        if unit == begins:
+            self.parts.input_sum.meet(round_.positions, stripe)
+        if unit >= begins:
+            self.parts.input_sum.add(round_.positions, stripe, unit - begins, units - begins)
+
+    def _load_next(self, round_: Round) -> None:
+        """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
+        streams = self.parts.streams
+        streams.load_rows(round_.next_classes, 0)
+        if streams.slices is not None:
+            self._load_next_slices(round_, streams.slices)
+            return
+        if round_.next_positions is not None:
+            classes = round_.next_classes if round_.is_last else round_.classes
+            self.parts.streams.load_first_input(classes, round_.next_positions)
+            if not self.parts.plan.buffers.takes_turns:
+                self.parts.streams.load_second_inputs(round_.next_positions)
+
+    @staticmethod
+    def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
+        """The first slices of the next block of positions, or of classes where enough of them are known."""
+        if round_.next_positions is None:
+            return
+        if not round_.is_last:
+            slices.load_ahead(round_.classes, round_.next_positions)
+        elif round_.next_classes is not None and slices.is_loaded_ahead(round_.next_classes.size):
+            slices.load_ahead(round_.next_classes, round_.next_positions)

@@ -1,0 +1,193 @@
+"""The first half of a round: the block of the gradient of the logits, and its transpose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.gradient_tile import LastProduct, TilePlace
+from nkilib.experimental.loss.linear.backward.parts import TRANSPOSED_LATER, BackwardParts
+from nkilib.experimental.loss.linear.backward.rounds import Round
+from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
+from nkilib.experimental.loss.linear.shared.blocks import Span, cut
+from nkilib.experimental.loss.linear.shared.logits import multiply
+from nkilib.nki import nl
+
+# Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
+_KEPT_MULTIPLIED_LATER = 3
+
+
+@dataclass(frozen=True)
+class LogitGradient:
+    """Makes the gradient of the logits of a round.
+
+    Attributes:
+        parts: of the launch.
+    """
+
+    parts: BackwardParts
+
+    def make(self, round_: Round) -> nl.NkiTensor | None:
+        """The block of the gradient; the first stripe of W where it is loaded already.
+
+        Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
+        computed meanwhile, some tiles later.
+        """
+        if self.parts.streams.slices is not None:
+            self._make_streamed(round_, self.parts.streams.slices)
+            return None
+        inputs = self._first_inputs(round_)
+        stripe = self.parts.streams.stripes_of_features[0]
+        weight_sbuf = self.parts.load_stripe(round_, stripe) if self.parts.plan.keeps_logits else None
+        self._make_tiles(round_, inputs, stripe, weight_sbuf)
+        if self.parts.plan.keeps_logits:
+            for tile in range(round_.tiles, round_.tiles + _KEPT_MULTIPLIED_LATER):
+                self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
+            self.parts.add_bias(round_)
+        return weight_sbuf
+
+    def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
+        """X^T, or the kept scores, by tile of positions: as many as there are buffers for."""
+        streams = self.parts.streams
+        streams.restart_inputs()
+        loaded = [streams.next_inputs()]
+        if self.parts.plan.buffers.takes_turns:
+            loaded += streams.load_second_inputs(round_.positions)
+        else:
+            loaded += [streams.next_inputs() for _ in range(1, streams.first_inputs(round_.positions))]
+        return dict(enumerate(loaded))
+
+    def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
+        """Load what takes the buffer of a tile that is done with."""
+        ahead = tile + self.parts.streams.input_buffers
+        if ahead < round_.tiles:
+            inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
+
+    def _make_tiles(
+        self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], stripe: Span, weight_sbuf: nl.NkiTensor | None
+    ) -> None:
+        """Make all tiles of the block.
+
+        Scalar loads a table of functions to open tiles, such as the tangents of a cap, and one for the exponentials:
+        once for a group of tiles, all of which are opened before. A group has as many as there are buffers for.
+        """
+        plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
+        spans = cut(round_.classes.size, plan.classes_of_tile)
+        tiles = [(tile, span) for tile in range(round_.tiles) for span in spans]
+        places = [TilePlace(first_column + tile, round_.rows(tile), span) for tile, span in tiles]
+        opens_groups = self.parts.tiles.opens_groups
+        last: LastProduct | None = None
+        for group in cut(len(tiles), plan.buffers.opened - 1 if opens_groups else 1):
+            opened = []
+            for number in range(group.first, group.end):
+                tile, span = tiles[number]
+                scores = self._scores(number, inputs[tile], places[number])
+                opened.append(self.parts.tiles.open(number, scores, places[number]))
+                if opens_groups and span == spans[-1]:
+                    self._load_ahead(round_, inputs, tile)
+            for number, opened_tile in enumerate(opened, group.first):
+                tile, span = tiles[number]
+                if span == spans[0]:
+                    self.parts.prepare_rest(round_, tile, tile + 1)
+                made = self._make_tile(tile, number, opened_tile, places[number])
+                if last is not None:
+                    last.issue(plan.keeps_logits)
+                last = made
+                if span != spans[-1]:
+                    continue
+                if not opens_groups:
+                    self._load_ahead(round_, inputs, tile)
+                self._transpose_later(round_, tile - self.parts.transposed_later(round_), stripe, weight_sbuf)
+        if last is not None:
+            last.issue(plan.keeps_logits)
+
+    def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
+        """Make the block of the gradient while W^T streams by: the logits of a batch of tiles of positions at a time.
+
+        Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
+        product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
+        """
+        self.parts.prepare_rest(round_, 0, round_.tiles)
+        spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
+        batches = [range(batch.first, batch.end) for batch in cut(round_.tiles, self.parts.plan.tiles_of_batch)]
+        passes = [(number, classes, batch) for number, classes in enumerate(spans) for batch in batches]
+        to_load = [
+            (round_.classes.part(*classes), slices.positions_of(round_.positions, batch.start), features)
+            for _, classes, batch in passes
+            for features in slices.features
+        ]
+        loaded = slices.take_ahead(round_.positions)
+        del to_load[: len(loaded)]
+        last: LastProduct | None = None
+        for number, classes, batch in passes:
+            is_last_span = number + 1 == len(spans)
+            first_number = number * round_.tiles
+            banks = {tile: self._bank(first_number + tile, round_.rows(tile), classes.size) for tile in batch}
+            for features in slices.features:
+                slice_ = loaded.pop(0)
+                weight_sbuf = slice_.weight_sbuf[:, :, 0 : classes.size]
+                is_complete = features.end == self.parts.operands.num_features
+                for tile, bank_psum in banks.items():
+                    rows, first = round_.rows(tile), (tile - batch.start) * PARTITIONS
+                    inputs_sbuf = slice_.inputs_sbuf[:, :, first : first + rows]
+                    multiply(bank_psum, inputs_sbuf, weight_sbuf, features.size, features.first == 0)
+                    if is_complete:
+                        place = TilePlace(round_.positions.first // PARTITIONS + tile, rows, classes)
+                        made = self._make_streamed_tile(tile, first_number + tile, bank_psum, place)
+                        if last is not None:
+                            last.issue(on_gpsimd=False)
+                        last = made
+                    if is_complete and is_last_span:
+                        self._transpose_later(round_, tile - self.parts.transposed_later(round_), classes, None)
+                if to_load:
+                    loaded.append(slices.load(*to_load.pop(0)))
+        if last is not None:
+            last.issue(on_gpsimd=False)
+
+    def _bank(self, number: int, rows: int, classes: int) -> nl.NkiTensor:
+        """Where tile ``number`` of the logits grows, [rows, classes]: banks take turns, also from batch to batch."""
+        banks_psum = self.parts.logits[0].products_psum
+        return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
+
+    def _make_streamed_tile(
+        self, tile: int, number: int, product_psum: nl.NkiTensor, place: TilePlace
+    ) -> LastProduct | None:
+        scores = self.parts.logits[0].scores_of_product(number, product_psum, self._bias(0, place))
+        opened = self.parts.tiles.open(number, [scores], place)
+        return self._make_tile(tile, number, opened, place)
+
+    def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
+        """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
+        if 0 <= tile < round_.tiles:
+            self.parts.transpose(round_, tile, self.parts.transpose_banks)
+        earlier = tile - (_KEPT_MULTIPLIED_LATER - TRANSPOSED_LATER)
+        if self.parts.plan.keeps_logits and 0 <= earlier < round_.tiles:
+            self.parts.add_input(round_, stripe, earlier, weight_sbuf)
+
+    def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
+        """A tile of the gradient from what has been opened of it."""
+        columns = slice(place.classes.first, place.classes.end)
+        dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
+        return self.parts.tiles.make_tile(number, dst_sbuf, opened, place)
+
+    def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """A tile of scores of each operand pair: products of a tile of X^T, or what is kept.
+
+        The products of all pairs take their turns in the same banks, and what becomes of them in rings of each pair.
+        """
+        columns = slice(place.classes.first, place.classes.end)
+        pairs, scores = self.parts.streams.pairs, []
+        for pair, logits, input_sbuf in zip(pairs, self.parts.logits, inputs_sbuf, strict=True):
+            if pair.weight_sbuf is None:
+                scores.append(input_sbuf[0 : place.rows, columns])
+                continue
+            product_psum = logits.product(
+                len(pairs) * number + pair.number, input_sbuf[:, :, 0 : place.rows], pair.weight_sbuf[:, :, columns]
+            )
+            scores.append(logits.scores_of_product(number, product_psum, self._bias(pair.number, place)))
+        return scores
+
+    def _bias(self, pair: int, place: TilePlace) -> nl.NkiTensor | None:
+        """The bias of the classes of a tile, float32 [128, classes]; None without one."""
+        bias = self.parts.streams.pairs[pair].bias
+        return None if bias is None else bias.row_sbuf[:, place.classes.first : place.classes.end]

@@ -1,0 +1,231 @@
+"""What all blocks of the backward have in common: buffers, banks, and what is made with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
+from nkilib.experimental.loss.linear.backward.geometry import weight_tiles
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
+from nkilib.experimental.loss.linear.backward.gradient_tile import TileMaker
+from nkilib.experimental.loss.linear.backward.input_gradient import InputGradient, InputSum
+from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.rounds import Round
+from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
+from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.backward.weight_gradient import BiasGradient, WeightGradient
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
+from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
+from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands
+from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE, LogitTiles
+from nkilib.nki import nl
+
+# Banks of PSUM. The first logits of a block take those that dX leaves first. Two operand pairs have three tiles of
+# logits of each at a time.
+_INPUT_BANKS = (6, 7)
+_LOGIT_BANKS = {1: (6, 7, 0, 1, 2), 2: (6, 7, 0, 1, 2, 5)}
+_TRANSPOSE_BANKS = {1: (3, 4, 5), 2: (3, 4)}
+# Where X^T and W^T stream: the last tiles of dW leave the bank for transposes last.
+_STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS = (6, 7, 0, 1, 2, 3, 4), (5,)
+_WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
+# A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
+# is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
+TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
+
+
+# The share of a block that is prepared while the block before is multiplied with W and X, which takes Tensor two thirds
+# of its time. The rest is prepared while logits are computed.
+_PREPARED_AHEAD = 0.7
+
+
+class BackwardProblem(NamedTuple):
+    """What a loss has the backward make gradients of.
+
+    Attributes:
+        pairs: the operand pairs that there are logits of: one or two. The gradients are those of the first one.
+        make_tiles: makes what makes the gradient of the logits, by a plan.
+    """
+
+    pairs: list[OperandPair]
+    make_tiles: Callable[[BackwardPlan], TileMaker]
+
+    @property
+    def operands(self) -> LinearOperands:
+        """X and W whose gradients are made."""
+        return self.pairs[0].operands
+
+
+@dataclass(frozen=True)
+class BackwardParts:
+    """What all blocks have in common.
+
+    Attributes:
+        operands: X and W whose gradients are made.
+        plan: of the kernel.
+        core: of this launch.
+        positions: the blocks of positions.
+        streams: buffers.
+        logits: by operand pair, that compute them, where they are not kept.
+        tiles: that make the gradient of the logits.
+        block: where it stands.
+        transpose_banks: of PSUM, for transposes beside the logits.
+        input_banks: for dX, and for transposes beside dW.
+        input_gradient, input_sum, weight_gradient, bias_gradient: None for those that are not wanted.
+        own_classes: which of a block are the core's own, for dX; None for all.
+    """
+
+    operands: LinearOperands
+    plan: BackwardPlan
+    core: int
+    positions: list[Span]
+    streams: BackwardStreams
+    logits: list[LogitTiles]
+    tiles: TileMaker
+    block: GradientBlock
+    transpose_banks: Ring
+    input_banks: Ring
+    input_gradient: InputGradient | None
+    input_sum: InputSum | None
+    weight_gradient: WeightGradient | None
+    bias_gradient: BiasGradient | None
+    own_classes: OwnClasses | None
+
+    @classmethod
+    def make(
+        cls,
+        problem: BackwardProblem,
+        plan: BackwardPlan,
+        gradients: Gradients,
+        partials_hbm: list[nl.NkiTensor],
+        core: int,
+        kept: KeptLogits | None,
+        cover: ClassCover | None,
+    ) -> BackwardParts:
+        """Nothing of the operands is loaded yet."""
+        tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
+        banks_psum = _banks()
+        positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
+        input_banks = Ring([banks_psum[bank] for bank in _INPUT_BANKS])
+        input_gradient = input_sum = weight_gradient = bias_gradient = None
+        if gradients.input_hbm is not None:
+            results = Ring.of_sbuf(plan.buffers.input_results, (PARTITIONS, plan.stripe), nl.float32)
+            input_gradient = InputGradient(partials_hbm[core], input_banks, results, tiles.power)
+            input_sum = InputSum(gradients.input_hbm, partials_hbm, core)
+        if gradients.weight_hbm is not None:
+            banks = [banks_psum[bank] for bank in _WEIGHT_BANKS[: weight_tiles()]]
+            weight_gradient = WeightGradient.make(
+                operands, plan, gradients.weight_hbm, gradients.weight_sum_hbm, banks, tiles.power
+            )
+        if gradients.bias_hbm is not None:
+            bias_gradient = BiasGradient.make(plan, gradients.bias_hbm, tiles.power)
+        of_logits, of_transposes = _LOGIT_BANKS[pairs], _TRANSPOSE_BANKS[pairs]
+        if plan.streams_inputs:
+            of_logits, of_transposes = _STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS
+        logit_banks = [banks_psum[bank] for bank in of_logits]
+        return cls(
+            operands,
+            plan,
+            core,
+            positions,
+            BackwardStreams.make(problem.pairs, plan, kept, tiles.rows),
+            [_logit_tiles(pair, plan, logit_banks) for pair in problem.pairs],
+            tiles,
+            GradientBlock.make(plan, operands.dtype, input_gradient is not None or bias_gradient is not None),
+            Ring([banks_psum[bank] for bank in of_transposes]),
+            input_banks,
+            input_gradient,
+            input_sum,
+            weight_gradient,
+            bias_gradient,
+            None if cover is None or cover.is_exact or input_gradient is None else OwnClasses.make(cover),
+        )
+
+    def restart(self) -> None:
+        """A round begins."""
+        for ring in (self.transpose_banks, self.input_banks, self.streams.pieces, self.streams.stripes):
+            ring.restart()
+        for gradient in (self.input_gradient, self.weight_gradient):
+            if gradient is not None:
+                gradient.restart()
+
+    def begin(self, first_class: int) -> None:
+        """The first block of classes begins."""
+        self.tiles.begin(first_class)
+        self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
+
+    def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
+        """Prepare some tiles of the block of the next round, in step ``step`` of ``steps``."""
+        if round_.next_positions is not None:
+            skipped = round_.classes.size if round_.is_last else 0
+            done, end = step / steps, (step + 1) / steps
+            self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
+
+    def prepare_rest(self, round_: Round, start: int, end: int) -> None:
+        """Prepare those of the round that are left, while tiles ``start`` to ``end`` of positions are made."""
+        shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
+        self.tiles.prepare(round_.positions, 0, *shares)
+
+    def transposed_later(self, round_: Round) -> int:
+        """How many tiles are made before one is transposed."""
+        has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
+        return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
+
+    def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
+        """A tile of positions of the block."""
+        self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
+
+    def add_bias(self, round_: Round) -> None:
+        """db of the block, all of which is transposed."""
+        if self.bias_gradient is not None:
+            positions = round_.positions.size
+            self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
+
+    def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
+        """dX of a tile."""
+        if self.input_gradient is None or weight_sbuf is None:
+            return
+        first = round_.positions.first + tile * PARTITIONS
+        place_hbm = self.input_gradient.partial_hbm[first : first + round_.rows(tile), stripe.first : stripe.end]
+        classes, is_first = round_.classes.size, round_.is_first_of_core
+        self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
+
+    def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
+        """Of W, which dX alone needs."""
+        if self.input_gradient is None:
+            return None
+        weight_sbuf = self.streams.load_stripe(round_.classes, stripe)
+        if self.own_classes is not None:
+            self.own_classes.keep(weight_sbuf[:, :, 0 : stripe.size])
+        return weight_sbuf
+
+
+def _banks() -> list[nl.NkiTensor]:
+    """All of PSUM."""
+    shape = (PARTITIONS, CLASSES_OF_TILE)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
+
+
+def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
+    """The tiles of logits of an operand pair, in banks that others take at other times.
+
+    The scores that tiles of the gradient are made of stay in as many tiles as are opened at a time.
+    """
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else TURNS
+
+    def tiles_sbuf(is_needed: bool, turns: int) -> list[nl.NkiTensor]:
+        turns = turns if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+
+    return LogitTiles(
+        pair.operands.num_features,
+        pair.softcap,
+        banks_psum,
+        tiles_sbuf(pair.operands.bias_hbm is not None, TURNS if has_softcap else opened),
+        tiles_sbuf(has_softcap, opened),
+        pair.masked_score,
+    )

@@ -1,0 +1,320 @@
+"""The gradients of the weight and of the bias.
+
+dW = G^T X is summed over positions in banks of PSUM, and written once for a block of classes. db = G^T 1.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
+from nkilib.experimental.loss.linear.shared.launch import LinearOperands
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class WeightProduct:
+    """A tile of dW, as a sum over tiles of positions in a bank of PSUM.
+
+    Attributes:
+        bank_psum: float32 [rows, columns].
+        classes, features: which classes of the block, and which features of the stripe.
+        has_classes_first: rows are classes, and columns features; else the reverse.
+        row_tile: which tile of rows of its group it is.
+        first_column: of its columns, counted in its group.
+    """
+
+    bank_psum: nl.NkiTensor
+    classes: Span
+    features: Span
+    has_classes_first: bool
+    row_tile: int
+    first_column: int
+
+    def add(self, gradient_sbuf: nl.NkiTensor, input_sbuf: nl.NkiTensor, is_first: bool) -> None:
+        """A tile of positions: of G, [rows, classes of the block], and of X, [rows, stripe]."""
+        of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
+        of_features = input_sbuf[:, self.features.first : self.features.end]
+        nisa.nc_matmul(
+            dst=self.bank_psum,
+            stationary=of_classes if self.has_classes_first else of_features,
+            moving=of_features if self.has_classes_first else of_classes,
+            accumulate=not is_first,
+        )
+
+    def of(self, group_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Its place in a tile of its group."""
+        rows, columns = self.bank_psum.shape
+        return group_sbuf[0:rows, self.row_tile, self.first_column : self.first_column + columns]
+
+
+@dataclass(frozen=True)
+class WeightGroup:
+    """Tiles of dW for which there are banks, and which cross HBM together: one transfer costs less than several.
+
+    Attributes:
+        products: the tiles.
+        place_hbm: [rows, columns], where they belong.
+        scratch_hbm: where their sum over blocks of positions grows, float32; None for one block.
+    """
+
+    products: list[WeightProduct]
+    place_hbm: nl.NkiTensor
+    sum_hbm: nl.NkiTensor | None
+    scratch_hbm: nl.NkiTensor | None
+
+
+def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+    """Views of a matrix in HBM and of the tile [128, tiles, columns] of its rows: of whole tiles, and of the rest."""
+    rows, columns = rows_hbm.shape
+    tiles, rest = divmod(rows, PARTITIONS)
+    found = []
+    if tiles > 0:
+        whole_hbm = rows_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS)).permute((1, 0, 2))
+        found.append((whole_hbm, tiles_sbuf[:, 0:tiles, 0:columns]))
+    if rest > 0:
+        found.append((rows_hbm.slice(0, tiles * PARTITIONS, rows), tiles_sbuf[0:rest, tiles, 0:columns]))
+    return found
+
+
+@dataclass(frozen=True)
+class WeightGradient:
+    """dW, of which each block of classes is written once.
+
+    Attributes:
+        gradient_hbm: in the layout of W.
+        has_classes_first: that layout is [V, D].
+        sum_hbm: float32, in the layout of W, that dW is added to; it may be ``gradient_hbm``. None for 0.
+        banks_psum: for sums, float32 [128, 512].
+        results, sums: tiles of a group on their way to HBM, of its type; and float32 tiles that are added to, an empty
+            ring where there is nothing to add to.
+        scratch_hbm: float32, for sums over blocks of positions, in the layout of W, of a block of classes; None for one
+            block of positions.
+        classes_of_tile: of a product whose result is [features, classes].
+        group_tiles: tiles of rows of a group, for which there is memory.
+        power: of the gradient.
+    """
+
+    gradient_hbm: nl.NkiTensor
+    has_classes_first: bool
+    sum_hbm: nl.NkiTensor | None
+    banks_psum: list[nl.NkiTensor]
+    results: Ring
+    sums: Ring
+    scratch_hbm: nl.NkiTensor | None
+    classes_of_tile: int
+    group_tiles: int
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(
+        cls,
+        launch: LinearOperands,
+        plan: BackwardPlan,
+        gradient_hbm: nl.NkiTensor,
+        sum_hbm: nl.NkiTensor | None,
+        banks_psum: list[nl.NkiTensor],
+        power: PowerOfTwo | None,
+    ) -> WeightGradient:
+        """As a plan has it."""
+        scratch_hbm = None
+        if plan.position_blocks > 1:
+            block = (plan.class_tiles * PARTITIONS, launch.num_features)
+            if not launch.has_classes_first:
+                block = (launch.num_features, plan.class_tiles * PARTITIONS)
+            scratch_hbm = nl.ndarray(block, dtype=nl.float32, buffer=nl.private_hbm, name="grad_weight_sums_hbm")
+        shape = (PARTITIONS, *plan.weight_group)
+        return cls(
+            gradient_hbm,
+            launch.has_classes_first,
+            sum_hbm,
+            banks_psum,
+            Ring.of_sbuf(plan.buffers.weight_results, shape, gradient_hbm.dtype),
+            Ring.of_sbuf(plan.weight_sums, shape, nl.float32),
+            scratch_hbm,
+            plan.classes_of_tile,
+            plan.weight_group[0],
+            power,
+        )
+
+    def restart(self) -> None:
+        """A block begins."""
+        self.results.restart()
+        self.sums.restart()
+
+    def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
+        """The tiles of a block and a stripe, in groups for which there are banks."""
+        if self.has_classes_first:
+            found = []
+            for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
+                tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
+                found.append(self._group(block, group, stripe, tiles, [Span(0, stripe.size)]))
+            return found
+        classes = cut(block.size, self.classes_of_tile)
+        # A block of few classes leaves banks for more tiles than a group of the largest block has.
+        most = min(len(self.banks_psum) // len(classes), self.group_tiles)
+        found = []
+        for group in cut(stripe.size, most * PARTITIONS):
+            tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
+            rows = Span(stripe.first + group.first, group.size)
+            found.append(self._group(block, rows, Span(0, block.size), tiles, classes))
+        return found
+
+    def _group(
+        self, block: Block, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
+    ) -> WeightGroup:
+        """Some rows and columns of a block, whose tiles count in the block and in the stripe."""
+        products: list[WeightProduct] = []
+        for number, row_tile in enumerate(row_tiles):
+            for column_tile in column_tiles:
+                bank_psum = self.banks_psum[len(products)][0 : row_tile.size, 0 : column_tile.size]
+                classes, features = row_tile, column_tile
+                if not self.has_classes_first:
+                    classes, features = features, classes
+                products.append(
+                    WeightProduct(bank_psum, classes, features, self.has_classes_first, number, column_tile.first)
+                )
+        place = slice(rows.first, rows.end), slice(columns.first, columns.end)
+        dimension = 0 if self.has_classes_first else 1
+        return WeightGroup(
+            products,
+            block.of(self.gradient_hbm, dimension)[place],
+            None if self.sum_hbm is None else block.of(self.sum_hbm, dimension)[place],
+            None if self.scratch_hbm is None else self.scratch_hbm[place],
+        )
+
+    def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
+        """Float32 tiles of what sums over the last positions are added to: to be asked for when the sums begin.
+
+        That is the sum over the blocks of positions before, and what the caller has.
+        """
+        if not is_last:
+            return []
+        earlier_hbm = [None if is_first else group.scratch_hbm, group.sum_hbm]
+        return [self._loaded(rows_hbm) for rows_hbm in earlier_hbm if rows_hbm is not None]
+
+    def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
+        """What follows the sums over a block of positions, the first or the last one of its classes.
+
+        Sums over some of the positions are kept; those over all of them, with what was loaded, are rounded once and
+        stored.
+        """
+        if not is_last and group.scratch_hbm is not None:
+            self._keep(group, group.scratch_hbm, is_first)
+            return
+        result_sbuf = self.results.next_tile()
+        for product in group.products:
+            earlier_sbuf = [product.of(tile_sbuf) for tile_sbuf in loaded_sbuf]
+            self._sum(product.of(result_sbuf), product.bank_psum, earlier_sbuf)
+        for place_hbm, tile_sbuf in _transfers(group.place_hbm, result_sbuf):
+            nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
+
+    def _keep(self, group: WeightGroup, scratch_hbm: nl.NkiTensor, is_first: bool) -> None:
+        """Store sums, or add them to those that there are."""
+        wide_sbuf = self.sums.next_tile()
+        for product in group.products:
+            self._sum(product.of(wide_sbuf), product.bank_psum, [])
+        for place_hbm, tile_sbuf in _transfers(scratch_hbm, wide_sbuf):
+            if is_first:
+                nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
+            else:
+                nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, tile_sbuf], reduce_op=nl.add)
+
+    def _loaded(self, rows_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """Float32 rows of a group."""
+        wide_sbuf = self.sums.next_tile()
+        for place_hbm, tile_sbuf in _transfers(rows_hbm, wide_sbuf):
+            nisa.dma_copy(dst=tile_sbuf, src=place_hbm)
+        return wide_sbuf
+
+    def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
+        """A sum of products, without the power of the gradient, and what there is of it already; overwrites that."""
+        inverse: float | nl.NkiTensor = 1.0
+        if self.power is not None:
+            inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]
+        if not earlier_sbuf:
+            if self.power is None:
+                nisa.tensor_copy(dst=dst_sbuf, src=sum_psum)
+            else:
+                nisa.tensor_scalar(dst=dst_sbuf, data=sum_psum, op0=nl.multiply, operand0=inverse)
+            return
+        first_sbuf, *others_sbuf = earlier_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=first_sbuf if others_sbuf else dst_sbuf,
+            data=sum_psum,
+            op0=nl.multiply,
+            operand0=inverse,
+            op1=nl.add,
+            operand1=first_sbuf,
+        )
+        for other_sbuf in others_sbuf:
+            nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
+
+
+@dataclass(frozen=True)
+class BiasGradient:
+    """db, float32 [V]: sums of G^T along the positions.
+
+    Attributes:
+        gradient_hbm: [V].
+        part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
+        sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
+        power: of the gradient.
+    """
+
+    gradient_hbm: nl.NkiTensor
+    part_sbuf: nl.NkiTensor
+    sum_sbuf: nl.NkiTensor
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
+        """Nothing is summed yet."""
+        shape = (PARTITIONS, plan.class_tiles)
+        part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
+        return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
+
+    def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
+        """A block of positions, the first or the last one of its classes, or both or neither."""
+        for tiles in _equal_tiles(block.size):
+            rows, start, end = tiles.rows, tiles.start, tiles.end
+            sums_sbuf, total_sbuf = self.part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
+            nisa.tensor_reduce(
+                dst=sums_sbuf, op=nl.add, data=gradient.classes_first_sbuf[0:rows, start:end, 0:positions], axis=2
+            )
+            if self.power is not None:
+                nisa.tensor_scalar(
+                    dst=sums_sbuf, data=sums_sbuf, op0=nl.multiply, operand0=self.power.inverse_sbuf[0:rows, :]
+                )
+            if not is_first:
+                nisa.tensor_tensor(dst=sums_sbuf, data1=total_sbuf, data2=sums_sbuf, op=nl.add)
+            if not is_last:
+                nisa.tensor_copy(dst=total_sbuf, src=sums_sbuf)
+                continue
+            classes_hbm = block.of(self.gradient_hbm)[start * PARTITIONS : start * PARTITIONS + tiles.classes]
+            nisa.dma_copy(dst=classes_hbm.reshape_dim(0, (end - start, rows)).permute((1, 0)), src=sums_sbuf)
+
+
+@dataclass(frozen=True)
+class _EqualTiles:
+    """Tiles ``start`` to ``end`` of a block, of so many classes each."""
+
+    start: int
+    end: int
+    rows: int
+
+    @property
+    def classes(self) -> int:
+        return (self.end - self.start) * self.rows
+
+
+def _equal_tiles(classes: int) -> list[_EqualTiles]:
+    """The whole tiles of a block, and what is left of it."""
+    whole, rest = divmod(classes, PARTITIONS)
+    found = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
+    return found if rest == 0 else [*found, _EqualTiles(whole, whole + 1, rest)]

@@ -1,0 +1,146 @@
+"""How the forward goes through the classes of a core: perhaps a block by itself, those of a plan, and shared ones.
+
+Where there is a loop of the device, all loads that were issued are waited for before it starts, X of all positions
+among them. So a block stands before it, whose products take as long as these loads.
+
+At the end the cores need what each has found of its classes, and a swap takes some microseconds. Meanwhile both work on
+the last classes, each for its part of the positions, of which it then knows everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.linear.shared.blocks import (
+    Block,
+    BlockPlan,
+    Span,
+    Step,
+    balanced_spans,
+    plan_blocks,
+)
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW
+
+# Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
+_GRAIN = 32
+
+
+class ClassDivision(NamedTuple):
+    """Who has which classes.
+
+    Attributes:
+        shares: the classes of each core, which may be none.
+        shared: blocks of those that all cores work on at the end.
+    """
+
+    shares: list[Span]
+    shared: tuple[Span, ...]
+
+
+def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
+    """Shares as even as whole grains are, and at least so many shared classes, up to 127 more; or none."""
+    own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
+    last = Span(own, vocab_size - own)
+    grains = div_ceil(own, _GRAIN)
+    edges = [min(own, div_ceil(grains * core, cores) * _GRAIN) for core in range(cores + 1)]
+    shares = [Span(first, end - first) for first, end in pairwise(edges)]
+    return ClassDivision(shares, tuple(balanced_spans(last, class_block)) if last.size > 0 else ())
+
+
+@dataclass(frozen=True)
+class ClassSchedule:
+    """The steps of a core.
+
+    Attributes:
+        head: the block before the loop; None without a loop.
+        plan: all others that are the core's own.
+        shared: blocks that all cores work on at the end, each for its part of the positions.
+    """
+
+    head: Span | None
+    plan: BlockPlan
+    shared: tuple[Span, ...]
+
+    @classmethod
+    def make(cls, division: ClassDivision, core: int, class_block: int, bodies: int) -> ClassSchedule:
+        """For a core, in blocks of at most ``class_block`` classes and a program of at most ``bodies`` of them."""
+        shares, shared = division
+        bodies -= len(shared)
+        plan = plan_blocks(shares, core, class_block, bodies, WINDOW)
+        if plan.trips == 0:
+            return cls(None, plan, shared)
+        left = [Span(share.first + class_block, share.size - class_block) for share in shares]
+        most = _most_of_longest_trips(left, class_block, bodies - 1)
+        head = Span(shares[core].first, class_block)
+        return cls(head, plan_blocks(left, core, class_block, most, WINDOW), shared)
+
+    @property
+    def first(self) -> int:
+        """The first class."""
+        return self.plan.first if self.head is None else self.head.first
+
+    @property
+    def largest(self) -> int:
+        """Classes of the largest block; 0 without any."""
+        return max((self.plan.largest, *(span.size for span in self._single)), default=0)
+
+    @property
+    def sizes(self) -> set[int]:
+        """Of the blocks."""
+        return self.plan.sizes | {span.size for span in self._single}
+
+    @property
+    def opening(self) -> Step | None:
+        """The first step, whose loads come before it; None without classes."""
+        if self.head is not None:
+            # The last number of a window, so that the loop begins with a window of its own.
+            return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)
+        opening = self.plan.opening
+        return None if opening is None else Step(opening, 0, opening.size, None)
+
+    @property
+    def count(self) -> int:
+        """Blocks of the plan, which are numbered on from 0."""
+        return self.plan.count
+
+    def run(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block that is the core's own; the last one has the first shared one to follow."""
+
+        def with_following(step: Step) -> None:
+            is_last = step.number == self.count - 1 and self.shared
+            body(replace(step, following=Block(*self.shared[0])) if is_last else step)
+
+        if self.head is not None and self.opening is not None:
+            body(self.opening)
+        self.plan.run(with_following)
+
+    def run_shared(self, body: Callable[[Step], None]) -> None:
+        """Call ``body`` for each block that the cores share, numbered on."""
+        for number, span in enumerate(self.shared):
+            following = Block(*self.shared[number + 1]) if number + 1 < len(self.shared) else None
+            body(Step(Block(*span), self.count + number, span.size, following))
+
+    @property
+    def _single(self) -> tuple[Span, ...]:
+        """Blocks that are not of the plan."""
+        return self.shared if self.head is None else (self.head, *self.shared)
+
+
+def _most_of_longest_trips(shares: list[Span], class_block: int, bodies: int) -> int:
+    """The ``most_bodies`` of the plan that meets the edges of trips least often and has at most ``bodies``.
+
+    A plan keeps room for what is left over behind the loop, which may be less: then its trips can be longer.
+    """
+    found, fewest = bodies, None
+    for most in range(bodies, 2 * bodies + 2):
+        plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
+        trips = plans[0].trips
+        fits = trips > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or trips < fewest):
+            found, fewest = most, trips
+    return found

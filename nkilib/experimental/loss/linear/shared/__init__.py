@@ -1,0 +1,1 @@
+"""What forward and backward share: sizes, operands and their blocks, products."""

@@ -1,0 +1,142 @@
+"""Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
+
+A tile of the product fills a bank of PSUM. Without bias and cap nothing else is made: whoever needs the logits reads
+the bank. A bias is added on the way into SBUF. Of capped logits there are the tangents, as in
+:mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap is a part of the scale by which z is more than a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
+from nkilib.nki import nisa, nl
+
+# float32 numbers of a bank of PSUM: the most columns of one product.
+CLASSES_OF_TILE = 512
+
+
+def multiply(
+    dst_psum: nl.NkiTensor,
+    stationary_sbuf: nl.NkiTensor,
+    moving_sbuf: nl.NkiTensor,
+    contracted: int,
+    is_first: bool = True,
+) -> None:
+    """``dst[n, v]`` becomes the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
+
+    Args:
+        dst_psum: float32 [n, v], n at most 128, v at most ``CLASSES_OF_TILE``.
+        stationary_sbuf, moving_sbuf: [128, ceil(contracted / 128), n] and [..., v]; index i is on partition i % 128 of
+            tile i // 128.
+        contracted: how many i there are.
+        is_first: else the sum is added to what is there.
+    """
+    for tile in range(div_ceil(contracted, PARTITIONS)):
+        depth = min(PARTITIONS, contracted - tile * PARTITIONS)
+        nisa.nc_matmul(
+            dst=dst_psum,
+            stationary=stationary_sbuf[0:depth, tile, :],
+            moving=moving_sbuf[0:depth, tile, :],
+            accumulate=tile > 0 or not is_first,
+        )
+
+
+@dataclass(frozen=True)
+class LogitTiles:
+    """Makes one tile of logits after another.
+
+    Attributes:
+        num_features: D.
+        softcap: of the logits; None for none.
+        products_psum: banks, float32 [128, 512], that the tiles take in turn.
+        biased_sbuf, tangents_sbuf: tiles of that shape which they take in turn; empty without a bias, without a cap.
+        masked_score: what takes the place of the tangent of a masked class, whose bias is twice that; None where it
+            stays -1.
+    """
+
+    num_features: int
+    softcap: float | None
+    products_psum: list[nl.NkiTensor]
+    biased_sbuf: list[nl.NkiTensor]
+    tangents_sbuf: list[nl.NkiTensor]
+    masked_score: float | None = None
+
+    @classmethod
+    def make(
+        cls, num_features: int, softcap: float | None, has_bias: bool, banks: int, turns: int, classes: int
+    ) -> LogitTiles:
+        """With so many banks, and so many turns in SBUF, of tiles of at most so many classes."""
+
+        def ring(count: int) -> list[nl.NkiTensor]:
+            return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
+
+        shape = (PARTITIONS, classes)
+        return cls(
+            num_features,
+            softcap,
+            products_psum=[nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(banks)],
+            biased_sbuf=ring(turns if has_bias else 0),
+            tangents_sbuf=ring(0 if softcap is None else turns),
+        )
+
+    @property
+    def scale(self) -> float:
+        """z is this times the scores."""
+        return 1.0 if self.softcap is None else self.softcap
+
+    def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The product of tile ``number`` alone, in its bank: arguments as in :meth:`scores`."""
+        product_psum = _turn(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
+        multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
+        return product_psum
+
+    def scores(
+        self,
+        number: int,
+        positions_sbuf: nl.NkiTensor,
+        classes_sbuf: nl.NkiTensor,
+        bias_sbuf: nl.NkiTensor | None,
+    ) -> nl.NkiTensor:
+        """Tile ``number``, which takes its turn in the rings: float32 [positions, classes], in PSUM or in SBUF.
+
+        It stays until the rings have gone round.
+
+        Args:
+            positions_sbuf: X^T, [128, ceil(D / 128), positions].
+            classes_sbuf: W^T, [128, ceil(D / 128), classes].
+            bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class, but its tangent is -1,
+                for the gradient through the cap is 0 there. None for none.
+        """
+        return self.scores_of_product(number, self.product(number, positions_sbuf, classes_sbuf), bias_sbuf)
+
+    def scores_of_product(
+        self, number: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
+    ) -> nl.NkiTensor:
+        """Likewise, of a product that is there, float32 [positions, classes]."""
+        positions, classes = product_psum.shape
+        logits = product_psum
+        if bias_sbuf is not None:
+            logits = _turn(self.biased_sbuf, number, positions, classes)
+            nisa.tensor_tensor(dst=logits, data1=product_psum, data2=bias_sbuf[0:positions, :], op=nl.add)
+        if self.softcap is None:
+            return logits
+        tangents_sbuf = _turn(self.tangents_sbuf, number, positions, classes)
+        hyperbolic_tangents(tangents_sbuf, logits, self.softcap)
+        if bias_sbuf is not None and self.masked_score is not None:
+            # Any other logit less the masked score is more than 1.
+            nisa.scalar_tensor_tensor(
+                dst=tangents_sbuf,
+                data=logits,
+                op0=nl.subtract,
+                operand0=self.masked_score,
+                op1=nl.minimum,
+                operand1=tangents_sbuf,
+            )
+        return tangents_sbuf
+
+
+def _turn(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) -> nl.NkiTensor:
+    return tiles[number % len(tiles)][0:positions, 0:classes]

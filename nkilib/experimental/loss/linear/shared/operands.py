@@ -1,0 +1,232 @@
+"""How the operands of the products come from HBM: matrices in tiles of 128 partitions, and numbers.
+
+Tensor contracts over partitions. So the product over the features D wants X and W with the features on partitions,
+``[128, ceil(D / 128), rows]``, and the products of the backward want them with the rows there. One of the two is how
+the matrix lies in HBM, a ``dma_copy``; the other one a ``dma_transpose``, which moves elements of 2 and of 4 bytes and
+casts none (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
+
+A matrix of another type than that of the products is rounded to it on its way. ``dma_copy`` casts by itself. What is
+transposed goes through small tiles of its own type (:mod:`.staging`), from which GpSimd, which has little else to do,
+casts it. So there is no copy of the matrix in HBM.
+
+Of numbers a position has one on its partition, and a class of a block one on all partitions alike: a bias or a class
+weight.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.tiles import cast
+from nkilib.experimental.loss.linear.shared.blocks import Block
+from nkilib.experimental.loss.linear.shared.staging import Staging
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A matrix in HBM, or a view of some of it, which may lie there transposed.
+
+    Attributes:
+        stored_hbm: ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start where a loop of
+            the device says.
+        is_transposed: the layout.
+        staging: where there is one for a matrix of another type than that of the tiles that it is loaded into.
+    """
+
+    stored_hbm: nl.NkiTensor
+    is_transposed: bool = False
+    staging: Staging | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many."""
+        return self.stored_hbm.shape[1 if self.is_transposed else 0]
+
+    @property
+    def columns(self) -> int:
+        """How many."""
+        return self.stored_hbm.shape[0 if self.is_transposed else 1]
+
+    @property
+    def dtype(self) -> nl.DType:
+        """Of the elements."""
+        return self.stored_hbm.dtype
+
+    def rows_of(self, start: int, count: int) -> Matrix:
+        """Rows ``start`` to ``start + count``."""
+        return self._part(1 if self.is_transposed else 0, start, count)
+
+    def columns_of(self, start: int, count: int) -> Matrix:
+        """Columns ``start`` to ``start + count``."""
+        return self._part(0 if self.is_transposed else 1, start, count)
+
+    def load(self, dst_sbuf: nl.NkiTensor) -> None:
+        """Rows on partitions: ``dst[p, j, c]`` becomes element ``[128 * j + p, c]``.
+
+        Args:
+            dst_sbuf: [128, at least ceil(rows / 128), at least columns], of the type of the matrix or another one that
+                it is rounded to. What lies beyond the matrix is not written.
+        """
+        self._load(dst_sbuf, self.is_transposed)
+
+    def load_transposed(self, dst_sbuf: nl.NkiTensor) -> None:
+        """Columns on partitions: ``dst[p, k, r]`` becomes element ``[r, 128 * k + p]``.
+
+        Args:
+            dst_sbuf: [128, at least ceil(columns / 128), at least rows], likewise.
+        """
+        self._load(dst_sbuf, not self.is_transposed)
+
+    def _part(self, dimension: int, start: int, count: int) -> Matrix:
+        return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed, self.staging)
+
+    def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
+        """The dimension that goes on partitions is cut into whole tiles of 128, one transfer, and a rest, another."""
+        dimension = 1 if by_transpose else 0
+        size, free = self.stored_hbm.shape[dimension], self.stored_hbm.shape[1 - dimension]
+        tiles, rest = divmod(size, PARTITIONS)
+        if tiles > 0:
+            whole_hbm = self.stored_hbm.slice(dimension, 0, tiles * PARTITIONS)
+            whole_hbm = whole_hbm.reshape_dim(dimension, (tiles, PARTITIONS))
+            whole_sbuf = dst_sbuf[:, 0:tiles, 0:free]
+            if by_transpose:
+                self._transpose(whole_sbuf, whole_hbm)
+            else:
+                nisa.dma_copy(dst=whole_sbuf, src=whole_hbm.permute((1, 0, 2)))
+        if rest > 0:
+            rest_hbm = self.stored_hbm.slice(dimension, tiles * PARTITIONS, size)
+            if by_transpose:
+                rest_sbuf = dst_sbuf[0:rest, tiles : tiles + 1, 0:free]
+                self._transpose(rest_sbuf, rest_hbm.expand_dim(1))
+            else:
+                nisa.dma_copy(dst=dst_sbuf[0:rest, tiles, 0:free], src=rest_hbm)
+
+    def _transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
+        """``dst[p, k, r]`` becomes ``src[r, k, p]``."""
+        if dst_sbuf.dtype == src_hbm.dtype:
+            nisa.dma_transpose(dst=dst_sbuf, src=src_hbm)
+            return
+        if self.staging is None:
+            raise AssertionError(
+                f"Matrix: a transpose of {src_hbm.dtype} into {dst_sbuf.dtype} must have a staging; give one"
+            )
+        self.staging.transpose(dst_sbuf, src_hbm)
+
+
+def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
+    """A number for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
+
+    Args:
+        dst_sbuf: [partitions, classes], float32 or the type of the vector.
+        vector_hbm: [classes].
+    """
+    nisa.dma_copy(dst=dst_sbuf, src=vector_hbm.expand_dim(0).broadcast(0, dst_sbuf.shape[0]))
+
+
+def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
+    """A number for each position, float32 ``[128, tiles]``: element ``[p, t]`` is that of position ``128 * t + p``.
+
+    Positions lie in HBM as rows of 128, which DMA transposes: one by one an engine would take as long for each as for
+    a row.
+
+    Args:
+        vector_hbm: [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
+        fill: stands beyond the last position.
+    """
+    positions = vector_hbm.shape[0]
+    tiles, rest = divmod(positions, PARTITIONS)
+    loaded_sbuf = nl.ndarray((PARTITIONS, tiles + (rest > 0)), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+    if rest > 0:
+        nisa.memset(dst=loaded_sbuf[:, tiles : tiles + 1], value=fill)
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        nisa.dma_transpose(dst=loaded_sbuf[0 : rows_hbm.shape[1], start:end], src=rows_hbm)
+    return cast(loaded_sbuf, nl.float32)
+
+
+def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
+    """The reverse of :func:`load_positions`: Tensor transposes the tiles, since DMA does so into SBUF only.
+
+    Args:
+        vector_hbm: [positions], of any type; a float32 value is cast to an integer type before it is stored.
+        values_sbuf: float32 [128, tiles], written everywhere.
+
+    Returns:
+        The stores.
+    """
+    stores: list[nisa.NkiInstruction] = []
+    for rows_hbm, start, end in _rows_of_positions(vector_hbm):
+        for first in range(start, end, PARTITIONS):
+            last = min(first + PARTITIONS, end)
+            rows_sbuf = nl.ndarray((last - first, PARTITIONS), dtype=vector_hbm.dtype, buffer=nl.sbuf)
+            _transpose(rows_sbuf, values_sbuf[:, first:last])
+            part_hbm = rows_hbm[first - start : last - start, :]
+            stores.append(nisa.dma_copy(dst=part_hbm, src=rows_sbuf[:, 0 : rows_hbm.shape[1]]))
+    return stores
+
+
+class _Rows(NamedTuple):
+    """Tiles of positions as rows in HBM.
+
+    Attributes:
+        rows_hbm: [tiles, positions of each].
+        start, end: number of the first tile, and of the one after the last.
+    """
+
+    rows_hbm: nl.NkiTensor
+    start: int
+    end: int
+
+
+def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
+    """The vector as rows of 128 and a shorter one, views."""
+    positions = vector_hbm.shape[0]
+    tiles, rest = divmod(positions, PARTITIONS)
+    found: list[_Rows] = []
+    if tiles > 0:
+        whole_hbm = vector_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
+        found.append(_Rows(whole_hbm, 0, tiles))
+    if rest > 0:
+        rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, positions).expand_dim(0)
+        found.append(_Rows(rest_hbm, tiles, tiles + 1))
+    return found
+
+
+def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
+    """By Tensor, through PSUM, with a cast on the way out."""
+    transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
+    nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """Numbers of the classes of a block.
+
+    Attributes:
+        vector_hbm: [V].
+        row_sbuf: float32 [128, classes of a block].
+        lowest: what the numbers are raised to where they are less; None where they stay.
+    """
+
+    vector_hbm: nl.NkiTensor
+    row_sbuf: nl.NkiTensor
+    lowest: float | None = None
+
+    @classmethod
+    def make(cls, vector_hbm: nl.NkiTensor, classes: int, lowest: float | None = None) -> ClassRow:
+        """For blocks of at most so many classes. Nothing is loaded yet."""
+        row_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
+        return cls(vector_hbm, row_sbuf, lowest)
+
+    def load(self, classes: Block, at: int) -> None:
+        """Load the numbers of some classes to ``at`` and what follows."""
+        load_broadcast(self.row_sbuf[:, at : at + classes.size], classes.of(self.vector_hbm))
+
+    def raise_lowest(self, at: int, count: int) -> None:
+        """Raise ``count`` numbers from ``at`` on to the lowest one."""
+        if self.lowest is not None:
+            part_sbuf = self.row_sbuf[:, at : at + count]
+            nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.maximum, operand0=self.lowest)

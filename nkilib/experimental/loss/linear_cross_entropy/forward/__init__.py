@@ -1,0 +1,1 @@
+"""The forward of linear cross-entropy and of token scores."""

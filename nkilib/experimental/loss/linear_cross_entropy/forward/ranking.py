@@ -1,0 +1,87 @@
+"""z of tiles of logits as the argmax compares it: two z are equal where they are the same float32 number.
+
+The tiles hold scores, of which z is a multiple. A cap or a temperature makes unlike logits equal: a tangent is 1 in
+float32 of all that lies above nine times the cap, and a product with 1 / T may round two neighbours to one number. So
+z itself is compared, unless the scale is a power of two, whose products are exact. GpSimd multiplies, which has nothing
+else to do.
+
+A product with a positive number never turns an order, so that the maximum of z is the multiple of that of the scores.
+No such thing is promised of a tangent: under a cap the maximum of z is searched for too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.argmax import Argmax, Search
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.statistics import Place
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Makes z of groups of tiles, and the searches in it.
+
+    Attributes:
+        needs: of the launch.
+        scale: z is this times the scores.
+        scale_sbuf: the same, float32 [128, 1]; None where the scores are compared as they are.
+        products_sbuf: by turn, z of a group, float32 [128, tiles, classes]; empty likewise.
+    """
+
+    needs: ForwardNeeds
+    scale: float
+    scale_sbuf: nl.NkiTensor | None
+    products_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, needs: ForwardNeeds, scale: float, tiles: int, classes: int) -> Ranking:
+        """For groups of at most so many tiles of positions, and of so many classes."""
+        scale_sbuf, products = None, []
+        if needs.products:
+            scale_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=scale_sbuf, value=scale)
+            shape = (PARTITIONS, tiles, classes)
+            products = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(GROUPS)]
+        return cls(needs, scale, scale_sbuf, products)
+
+    def search(
+        self,
+        argmax: Argmax,
+        scores: list[nl.NkiTensor],
+        neg_max_sbuf: nl.NkiTensor,
+        place: Place,
+        first_class_sbuf: nl.NkiTensor,
+        turn: int,
+    ) -> Search:
+        """The search in a group, which is still to be issued.
+
+        Args:
+            argmax: of the positions.
+            scores: of each tile, float32 [128, classes].
+            neg_max_sbuf: minus the maxima of the logits, [128, tiles].
+            place: of the first tile in the statistics.
+            first_class_sbuf: class of the first column, float32 [128, 1].
+            turn: of the group in the rings.
+        """
+        tiles = scores
+        if self.scale_sbuf is not None:
+            tiles = [self.products_sbuf[turn][:, number, 0 : each.shape[1]] for number, each in enumerate(scores)]
+            for score_sbuf, tile_sbuf in zip(scores, tiles, strict=True):
+                multiply(tile_sbuf, score_sbuf, self.scale_sbuf)
+        known_sbuf = None if self.needs.softcap else neg_max_sbuf
+        factor = self.scale if self.needs.products else 1.0
+        return argmax.search(tiles, place, first_class_sbuf, known_sbuf, factor, not self.needs.has_exact_maxima)
+
+
+def multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    """values * factor, [rows, 1], on GpSimd, which takes no numbers but tiles."""
+    nisa.tensor_tensor(
+        dst=dst_sbuf,
+        data1=values_sbuf,
+        data2=factor_sbuf.broadcast(1, values_sbuf.shape[1]),
+        op=nl.multiply,
+        engine=nisa.engine.gpsimd,
+    )

@@ -1,0 +1,1 @@
+"""What forward and backward share: a launch with its options, what these need, and the targets of positions."""

@@ -1,0 +1,88 @@
+"""What is known of a launch when its kernel is traced; the flags of the loss are those of cross-entropy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from nkilib.experimental.loss.cross_entropy.options import LossOptions, Options, Wanted
+from nkilib.experimental.loss.linear.shared.blocks import Block
+from nkilib.experimental.loss.linear.shared.launch import LinearOperands
+from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import ForwardNeeds
+from nkilib.nki import nl
+
+# Target ids of a position.
+IDS_MAX = 64
+
+
+@dataclass(frozen=True)
+class LinearLaunch(LinearOperands):
+    """The arguments that all kernels share: operands and targets.
+
+    Attributes:
+        targets_hbm: [N], int32; [N, K] for K target ids of each position.
+        ids: K, of each position.
+    """
+
+    targets_hbm: nl.NkiTensor = field(kw_only=True)
+    ids: int = field(default=1, kw_only=True)
+
+    def of_positions(self, block: Block) -> LinearLaunch:
+        """The launch for some positions alone."""
+        return replace(self, input_hbm=block.of(self.input_hbm), targets_hbm=block.of(self.targets_hbm))
+
+
+def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
+    """The recipe for logits that are not yet multiplied by ``logit_scale``.
+
+    softcap(s y, c) / T is softcap(y, c / s) / (T / s), so that scale and temperature are two constants of the host: no
+    operand of a product is multiplied, and nothing is rounded for them.
+    """
+    if logit_scale == 1.0:
+        return recipe
+    cap = recipe.logit_softcap
+    return replace(
+        recipe,
+        logit_softcap=None if cap is None else cap / logit_scale,
+        temperature=recipe.temperature / logit_scale,
+    )
+
+
+def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:
+    """Return launch and options of a backward without a gradient of the loss, without what the loss alone needs."""
+    recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
+    return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
+
+
+def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
+    """What a forward keeps and does beyond loss and log-sum-exp."""
+    wanted = options.wanted
+    return ForwardNeeds(
+        bias=launch.bias_hbm is not None,
+        class_weights=options.needs_class_weights,
+        softcap=options.softcap is not None,
+        scale=options.scale != 1.0,
+        sums=options.sums_classes,
+        entropy=wanted.entropy,
+        squares=wanted.log_sum_squares,
+        mean=wanted.mean_logit,
+        argmax=wanted.argmax,
+        products=wanted.argmax and rounds_products(options.scale),
+    )
+
+
+def rounds_products(scale: float) -> bool:
+    """Whether unlike numbers may be equal once they are multiplied: products with a power of two are exact."""
+    return math.frexp(scale)[0] != 0.5
+
+
+def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
+    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles.
+
+    A temperature, and a scale of the logits with it, takes none ``of_backward``.
+    """
+    usual = LossOptions()
+    recipe = replace(options.recipe, ignore_index=usual.ignore_index)
+    if of_backward:
+        recipe = replace(recipe, temperature=usual.temperature)
+    return launch.bias_hbm is not None or options.is_weighted or recipe != usual or options.wanted != Wanted()

@@ -1,0 +1,1 @@
+"""The gradient of the student's logits."""

@@ -1,0 +1,218 @@
+"""What the gradient of the student's logits takes of each position: float32 columns [128, tiles], made once.
+
+With the scores a and b of student and teacher, the ratio of their units r, the student's scale c and what exponents of
+both give, e = exp(z - lse), the gradient of z is -1 times
+
+- (e_t * ratio - e_s) for KL(teacher || student),
+- (r b - a - center) * e_s * c for KL(student || teacher),
+- (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon,
+
+times what log-sum-exp loses to its rounding, which is a factor of the coefficients. Column t holds positions 128 t to
+128 t + 127, one a partition.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log, log1p
+
+from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled, selected
+from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.shared.operands import load_positions
+from nkilib.experimental.loss.linear_distillation.shared.options import (
+    ModelOperands,
+    ModelStatistics,
+    PairLaunch,
+    PairUpstream,
+)
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class LogSumExp:
+    """What makes the softmax of one model: p is exp(z + bias) * exp(lost); float32 [128, tiles] each.
+
+    Attributes:
+        maximum_sbuf, log_sum_sbuf: whose sum it is.
+        bias_sbuf: minus the log-sum-exp, rounded.
+        lost_sbuf: what it has lost to its rounding.
+    """
+
+    maximum_sbuf: nl.NkiTensor
+    log_sum_sbuf: nl.NkiTensor
+    bias_sbuf: nl.NkiTensor
+    lost_sbuf: nl.NkiTensor
+
+    @classmethod
+    def loaded(cls, statistics: ModelStatistics) -> LogSumExp:
+        """Of all positions of a launch."""
+        maximum_sbuf = load_positions(statistics.maximum_hbm, 0.0)
+        log_sum_sbuf = load_positions(statistics.log_sum_hbm, 0.0)
+        lse_sbuf = float32_like(maximum_sbuf)
+        nisa.tensor_tensor(dst=lse_sbuf, data1=maximum_sbuf, data2=log_sum_sbuf, op=nl.add)
+        lost_sbuf = difference(difference(lse_sbuf, maximum_sbuf), log_sum_sbuf)
+        return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
+
+    def less(self, other: LogSumExp) -> nl.NkiTensor:
+        """This log-sum-exp less another one: differences of maxima and of logs first."""
+        maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
+        found_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
+        nisa.tensor_tensor(dst=found_sbuf, data1=found_sbuf, data2=maxima_sbuf, op=nl.add)
+        return found_sbuf
+
+
+@dataclass(frozen=True)
+class LabelColumns:
+    """What the gradient of the log-probability at a label takes; float32 [128, tiles] each.
+
+    Attributes:
+        label_sbuf: the label, counted from the first class that the launch holds.
+        label_factor_sbuf: the gradient at the label.
+        softmax_factor_sbuf: what e_s is multiplied with.
+    """
+
+    label_sbuf: nl.NkiTensor
+    label_factor_sbuf: nl.NkiTensor
+    softmax_factor_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class PairColumns:
+    """float32 [128, tiles] each; None for what the divergence does not take.
+
+    Attributes:
+        student_bias_sbuf, teacher_bias_sbuf: what exponents take besides z.
+        center_sbuf: of the differences of scores: see the module. For KL(teacher || student) the ratio there.
+        addend_sbuf: is added to the logs of a mixture.
+        factor_sbuf: what all of it is multiplied with.
+        labels: None without a gradient of the log-probability.
+        power: by which the gradient is larger than it should be; None for 1.
+    """
+
+    student_bias_sbuf: nl.NkiTensor
+    teacher_bias_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    addend_sbuf: nl.NkiTensor | None
+    factor_sbuf: nl.NkiTensor
+    labels: LabelColumns | None
+    power: PowerOfTwo | None
+
+    @classmethod
+    def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
+        """Of all positions of a launch."""
+        student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
+        of_rows = _Rows.loaded(launch, upstream)
+        power = None
+        if launch.student.dtype == nl.float16:
+            power = PowerOfTwo.of_largest(of_rows.sizes())
+            of_rows = of_rows.multiplied(power.factor_sbuf)
+        lost_sbuf = _exponential(student.lost_sbuf)
+        factor_sbuf = scaled(product(of_rows.factor_sbuf, lost_sbuf), _weight(launch))
+        labels = None
+        if of_rows.label_sbuf is not None and of_rows.label_factor_sbuf is not None:
+            softmax_factor_sbuf = scaled(product(of_rows.label_factor_sbuf, lost_sbuf), -1.0)
+            labels = LabelColumns(of_rows.label_sbuf, of_rows.label_factor_sbuf, softmax_factor_sbuf)
+        return cls(
+            student.bias_sbuf,
+            teacher.bias_sbuf,
+            _center(launch, student, teacher, of_rows.moment_sbuf),
+            _addend(launch, of_rows.moment_sbuf),
+            factor_sbuf,
+            labels,
+            power,
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """What comes upstream, 0 where a position is ignored; float32 [128, tiles] each.
+
+    Attributes:
+        moment_sbuf: the divergence that the gradient needs.
+        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z by the logit, and 1 - beta
+            with a mixture.
+        label_sbuf, label_factor_sbuf: as in :class:`LabelColumns`.
+    """
+
+    moment_sbuf: nl.NkiTensor
+    factor_sbuf: nl.NkiTensor
+    label_sbuf: nl.NkiTensor | None
+    label_factor_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _Rows:
+        """Of all positions of a launch."""
+        factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
+        has_moment = launch.options.beta > 0.0
+        moment_sbuf = load_positions(upstream.moment_hbm, 0.0) if has_moment else constant(factor_sbuf, 0.0)
+        if launch.row_weight_hbm is not None:
+            factor_sbuf = product(factor_sbuf, load_positions(launch.row_weight_hbm, 0.0))
+        label_sbuf = label_factor_sbuf = None
+        if launch.labels_hbm is not None:
+            label_sbuf = load_positions(launch.labels_hbm, 0.0)
+            valid_sbuf = nl.ndarray(label_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
+            # Classes are small enough for float32, and no other value is equal to one.
+            ignored = float(launch.options.ignore_index)
+            nisa.tensor_scalar(dst=valid_sbuf, data=label_sbuf, op0=nl.not_equal, operand0=ignored)
+            factor_sbuf, moment_sbuf = selected(factor_sbuf, valid_sbuf), selected(moment_sbuf, valid_sbuf)
+            if upstream.grad_logprob_hbm is not None:
+                label_factor_sbuf = selected(load_positions(upstream.grad_logprob_hbm, 0.0), valid_sbuf)
+                label_factor_sbuf = scaled(label_factor_sbuf, slope(launch.student))
+                nisa.tensor_scalar(
+                    dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
+                )
+        rest = 1.0 - launch.options.beta if launch.is_mixed else 1.0
+        return cls(moment_sbuf, scaled(factor_sbuf, rest * slope(launch.student)), label_sbuf, label_factor_sbuf)
+
+    def sizes(self) -> list[nl.NkiTensor]:
+        """How large the gradients of logits may be: |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1."""
+        sizes_sbuf = float32_like(self.moment_sbuf)
+        nisa.tensor_scalar(
+            dst=sizes_sbuf, data=self.moment_sbuf, op0=nl.add, operand0=1.0, op1=nl.maximum, operand1=1.0
+        )
+        sizes = [product(sizes_sbuf, self.factor_sbuf)]
+        return sizes if self.label_factor_sbuf is None else [*sizes, self.label_factor_sbuf]
+
+    def multiplied(self, factor_sbuf: nl.NkiTensor) -> _Rows:
+        """With gradients that are larger by a factor, float32 [128, 1]."""
+        label_factor_sbuf = self.label_factor_sbuf
+        if label_factor_sbuf is not None:
+            label_factor_sbuf = scaled(label_factor_sbuf, factor_sbuf)
+        return _Rows(self.moment_sbuf, scaled(self.factor_sbuf, factor_sbuf), self.label_sbuf, label_factor_sbuf)
+
+
+def slope(student: ModelOperands) -> float:
+    """The derivative of z by the logit; under a softcap where its tangent is 0."""
+    return student.logit_scale / student.temperature
+
+
+def _weight(launch: PairLaunch) -> float:
+    """What the terms of a tile are multiplied with, but for the upstream gradient."""
+    return -launch.student.scale if launch.is_reverse else -1.0
+
+
+def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """As in the module."""
+    if launch.options.beta == 0.0:
+        return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
+    if launch.is_mixed:
+        found_sbuf, log_odds = student.less(teacher), log(launch.options.beta) - log1p(-launch.options.beta)
+        nisa.tensor_scalar(dst=found_sbuf, data=found_sbuf, op0=nl.add, operand0=log_odds)
+        return found_sbuf
+    found_sbuf = difference(teacher.less(student), moment_sbuf)
+    return found_sbuf if launch.student.scale == 1.0 else scaled(found_sbuf, 1.0 / launch.student.scale)
+
+
+def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
+    """KL(student || mixture) + log(1 - beta); None without a mixture."""
+    if not launch.is_mixed:
+        return None
+    found_sbuf = float32_like(moment_sbuf)
+    nisa.tensor_scalar(dst=found_sbuf, data=moment_sbuf, op0=nl.add, operand0=log1p(-launch.options.beta))
+    return found_sbuf
+
+
+def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    found_sbuf = float32_like(values_sbuf)
+    nisa.activation(dst=found_sbuf, op=nl.exp, data=values_sbuf)
+    return found_sbuf

@@ -1,0 +1,290 @@
+"""A tile of the gradient of the student's logits, from the scores of both models.
+
+With e_s and e_t the exponentials under the log-sum-exps, and the columns of :mod:`.gradient_columns`:
+
+- KL(teacher || student): (e_t * ratio - e_s) * factor;
+- KL(student || teacher): (r b - a - center) * e_s * factor, of the differences of scores in the student's unit;
+- Jensen-Shannon: (softplus(c (r b - a) + center) + addend) * e_s * factor, one function of Scalar whatever the size of
+  the difference is.
+
+The gradient of the log-probability at a label adds a number at its class and a multiple of e_s. Under a softcap of the
+student all of it is multiplied with 1 - tanh^2. A masked score is a large finite number, whose exponential is 0: it is
+multiplied with what belongs to it before anything else, so that no product is 0 times an infinite number.
+
+Vector reads one operand from PSUM, so that Scalar copies the student's product first where both are there. Where Scalar
+takes logs or tangents too, several tiles are opened before the first of them is made, and no product is read then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.experimental.loss.cross_entropy.softcap import through_cap
+from nkilib.experimental.loss.linear.backward.gradient_tile import (
+    LastProduct,
+    TilePlace,
+    multiply_on_gpsimd,
+    multiply_tiles,
+)
+from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
+from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
+from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.shared.blocks import Span
+from nkilib.experimental.loss.linear.shared.operands import ClassRow
+from nkilib.experimental.loss.linear_distillation.backward.gradient_columns import LabelColumns, PairColumns
+from nkilib.experimental.loss.linear_distillation.host.needs import (
+    PairNeeds,
+    copies_student,
+    copies_teacher,
+    opens_groups,
+    takes_differences,
+)
+from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class LabelTiles:
+    """What tiles take for the gradient of log-probabilities at labels.
+
+    Attributes:
+        columns: of the positions.
+        count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
+        places_sbuf: the labels, counted from the first class of the block, float32 [128, tiles].
+        tiles_sbuf: float32 [128, classes of a tile], which tiles take in turn.
+    """
+
+    columns: LabelColumns
+    count_sbuf: nl.NkiTensor
+    places_sbuf: nl.NkiTensor
+    tiles_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, columns: LabelColumns, plan: BackwardPlan) -> LabelTiles:
+        """For the blocks and tiles of a plan."""
+        block = plan.class_tiles * PARTITIONS
+        count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
+        nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
+        places_sbuf = nl.ndarray(columns.label_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
+        return cls(columns, count_sbuf, places_sbuf, _ring(True, TURNS, plan.classes_of_tile))
+
+    def begin(self, first_class: int) -> None:
+        """Count the labels from that class on."""
+        nisa.tensor_scalar(
+            dst=self.places_sbuf, data=self.columns.label_sbuf, op0=nl.subtract, operand0=float(first_class)
+        )
+
+    def advance(self, classes: int) -> None:
+        """Count the labels from so many classes later on."""
+        nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
+
+    def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
+        """The gradient of the log-probabilities of tile ``number``, float32 [rows, classes], of its e_s."""
+        tile_sbuf = place.turn(self.tiles_sbuf, number)
+        nisa.tensor_scalar(
+            dst=tile_sbuf,
+            data=place.of_classes(self.count_sbuf),
+            op0=nl.equal,
+            operand0=place.of(self.places_sbuf),
+            op1=nl.multiply,
+            operand1=place.of(self.columns.label_factor_sbuf),
+        )
+        nisa.scalar_tensor_tensor(
+            dst=tile_sbuf,
+            data=softmax_sbuf,
+            op0=nl.multiply,
+            operand0=place.of(self.columns.softmax_factor_sbuf),
+            op1=nl.add,
+            operand1=tile_sbuf,
+        )
+        return tile_sbuf
+
+
+@dataclass(frozen=True)
+class PairGradientTiles:
+    """Makes one tile of the gradient after another.
+
+    Attributes:
+        launch: scales, softcaps and beta.
+        needs: the options that take tiles.
+        columns: of the positions.
+        labels: None without a gradient of the log-probability.
+        terms_sbuf: float32 [128, classes of a tile], which tiles take in turn: for e_s and what it is multiplied with.
+        others_sbuf: likewise, for differences of scores, or e_t.
+        students_sbuf, teachers_sbuf: likewise, for copies of products; empty where none are copied.
+    """
+
+    launch: PairLaunch
+    needs: PairNeeds
+    columns: PairColumns
+    labels: LabelTiles | None
+    terms_sbuf: list[nl.NkiTensor]
+    others_sbuf: list[nl.NkiTensor]
+    students_sbuf: list[nl.NkiTensor]
+    teachers_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, launch: PairLaunch, needs: PairNeeds, columns: PairColumns, plan: BackwardPlan) -> PairGradientTiles:
+        """For the blocks and tiles of a plan."""
+        classes, opened = plan.classes_of_tile, plan.buffers.opened
+        return cls(
+            launch,
+            needs,
+            columns,
+            None if columns.labels is None else LabelTiles.make(columns.labels, plan),
+            _ring(True, TURNS, classes),
+            _ring(True, opened if takes_differences(needs) else TURNS, classes),
+            _ring(copies_student(needs), opened, classes),
+            _ring(copies_teacher(needs), opened, classes),
+        )
+
+    @property
+    def power(self) -> PowerOfTwo | None:
+        """By which the gradient is larger than it should be; None for 1."""
+        return self.columns.power
+
+    @property
+    def rows(self) -> list[ClassRow]:
+        """There are no numbers of classes but the biases."""
+        return []
+
+    @property
+    def opens_groups(self) -> bool:
+        """Scalar loads a table for tangents, or for logs of mixtures."""
+        return opens_groups(self.needs)
+
+    def begin(self, first_class: int) -> None:
+        """The next block of classes starts with that class of the launch."""
+        if self.labels is not None:
+            self.labels.begin(first_class)
+
+    def advance(self, classes: int) -> None:
+        """The next block of classes starts so many classes later."""
+        if self.labels is not None:
+            self.labels.advance(classes)
+
+    def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
+        """There is nothing to do before there are logits."""
+
+    def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
+        """The student's scores, and the teacher's, or differences or logs of both."""
+        student, teacher = scores
+        student = _copied(student, self.students_sbuf, number, place)
+        teacher = _copied(teacher, self.teachers_sbuf, number, place)
+        if not takes_differences(self.needs):
+            return [student, teacher]
+        differences_sbuf = place.turn(self.others_sbuf, number)
+        nisa.scalar_tensor_tensor(
+            dst=differences_sbuf,
+            data=teacher,
+            op0=nl.multiply,
+            operand0=self.launch.ratio,
+            op1=nl.subtract,
+            operand1=student,
+        )
+        if self.needs.mixed:
+            nisa.activation(
+                dst=differences_sbuf,
+                op=nl.softplus,
+                data=differences_sbuf,
+                scale=self.launch.student.scale,
+                bias=place.of(self.columns.center_sbuf),
+            )
+        return [student, differences_sbuf]
+
+    def make_tile(
+        self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
+    ) -> LastProduct | None:
+        """Write tile ``number``, but for what is returned.
+
+        Args:
+            dst_sbuf: [rows, classes], of the type of the products.
+            opened: as :meth:`open` has returned it; overwritten.
+            place: of the tile.
+        """
+        student, other = opened
+        terms_sbuf, factor_sbuf = place.turn(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
+        _exponentials(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
+        label_sbuf = None if self.labels is None else self.labels.gradient(number, terms_sbuf, place)
+        self._take_terms(number, terms_sbuf, other, place)
+        tangents = student if self.needs.student.softcap else None
+        if label_sbuf is None:
+            return self._finish(dst_sbuf, terms_sbuf, factor_sbuf, tangents)
+        nisa.scalar_tensor_tensor(
+            dst=dst_sbuf if tangents is None else terms_sbuf,
+            data=terms_sbuf,
+            op0=nl.multiply,
+            operand0=factor_sbuf,
+            op1=nl.add,
+            operand1=label_sbuf,
+        )
+        if tangents is not None:
+            multiply_on_gpsimd(tangents, tangents, tangents)
+            through_cap(dst_sbuf, terms_sbuf, tangents)
+        return None
+
+    def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
+        """The terms of the divergence in the place of e_s."""
+        columns = self.columns
+        if not takes_differences(self.needs):
+            teacher_sbuf = place.turn(self.others_sbuf, number)
+            _exponentials(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
+            nisa.scalar_tensor_tensor(
+                dst=terms_sbuf,
+                data=teacher_sbuf,
+                op0=nl.multiply,
+                operand0=place.of(columns.center_sbuf),
+                op1=nl.subtract,
+                operand1=terms_sbuf,
+            )
+            return
+        added_sbuf = columns.center_sbuf if columns.addend_sbuf is None else columns.addend_sbuf
+        nisa.scalar_tensor_tensor(
+            dst=terms_sbuf,
+            data=other,
+            op0=nl.subtract if columns.addend_sbuf is None else nl.add,
+            operand0=place.of(added_sbuf),
+            op1=nl.multiply,
+            operand1=terms_sbuf,
+        )
+
+    @staticmethod
+    def _finish(
+        dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
+    ) -> LastProduct | None:
+        """The terms times their factor, and times 1 - tanh^2 under a softcap."""
+        if tangents is None:
+            return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
+        multiply_on_gpsimd(tangents, tangents, tangents)
+        nisa.tensor_scalar(
+            dst=tangents,
+            data=tangents,
+            op0=nl.subtract,
+            operand0=1.0,
+            reverse0=True,
+            op1=nl.multiply,
+            operand1=factor_sbuf,
+        )
+        multiply_tiles(dst_sbuf, terms_sbuf, tangents)
+        return None
+
+
+def _ring(is_needed: bool, turns: int, classes: int) -> list[nl.NkiTensor]:
+    """Tiles that take turns; none where they are not needed."""
+    shape = (PARTITIONS, classes)
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns if is_needed else 0)]
+
+
+def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
+    """The copy of a product by Scalar; the tile itself where there are no copies."""
+    if not copies_sbuf:
+        return product_psum
+    copy_sbuf = place.turn(copies_sbuf, number)
+    nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
+    return copy_sbuf
+
+
+def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
+    """exp(scale * score - lse)."""
+    nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)

@@ -1,0 +1,207 @@
+"""Tiles of scores of one model: a product, its bias and its softcap, with the maxima of the positions.
+
+Vector copies a product from its bank of PSUM, adds the bias and takes the maximum on the way. Under a softcap the
+maximum of the tangents is the tangent of the maximum; but where a bias may mask classes, whose tangents are replaced,
+it is taken of the tangents, in the pass that replaces them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.statistics import Statistics
+from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
+from nkilib.experimental.loss.linear.forward.streams import ClassTiles
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear.shared.logits import LogitTiles
+from nkilib.experimental.loss.linear_distillation.host.needs import ModelNeeds
+from nkilib.experimental.loss.linear_distillation.shared.options import ModelOperands
+from nkilib.nki import nisa, nl
+
+_GPSIMD = nisa.engine.gpsimd
+
+
+def multiply_by(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    """data * factor, on GpSimd, which takes no numbers but tiles.
+
+    Args:
+        dst_sbuf, data_sbuf: float32 [128, columns]; they may be the same tile.
+        factor_sbuf: float32 [128, 1].
+    """
+    factors_sbuf = factor_sbuf.broadcast(1, data_sbuf.shape[1])
+    nisa.tensor_tensor(dst=dst_sbuf, data1=data_sbuf, data2=factors_sbuf, op=nl.multiply, engine=_GPSIMD)
+
+
+@dataclass(frozen=True)
+class ModelGroup:
+    """Tiles of one model that stand side by side, float32.
+
+    Attributes:
+        scores_sbuf: [128, tiles, classes].
+        wide_sbuf: the same with all classes that a tile has room for.
+        exponentials_sbuf: where these belong, [128, tiles, classes]; until then a place to compute in.
+        maxima_sbuf: [128, tiles]: without a bias minus the maxima of the products, with one those of the scores. Where
+            these are what the statistics take, it is their column.
+    """
+
+    scores_sbuf: nl.NkiTensor
+    wide_sbuf: nl.NkiTensor
+    exponentials_sbuf: nl.NkiTensor
+    maxima_sbuf: nl.NkiTensor
+
+    @property
+    def tiles(self) -> int:
+        """How many tiles of positions."""
+        return int(self.scores_sbuf.shape[1])
+
+
+@dataclass(frozen=True)
+class ModelTiles:
+    """Makes the scores of one group of tiles after another.
+
+    Attributes:
+        model: the operands.
+        lowest: the score of a masked class.
+        products: the banks, which both models share.
+        scores, exponentials: tiles of groups, float32 [128, tiles, classes], which they take in turn.
+        maxima: tiles of groups, float32 [128, tiles].
+        negative_sbuf: -1, float32 [128, 1]; None without a bias.
+        scale_sbuf: the model's scale, likewise; None for 1.
+        lowest_sbuf: what a bias is raised to, likewise; None without a bias.
+    """
+
+    model: ModelOperands
+    lowest: float
+    products: LogitTiles
+    scores: Ring
+    exponentials: Ring
+    maxima: Ring
+    negative_sbuf: nl.NkiTensor | None
+    scale_sbuf: nl.NkiTensor | None
+    lowest_sbuf: nl.NkiTensor | None
+
+    @classmethod
+    def make(
+        cls,
+        model: ModelOperands,
+        needs: ModelNeeds,
+        lowest: float,
+        banks: list[nl.NkiTensor],
+        scores: Ring,
+    ) -> ModelTiles:
+        """For groups of scores that take these tiles, [128, tiles, classes]."""
+        turns, group = len(scores.tiles), tuple(scores.tiles[0].shape)
+
+        def number(value: float, is_needed: bool) -> nl.NkiTensor | None:
+            if not is_needed:
+                return None
+            number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=number_sbuf, value=value)
+            return number_sbuf
+
+        return cls(
+            model,
+            lowest,
+            LogitTiles(model.num_features, None, banks, [], []),
+            scores,
+            Ring.of_sbuf(turns, group, nl.float32),
+            Ring.of_sbuf(turns, group[:2], nl.float32),
+            number(-1.0, needs.bias),
+            number(model.scale, needs.scale),
+            # A pass adds ``lowest`` once more to a masked score under a softcap.
+            number(2.0 * lowest if needs.softcap else lowest, needs.bias),
+        )
+
+    @property
+    def has_bias(self) -> bool:
+        """A bias is added to the products."""
+        return self.model.bias_hbm is not None
+
+    def restart(self) -> None:
+        """A block of positions begins."""
+        for ring in (self.scores, self.exponentials, self.maxima):
+            ring.restart()
+
+    def raise_bias(self, classes: ClassTiles) -> None:
+        """Raise -inf in the bias of a block of classes to a finite number: differences of scores are numbers then."""
+        bias_sbuf = classes.bias_sbuf
+        if bias_sbuf is None or self.lowest_sbuf is None:
+            return
+        lowest_sbuf = self.lowest_sbuf.broadcast(1, bias_sbuf.shape[1])
+        nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=lowest_sbuf, op=nl.maximum, engine=_GPSIMD)
+
+    def begin(self, tiles: int, classes: int, column_sbuf: nl.NkiTensor) -> ModelGroup:
+        """The place of a group of tiles, whose maxima belong into a column of the statistics, [128, tiles]."""
+        wide_sbuf = self.scores.next_tile()[:, 0:tiles]
+        is_plain = not self.has_bias and self.model.softcap is None
+        return ModelGroup(
+            wide_sbuf[:, :, 0:classes],
+            wide_sbuf,
+            self.exponentials.next_tile()[:, 0:tiles, 0:classes],
+            column_sbuf if is_plain else self.maxima.next_tile()[:, 0:tiles],
+        )
+
+    def take_product(
+        self, group: ModelGroup, place: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
+    ) -> None:
+        """Copy the product of one tile with its bias, and take its maximum unless a softcap masks classes later."""
+        scores_sbuf, maximum_sbuf = group.scores_sbuf[:, place], group.maxima_sbuf[:, place : place + 1]
+        if bias_sbuf is None:
+            nisa.tensor_scalar_reduce(
+                dst=scores_sbuf,
+                data=product_psum,
+                op0=nl.multiply,
+                operand0=1.0,
+                reduce_op=nl.maximum,
+                reduce_res=maximum_sbuf,
+                reduce_res_negate=True,
+            )
+        elif self.model.softcap is None:
+            nisa.scalar_tensor_tensor(
+                dst=scores_sbuf,
+                data=product_psum,
+                op0=nl.multiply,
+                operand0=1.0,
+                op1=nl.add,
+                operand1=bias_sbuf,
+                reduce_op=nl.maximum,
+                reduce_res=maximum_sbuf,
+            )
+        else:
+            nisa.tensor_tensor(dst=scores_sbuf, data1=product_psum, data2=bias_sbuf, op=nl.add)
+
+    def close(self, group: ModelGroup, column_sbuf: nl.NkiTensor) -> None:
+        """The tangents of a softcap, and the maxima of a group as the statistics have them."""
+        cap = self.model.score_cap
+        if cap is not None and not self.has_bias:
+            for place in range(group.tiles):
+                if place == group.tiles - 1:
+                    # The maximum of the last tile is there when its products are.
+                    hyperbolic_tangents(column_sbuf, group.maxima_sbuf, cap)
+                hyperbolic_tangents(group.scores_sbuf[:, place], group.scores_sbuf[:, place], cap)
+        elif cap is not None:
+            for place in range(group.tiles):
+                hyperbolic_tangents(group.exponentials_sbuf[:, place], group.scores_sbuf[:, place], cap)
+            for place in range(group.tiles):
+                self._mask(group, place)
+        if self.negative_sbuf is not None:
+            multiply_by(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
+
+    def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
+        """What an exponential adds: minus the maximum times the scale, of a group whose maxima are there."""
+        if self.scale_sbuf is not None:
+            multiply_by(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
+
+    def _mask(self, group: ModelGroup, place: int) -> None:
+        """min(x - lowest, tanh): the tangent, or ``lowest`` where x is twice that; with the maximum of these."""
+        nisa.scalar_tensor_tensor(
+            dst=group.scores_sbuf[:, place],
+            data=group.scores_sbuf[:, place],
+            op0=nl.subtract,
+            operand0=self.lowest,
+            op1=nl.minimum,
+            operand1=group.exponentials_sbuf[:, place],
+            reduce_op=nl.maximum,
+            reduce_res=group.maxima_sbuf[:, place : place + 1],
+        )

@@ -1,0 +1,304 @@
+"""What the first visit gathers of a block of positions, of both models at once.
+
+As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns,
+and combine those of both at once.
+
+The sum of weighted differences of scores, gathered block by block of classes: the one sum that a divergence needs.
+
+With the teacher's scores t in the unit of the student's, s, the weights e_j = exp(scale * (x_j - m)) of one model, and
+for a block k of classes the difference g_k = max t - max s of its maxima,
+
+    W_k = sum of e_j * (t_j - s_j - g_k)
+
+and for a position, whose maxima differ by g, where w_k = exp(scale * (m_k - m)) are the weights of the blocks and S_k
+the sums of e_j,
+
+    W = sum of w_k * (W_k + S_k * (g_k - g))
+
+so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
+score far below all others: in the model of the weights it adds 0, in the other one what makes W very large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.core.rows.moments import EntropyMoment
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.statistics import Columns, Place, Statistics
+from nkilib.core.rows.tiles import float32_like
+from nkilib.experimental.loss.linear.shared.sizes import WINDOW
+from nkilib.experimental.loss.linear_distillation.forward.visits import ModelTotals
+from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
+from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
+from nkilib.nki import nisa, nl
+
+# W stays finite, so that a weight of 0 gives 0 with it.
+_MOST = 2.0**126
+
+
+@dataclass(frozen=True)
+class GapMoment:
+    """W of blocks of classes, float32 [128, tiles, columns], and of positions, [128, tiles].
+
+    Attributes:
+        columns: how the tiles of blocks are laid out.
+        weighted_sbuf: W_k.
+        row_weighted_sbuf: W.
+        gaps_sbuf, terms_sbuf: to compute in, of the shape of W_k.
+    """
+
+    columns: Columns
+    weighted_sbuf: nl.NkiTensor
+    row_weighted_sbuf: nl.NkiTensor
+    gaps_sbuf: nl.NkiTensor
+    terms_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, columns: Columns, weighted_sbuf: nl.NkiTensor) -> GapMoment:
+        """With the tile of W_k, of which the caller has one."""
+        return cls(columns, weighted_sbuf, columns.row_tile(), columns.tile(), columns.tile())
+
+    def take_gaps(
+        self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
+    ) -> None:
+        """g_k - g, of the distances m_k - m of both models; before these become weights."""
+        nisa.scalar_tensor_tensor(
+            dst=self.columns.in_use(self.gaps_sbuf, chunks),
+            data=teacher_distances_sbuf,
+            op0=nl.multiply,
+            operand0=ratio,
+            op1=nl.subtract,
+            operand1=student_distances_sbuf,
+        )
+
+    def weight(self, weighting: Statistics, chunks: int) -> None:
+        """w_k * W_k, while the weights w_k are there."""
+        nisa.tensor_tensor(
+            dst=self.columns.in_use(self.terms_sbuf, chunks),
+            data1=self.columns.in_use(self.weighted_sbuf, chunks),
+            data2=self.columns.in_use(weighting.weights_sbuf, chunks),
+            op=nl.multiply,
+        )
+
+    def combine(self, weighting: Statistics, chunks: int) -> None:
+        """W, once the weights have become w_k * S_k: a block without weight adds 0, whatever its gap is."""
+        in_use = self.columns.in_use
+        gaps_sbuf, terms_sbuf = in_use(self.gaps_sbuf, chunks), in_use(self.terms_sbuf, chunks)
+        weights_sbuf = in_use(weighting.weights_sbuf, chunks)
+        nisa.tensor_tensor(dst=gaps_sbuf, data1=gaps_sbuf, data2=weights_sbuf, op=nl.multiply)
+        nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=gaps_sbuf, op=nl.add)
+        sum_sbuf = float32_like(self.row_weighted_sbuf)
+        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=terms_sbuf, axis=2)
+        nisa.tensor_scalar(
+            dst=self.row_weighted_sbuf, data=sum_sbuf, op0=nl.minimum, operand0=_MOST, op1=nl.maximum, operand1=-_MOST
+        )
+
+    def restart(self) -> None:
+        """Put what was combined into column 0."""
+        self.columns.restart(self.weighted_sbuf, self.row_weighted_sbuf)
+
+
+@dataclass(frozen=True)
+class GapPass:
+    """The sum W_k of one tile, once another engine has the differences and the weights.
+
+    Attributes:
+        moment: with the sums.
+        gap_sbuf: t - s, float32 [128, classes]; it is overwritten.
+        center_sbuf: g_k, float32 [128, 1].
+        weights_sbuf: e, float32 [128, classes].
+        place: of the tile in the statistics.
+    """
+
+    moment: GapMoment
+    gap_sbuf: nl.NkiTensor
+    center_sbuf: nl.NkiTensor
+    weights_sbuf: nl.NkiTensor
+    place: Place
+
+    def take(self) -> None:
+        """Issue it."""
+        nisa.scalar_tensor_tensor(
+            dst=self.gap_sbuf,
+            data=self.gap_sbuf,
+            op0=nl.subtract,
+            operand0=self.center_sbuf,
+            op1=nl.multiply,
+            operand1=self.weights_sbuf,
+            reduce_op=nl.add,
+            reduce_res=self.place.of(self.moment.weighted_sbuf),
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+
+@dataclass(frozen=True)
+class PairStatistics:
+    """Of a block of positions.
+
+    Attributes:
+        launch: of the kernel.
+        student, teacher: maxima and sums of exponentials.
+        entropy: the moment of the student's entropy.
+        entropy_terms_sbuf, distances_sbuf: to compute in, float32 [128, tiles, columns].
+        gap: the weighted differences; None where the divergence is that of a mixture.
+        picked_sbuf: the student's scores at the labels that this core has, float32 [128, tiles]; None where no label
+            is asked for.
+        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
+            this one's, the other one's, and those of blocks of classes that the cores share.
+    """
+
+    launch: PairLaunch
+    student: Statistics
+    teacher: Statistics
+    entropy: EntropyMoment
+    entropy_terms_sbuf: nl.NkiTensor
+    distances_sbuf: nl.NkiTensor
+    gap: GapMoment | None
+    picked_sbuf: nl.NkiTensor | None
+    exchanged_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, shared: int) -> PairStatistics:
+        """Of no class at all; with columns for so many blocks of classes that the cores share.
+
+        The maximum of no class is a masked score, whose distance from others is finite.
+        """
+        own, count = WINDOW + 1, needs.exchanged_statistics
+        swapped = nl.num_programs() * own
+        exchanged_sbuf = nl.ndarray((PARTITIONS, swapped + shared, count, tiles), dtype=nl.float32, buffer=nl.sbuf)
+        parts = iter([exchanged_sbuf[:, :, number].permute((0, 2, 1)) for number in range(count)])
+        columns = Columns(PARTITIONS, tiles, swapped + shared)
+        student = _statistics(columns, launch.student.scale, parts)
+        teacher = _statistics(columns, launch.teacher.scale, parts)
+        entropy = EntropyMoment(next(parts), columns.row_tile())
+        gap = None if launch.is_mixed else GapMoment.make(columns, next(parts))
+        picked_sbuf = next(parts)[:, :, 0] if needs.target else None
+        for start, end in ((0, own), (swapped, swapped + shared)):
+            if start == end:
+                continue
+            nisa.memset(dst=exchanged_sbuf[:, start:end], value=0.0)
+            for model, side in zip(launch.models, (student, teacher), strict=True):
+                nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-launch.lowest(model))
+        return cls(launch, student, teacher, entropy, columns.tile(), columns.tile(), gap, picked_sbuf, exchanged_sbuf)
+
+    @property
+    def columns(self) -> Columns:
+        """How the tiles of blocks are laid out."""
+        return self.student.columns
+
+    @property
+    def models(self) -> tuple[Statistics, Statistics]:
+        """Student and teacher."""
+        return self.student, self.teacher
+
+    @property
+    def weighting(self) -> Statistics:
+        """The model whose probabilities are the weights of the divergence."""
+        return self.student if self.launch.is_reverse else self.teacher
+
+    @staticmethod
+    def column(number: int) -> int:
+        """Of block number ``number`` of classes."""
+        return 1 + number % WINDOW
+
+    @staticmethod
+    def shared_column(number: int) -> int:
+        """Of block number ``number`` of the classes that the cores share."""
+        return nl.num_programs() * (WINDOW + 1) + number
+
+    def combine_window(self) -> None:
+        """Put a full window into column 0."""
+        self._combine(WINDOW + 1)
+        for side in self.models:
+            side.restart()
+        self.columns.restart(self.entropy.entropy_sbuf, self.entropy.row_entropy_sbuf)
+        if self.gap is not None:
+            self.gap.restart()
+
+    def exchange(self, number: int) -> None:
+        """Swap what the cores have found in their own classes, of which this one had so many blocks."""
+        self._forget_combined(number)
+        if nl.num_programs() == 1:
+            return
+        own, other = WINDOW + 1, 1 - nl.program_id()
+        nisa.sendrecv(
+            src=self.exchanged_sbuf[:, 0:own],
+            dst=self.exchanged_sbuf[:, own : 2 * own],
+            send_to_rank=other,
+            recv_from_rank=other,
+            pipe_id=0,
+        )
+
+    def finish(self) -> None:
+        """Combine the statistics of all columns, and take logs."""
+        self._combine(self.columns.count)
+        for side in self.models:
+            side.take_logs()
+
+    def received_picked(self) -> nl.NkiTensor | None:
+        """The student's scores at the labels that the other core has; None on one core."""
+        if self.picked_sbuf is None or nl.num_programs() == 1:
+            return None
+        last = int(self.exchanged_sbuf.shape[2]) - 1
+        return self.exchanged_sbuf[:, WINDOW + 1, last]
+
+    def totals(self) -> tuple[ModelTotals, ModelTotals]:
+        """Of student and teacher, when all is combined."""
+        student, teacher = (
+            ModelTotals(side.row_neg_max_sbuf, side.row_sum_sbuf, side.log_sum_sbuf) for side in self.models
+        )
+        return student, teacher
+
+    def _combine(self, chunks: int) -> None:
+        """Maxima, sums, and the moments, of the columns that so many blocks have taken."""
+        distances = [side.take_distances(chunks) for side in self.models]
+        kept_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
+        nisa.tensor_copy(dst=kept_sbuf, src=distances[0])
+        if self.gap is not None:
+            self.gap.take_gaps(distances[0], distances[1], self.launch.ratio, chunks)
+        for side in self.models:
+            side.take_weights(chunks)
+        terms_sbuf = self.columns.in_use(self.entropy_terms_sbuf, chunks)
+        self.entropy.combine(self.student, kept_sbuf, terms_sbuf, chunks)
+        if self.gap is not None:
+            self.gap.weight(self.weighting, chunks)
+        for side in self.models:
+            side.combine_sums(chunks)
+        if self.gap is not None:
+            self.gap.combine(self.weighting, chunks)
+
+    def _forget_combined(self, number: int) -> None:
+        """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.
+
+        The last window is not combined by itself: if it is full, nothing is left over.
+        """
+        left = number % WINDOW
+        if left == 0 or number < WINDOW:
+            return
+        start, end = left + 1, WINDOW + 1
+        summed = [self.student.sums_sbuf, self.teacher.sums_sbuf, self.entropy.entropy_sbuf]
+        if self.gap is not None:
+            summed.append(self.gap.weighted_sbuf)
+        for sums_sbuf in summed:
+            nisa.memset(dst=sums_sbuf[:, :, start:end], value=0.0)
+        for model, side in zip(self.launch.models, self.models, strict=True):
+            nisa.memset(dst=side.neg_max_sbuf[:, :, start:end], value=-self.launch.lowest(model))
+
+
+def _statistics(columns: Columns, scale: float, parts: Iterator[nl.NkiTensor]) -> Statistics:
+    neg_max_sbuf, sums_sbuf = next(parts), next(parts)
+    return Statistics(
+        columns,
+        scale,
+        neg_max_sbuf=neg_max_sbuf,
+        bias_sbuf=neg_max_sbuf if scale == 1.0 else columns.tile(),
+        sums_sbuf=sums_sbuf,
+        weights_sbuf=columns.tile(),
+        exact_neg_max_sbuf=nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf),
+        row_neg_max_sbuf=columns.row_tile(),
+        row_sum_sbuf=columns.row_tile(),
+        log_sum_sbuf=columns.row_tile(),
+    )

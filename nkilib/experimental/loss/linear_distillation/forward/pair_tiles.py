@@ -1,0 +1,241 @@
+"""Pairs of tiles of logits: products of both models, their maxima, exponentials, and the sums of a divergence.
+
+Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
+free for Tensor. Vector has most to do, four passes over a pair of tiles for a Kullback-Leibler divergence; so Scalar
+takes exponentials and tangents, and GpSimd takes the differences of scores. Vector's sums over a pair wait until both
+have done so, and are issued after the maxima of the next pair: :class:`WaitingPasses`.
+
+Pairs are taken in groups that stand side by side: one pair in a group without a softcap, and several with one, since
+Scalar loads a table each time it goes from tangents to exponentials.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.statistics import Place
+from nkilib.experimental.loss.linear.forward.streams import ClassTiles
+from nkilib.experimental.loss.linear.forward.waiting_passes import EntropyPass, WaitingPasses
+from nkilib.experimental.loss.linear.rings import Ring
+from nkilib.experimental.loss.linear_distillation.forward.model_tiles import ModelGroup, ModelTiles, multiply_by
+from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import GapPass, PairStatistics
+from nkilib.experimental.loss.linear_distillation.forward.visits import ScoreGroup
+from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
+from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
+from nkilib.nki import nisa, nl
+
+# Banks of PSUM that tiles take in turn; one is left to transposes of positions.
+_BANKS = 7
+_GPSIMD = nisa.engine.gpsimd
+
+# X^T of some tiles of positions, [128, ceil(D / 128), 128] each, of student and teacher.
+PairInputs = tuple[Sequence[nl.NkiTensor], Sequence[nl.NkiTensor]]
+# A block of classes of student and teacher.
+PairClasses = tuple[ClassTiles, ClassTiles]
+
+
+@dataclass(frozen=True)
+class PairGroup:
+    """Pairs of tiles that stand side by side, whose maxima are there.
+
+    Attributes:
+        start: number of the first tile of positions.
+        column: of the statistics.
+        student, teacher: the tiles of each model.
+        scores: of both models, where they stand in one tile; None where they do not.
+    """
+
+    start: int
+    column: int
+    student: ModelGroup
+    teacher: ModelGroup
+    scores: ScoreGroup | None
+
+    @property
+    def models(self) -> tuple[ModelGroup, ModelGroup]:
+        """Student and teacher."""
+        return self.student, self.teacher
+
+    @property
+    def tiles(self) -> slice:
+        """The tiles of positions."""
+        return slice(self.start, self.start + self.student.tiles)
+
+    @property
+    def places(self) -> list[Place]:
+        """Of the tiles in the statistics."""
+        return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
+
+
+@dataclass(frozen=True)
+class PairTiles:
+    """Makes one group of pairs after another.
+
+    Attributes:
+        launch: of the kernel.
+        group_tiles: tiles of positions of a group, at most.
+        student, teacher: makers of the tiles of each model.
+        both: of a mixture, the tiles of the scores of both models, float32 [128, models, tiles, classes]; else None.
+        gaps: differences of scores of a group, float32 [128, tiles, classes]; None where there are none to take.
+        ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
+        waiting: passes of Vector that are to be issued next.
+        fresh: those of the last group, which wait for a further one where products are short; None elsewhere.
+    """
+
+    launch: PairLaunch
+    group_tiles: int
+    student: ModelTiles
+    teacher: ModelTiles
+    both: Ring | None
+    gaps: Ring | None
+    ratio_sbuf: nl.NkiTensor | None
+    waiting: WaitingPasses
+    fresh: WaitingPasses | None
+
+    @classmethod
+    def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, classes: int) -> PairTiles:
+        """For blocks of at most so many tiles of positions, and of so many classes."""
+        group = (PARTITIONS, min(tiles, needs.group_tiles), classes)
+        banks = [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.psum) for _ in range(_BANKS)]
+        both = _both_scores(needs, *group[1:]) if needs.mixed else None
+        student, teacher = (
+            ModelTiles.make(
+                model,
+                of_model,
+                launch.lowest(model),
+                banks,
+                Ring.of_sbuf(needs.turns, group, nl.float32)
+                if both is None
+                else Ring([tile_sbuf[:, which] for tile_sbuf in both.tiles]),
+            )
+            for which, (model, of_model) in enumerate(zip(launch.models, needs.models, strict=True))
+        )
+        ratio_sbuf = None
+        if needs.ratio and not needs.mixed:
+            ratio_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+            nisa.memset(dst=ratio_sbuf, value=launch.ratio)
+        gaps = None if needs.mixed else Ring.of_sbuf(needs.turns, group, nl.float32)
+        fresh = WaitingPasses() if needs.short else None
+        return cls(launch, group[1], student, teacher, both, gaps, ratio_sbuf, WaitingPasses(), fresh)
+
+    @property
+    def models(self) -> tuple[ModelTiles, ModelTiles]:
+        """Student and teacher."""
+        return self.student, self.teacher
+
+    def restart(self) -> None:
+        """A block of positions begins."""
+        for model in self.models:
+            model.restart()
+        if self.both is not None:
+            self.both.restart()
+        if self.gaps is not None:
+            self.gaps.restart()
+
+    def raise_biases(self, classes: PairClasses) -> None:
+        """Once for each block of classes, which are loaded."""
+        for model, of_model in zip(self.models, classes, strict=True):
+            model.raise_bias(of_model)
+
+    def open(
+        self,
+        start: int,
+        inputs: PairInputs,
+        classes: PairClasses,
+        statistics: PairStatistics,
+        column: int,
+        first: int,
+    ) -> PairGroup:
+        """The scores of a group, and their maxima in the statistics.
+
+        Args:
+            start: number of the first tile of positions.
+            inputs: X^T of the tiles for each model.
+            classes: of the block, for each model.
+            statistics: of the positions.
+            column: of the statistics, which the block of classes takes.
+            first: number of the first pair, by which tiles take the banks in turn.
+        """
+        tiles, size = len(inputs[0]), int(classes[0].weight_sbuf.shape[2])
+        span = slice(start, start + tiles)
+        columns = [row.neg_max_sbuf[:, span, column] for row in statistics.models]
+        groups = [model.begin(tiles, size, of_model) for model, of_model in zip(self.models, columns, strict=True)]
+        share = self.waiting.share_of(tiles)
+        for place in range(tiles):
+            if place > 0:
+                self.waiting.take(share)
+            for which, (model, group) in enumerate(zip(self.models, groups, strict=True)):
+                tile_sbuf, of_model = inputs[which][place], classes[which]
+                product_psum = model.products.product(2 * (first + place) + which, tile_sbuf, of_model.weight_sbuf)
+                model.take_product(group, place, product_psum, of_model.bias_sbuf)
+        for which, model in enumerate(self.models):
+            model.close(groups[which], columns[which])
+        for which, model in enumerate(self.models):
+            model.take_bias(statistics.models[which], span, column)
+        self.waiting.take_all()
+        scores = None
+        if self.both is not None:
+            scores = ScoreGroup(start, self.both.next_tile()[:, :, 0:tiles, 0:size])
+        return PairGroup(start, column, groups[0], groups[1], scores)
+
+    def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
+        """All sums over the classes of a group; those of Vector wait."""
+        gap_passes = self._gap_passes(group, statistics)
+        places, (student, teacher) = group.places, group.models
+        for number, place in enumerate(places):
+            for model, row in zip((student, teacher), statistics.models, strict=True):
+                row.take_sum(model.exponentials_sbuf[:, number], model.scores_sbuf[:, number], place)
+        passes = self.waiting
+        if self.fresh is not None:
+            self.waiting.waiting.extend(self.fresh.waiting)
+            self.fresh.waiting.clear()
+            passes = self.fresh
+        for number, place in enumerate(places):
+            if gap_passes:
+                passes.add(gap_passes[number])
+            # The terms take the place of the exponentials, which nothing reads after them.
+            exponentials_sbuf, scores_sbuf = student.exponentials_sbuf[:, number], student.scores_sbuf[:, number]
+            row = statistics.student
+            passes.add(
+                EntropyPass(statistics.entropy, row, scores_sbuf, exponentials_sbuf, exponentials_sbuf, place, False)
+            )
+
+    def take_waiting(self) -> None:
+        """Issue all passes that wait."""
+        self.waiting.take_all()
+        if self.fresh is not None:
+            self.fresh.take_all()
+
+    def _gap_passes(self, group: PairGroup, statistics: PairStatistics) -> list[GapPass]:
+        """The differences of the scores of a group, and the passes that sum them; none for a mixture."""
+        if self.gaps is None or statistics.gap is None:
+            return []
+        student, teacher = group.models
+        neg_maxima = [row.neg_max_sbuf[:, group.tiles, group.column] for row in statistics.models]
+        center_sbuf = nl.ndarray((PARTITIONS, student.tiles), dtype=nl.float32, buffer=nl.sbuf)
+        self._subtract(center_sbuf, neg_maxima[0], neg_maxima[1], scales_first=False)
+        gaps_sbuf = self.gaps.next_tile()[:, 0 : student.tiles, 0 : student.scores_sbuf.shape[2]]
+        weights_sbuf = (student if self.launch.is_reverse else teacher).exponentials_sbuf
+        passes: list[GapPass] = []
+        for number, place in enumerate(group.places):
+            tile_sbuf = gaps_sbuf[:, number]
+            self._subtract(tile_sbuf, teacher.scores_sbuf[:, number], student.scores_sbuf[:, number], scales_first=True)
+            of_tile_sbuf = center_sbuf[:, number : number + 1]
+            passes.append(GapPass(statistics.gap, tile_sbuf, of_tile_sbuf, weights_sbuf[:, number], place))
+        return passes
+
+    def _subtract(
+        self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
+    ) -> None:
+        """first - second, one of which is the teacher's, in the student's unit."""
+        if self.ratio_sbuf is not None:
+            multiply_by(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
+            first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)
+        nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)
+
+
+def _both_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
+    """Tiles that hold the scores of both models of a group: what is kept of a position is contiguous then."""
+    return Ring.of_sbuf(needs.turns, (PARTITIONS, 2, tiles, classes), nl.float32)

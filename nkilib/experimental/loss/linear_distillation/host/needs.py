@@ -1,0 +1,176 @@
+"""What pairs of tiles of logits take on chip and of a program, by the options of a launch.
+
+In the first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's
+logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
+
+# Tiles of positions whose scores stand side by side where Scalar takes tangents: it loads the tables of a tangent and
+# of an exponential once for a group of pairs. More where products are short.
+_GROUP_OF_CAP, _GROUP_OF_SHORT = 2, 3
+# Groups whose tiles are on chip at a time: one is multiplied while the sums of those before it are taken.
+_TURNS, _TURNS_OF_CAP = 3, 2
+# Products of so many passes of Tensor over a column of a pair of tiles are short.
+_SHORT = 16
+# Float32 columns of positions: what stays, and what they are computed from.
+_COLUMNS = 14
+# Tiles that an opened one keeps: the student's scores, and the teacher's or the differences of both.
+_OPENED = 2
+
+
+@dataclass(frozen=True)
+class ModelNeeds:
+    """The options of one model that take room or time.
+
+    Attributes:
+        bias: there is one, which may mask classes.
+        softcap: its logits are capped.
+        scale: z is not the scores themselves: there is a cap, a logit scale or a temperature.
+    """
+
+    bias: bool = False
+    softcap: bool = False
+    scale: bool = False
+
+
+@dataclass(frozen=True)
+class PairNeeds:
+    """The options of a launch that take room or time.
+
+    Attributes:
+        student, teacher: of each model.
+        mixed: the divergence is that of a mixture: the first visit takes no differences.
+        reverse: the student's probabilities are the weights of the divergence.
+        target: the student's scores at labels are asked for.
+        ratio: scores of both models have unlike units.
+        short: the products of a pair of tiles take little longer than what follows them.
+    """
+
+    student: ModelNeeds = ModelNeeds()
+    teacher: ModelNeeds = ModelNeeds()
+    mixed: bool = False
+    reverse: bool = False
+    target: bool = False
+    ratio: bool = False
+    short: bool = False
+
+    @classmethod
+    def everything(cls, mixed: bool = False) -> PairNeeds:
+        """All options at once: what fits with them fits with any of them."""
+        model = ModelNeeds(True, True, True)
+        return cls(model, model, mixed, False, True, not mixed)
+
+    def of_products(self, products: int) -> PairNeeds:
+        """The same for products of so many passes of Tensor over a column of a pair of tiles."""
+        return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
+
+    @property
+    def models(self) -> tuple[ModelNeeds, ModelNeeds]:
+        """Student and teacher."""
+        return self.student, self.teacher
+
+    @property
+    def softcap(self) -> bool:
+        """Scalar takes tangents."""
+        return self.student.softcap or self.teacher.softcap
+
+    @property
+    def group_tiles(self) -> int:
+        """Tiles of positions of a group, at most."""
+        if not self.softcap:
+            return 1
+        return _GROUP_OF_SHORT if self.short else _GROUP_OF_CAP
+
+    @property
+    def turns(self) -> int:
+        """Groups whose tiles are on chip at a time."""
+        return _TURNS_OF_CAP if self.softcap and not self.short else _TURNS
+
+    @property
+    def rings(self) -> int:
+        """Tiles of float32 that a pair of tiles takes: scores and exponentials of both, and their differences."""
+        return 4 + (not self.mixed)
+
+    @property
+    def exchanged_statistics(self) -> int:
+        """Numbers of a position and a block of classes that the cores swap."""
+        return 5 + (not self.mixed) + self.target
+
+    @property
+    def further_statistics(self) -> int:
+        """Numbers of a position and a block of classes that are made of them when they are combined."""
+        return 4 + sum(model.scale for model in self.models) + 2 * (not self.mixed)
+
+    @property
+    def vector_passes(self) -> int:
+        """Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
+
+    @property
+    def scalar_passes(self) -> int:
+        """Scalar's passes over a pair of tiles: exponentials, and tangents."""
+        return 2 + sum(model.softcap for model in self.models)
+
+    @property
+    def gpsimd_passes(self) -> int:
+        """GpSimd's passes over a pair of tiles, of two elements each; the search for a label is half a one."""
+        return 0 if self.mixed else 1 + self.ratio
+
+    @property
+    def instructions(self) -> int:
+        """Instructions of a pair of tiles beside its products, with its share of those of a group."""
+        of_gap = 0 if self.mixed else 2 + 2 * self.ratio
+        of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
+        return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target
+
+
+def opens_groups(needs: PairNeeds) -> bool:
+    """Whether Scalar takes tangents or logs of mixtures, for which it loads another table than for exponentials."""
+    return needs.mixed or needs.softcap
+
+
+def copies_student(needs: PairNeeds) -> bool:
+    """Whether the student's products are copied from PSUM.
+
+    Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is made.
+    """
+    is_plain = not needs.student.bias and not needs.student.softcap
+    return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
+
+
+def copies_teacher(needs: PairNeeds) -> bool:
+    """Whether the teacher's products are copied from PSUM, likewise."""
+    return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
+
+
+def takes_differences(needs: PairNeeds) -> bool:
+    """Whether the gradient needs the differences of both models' scores."""
+    return needs.mixed or needs.reverse
+
+
+def teacher_is_plain(needs: PairNeeds) -> bool:
+    """Whether the teacher's scores are its products."""
+    return not needs.teacher.bias and not needs.teacher.softcap
+
+
+def gradient_needs(needs: PairNeeds) -> TileNeeds:
+    """What the tiles of a launch take.
+
+    Rings are those of biases, of tangents, of copies, of the differences or the teacher's exponentials, and of what a
+    label takes.
+    """
+    models = sum(model.bias + model.softcap for model in needs.models)
+    copies = copies_student(needs) + copies_teacher(needs)
+    of_softcaps = sum(model.softcap * (1 + model.bias) for model in needs.models) + 2 * needs.student.softcap
+    return TileNeeds(
+        columns=_COLUMNS,
+        rows=sum(model.bias for model in needs.models),
+        rings=models + copies + 1 + needs.target,
+        opened=_OPENED if opens_groups(needs) else 0,
+        instructions=4 + needs.mixed + 3 * needs.target + copies + of_softcaps + sum(m.bias for m in needs.models),
+    )

@@ -1,0 +1,1 @@
+"""Tests of :mod:`nkilib.experimental.loss.linear_cross_entropy.forward.one_core`."""
