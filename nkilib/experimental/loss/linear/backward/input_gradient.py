@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Span, cut
 from nkilib.nki import nisa, nl
 

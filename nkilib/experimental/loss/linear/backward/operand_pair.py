@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
 from nkilib.experimental.loss.linear.shared.operands import ClassRow, Matrix

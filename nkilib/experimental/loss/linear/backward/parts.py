@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.backward.class_cover import ClassCover, OwnClasses
 from nkilib.experimental.loss.linear.backward.geometry import weight_tiles
@@ -18,7 +19,6 @@ from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
 from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
 from nkilib.experimental.loss.linear.backward.weight_gradient import BiasGradient, WeightGradient
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOperands

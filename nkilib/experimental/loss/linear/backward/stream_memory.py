@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.nki import nl
 
 _HALVES = 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import zip_longest
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair, PairBuffers, WeightPart
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.stream_memory import StreamMemory
 from nkilib.experimental.loss.linear.backward.weight_slices import WeightSlices
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, balanced_spans, cut
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.linear.backward.gradient_block import GradientBlock
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
 from nkilib.nki import nisa, nl

@@ -10,11 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.geometry import TILES_OF_SLICE
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
 from nkilib.experimental.loss.linear.shared.operands import Matrix

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from nkilib.core.cores import meet
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.launch import LinearOperands
 from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, STAGES
 from nkilib.nki import nisa, nl

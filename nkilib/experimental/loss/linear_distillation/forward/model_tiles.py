@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Statistics
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents
 from nkilib.experimental.loss.linear.forward.streams import ClassTiles
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear.shared.logits import LogitTiles
 from nkilib.experimental.loss.linear_distillation.host.needs import ModelNeeds
 from nkilib.experimental.loss.linear_distillation.shared.options import ModelOperands

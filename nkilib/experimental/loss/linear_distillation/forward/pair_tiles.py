@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.statistics import Place
 from nkilib.experimental.loss.linear.forward.streams import ClassTiles
 from nkilib.experimental.loss.linear.forward.waiting_passes import EntropyPass, WaitingPasses
-from nkilib.experimental.loss.linear.rings import Ring
 from nkilib.experimental.loss.linear_distillation.forward.model_tiles import ModelGroup, ModelTiles, multiply_by
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import GapPass, PairStatistics
 from nkilib.experimental.loss.linear_distillation.forward.visits import ScoreGroup

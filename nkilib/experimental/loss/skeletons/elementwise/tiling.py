@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from nkilib.core.partial_sums import LEAF
 from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
 from nkilib.core.rows.scratch import PIECES_AT_A_TIME
-from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 
 # Columns of a piece at most: instructions of so many have little overhead, and their float32 tiles are 8 KiB a
@@ -97,7 +97,6 @@ _CHIP_BYTES = 176 * 1024
 _MOST_BYTES = 207 * 1024
 # Of constants, upstream gradients and the last sums, with room for alignment.
 _SMALL_BYTES = 8 * 1024
-_FLOAT32_BYTES = 4
 # Columns of a tile at most. They are a multiple of whole runs of a sum.
 _MOST_COLUMNS = 8192
 # A launch is cut into at least so many tiles, where they stay long enough for DMA, so that loads, computation and
@@ -162,9 +161,9 @@ def partition_bytes(
     columns = min(tiling.columns, piece_columns(scratch_tiles))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
     runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)
-    sums_bytes = _FLOAT32_BYTES * (sums + runs) + _SMALL_BYTES
+    sums_bytes = FLOAT32_BYTES * (sums + runs) + _SMALL_BYTES
     return tiling.buffers * tiling.columns * bytes_of_element + _scratch_bytes(scratch_tiles, columns) + sums_bytes
 
 
 def _scratch_bytes(scratch_tiles: int, columns: int) -> int:
-    return _FLOAT32_BYTES * PIECES_AT_A_TIME * scratch_tiles * columns
+    return FLOAT32_BYTES * PIECES_AT_A_TIME * scratch_tiles * columns
