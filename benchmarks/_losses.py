@@ -22,6 +22,7 @@ from benchmarks._memory import MemoryUse, measure_in_process, peak_resident_byte
 from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss import registry
 from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss
+from nkilib.experimental.loss.skeletons.rowwise.host.row import RowwiseLoss
 
 FORWARD, BACKWARD = "forward", "backward"
 TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -122,9 +123,6 @@ _BY_HAND: Final = {
     each.name: each
     for each in (
         MeasuredLoss("kl_div", options={"log_target": True, "reduction": "sum"}),  # its mean warns
-        MeasuredLoss("triplet_margin_loss", (_normal, _normal, _normal)),
-        MeasuredLoss("cosine_embedding_loss", (_normal, _normal, _signs_of_rows)),
-        MeasuredLoss("multilabel_soft_margin_loss", (_normal, _probabilities)),
         MeasuredLoss("nll_loss", (_normal, _classes)),
         MeasuredLoss("multi_margin_loss", (_normal, _classes), in_bfloat16=False),
         MeasuredLoss("multilabel_margin_loss", (_normal, _lists_of_classes), in_bfloat16=False),
@@ -144,7 +142,7 @@ def _measured() -> Iterator[MeasuredLoss]:
     for loss in registry.LOSSES:
         if loss.name in _BY_HAND:
             yield _BY_HAND[loss.name]
-        elif isinstance(loss, ElementwiseLoss):
+        elif isinstance(loss, ElementwiseLoss | RowwiseLoss):
             yield MeasuredLoss(loss.name, tuple(_MAKES[sample] for sample in loss.forms[0].samples.values()))
 
 

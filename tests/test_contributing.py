@@ -24,7 +24,7 @@ sys.exit(pytest.main(sys.argv[1:]))
 """
 # Tests that go through tables, of which those of the new row run.
 OF_TABLES = (
-    "tests/experimental/loss/elementwise",
+    "tests/experimental/loss/skeletons/elementwise",
     "tests/experimental/loss/test_registry.py",
     "tests/experimental/test_shared_refusals.py",
     "tests/torch/functions/elementwise",

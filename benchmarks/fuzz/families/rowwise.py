@@ -15,17 +15,15 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.rowwise.host import truth as derived
-from nkilib.experimental.loss.rowwise.host.truth import RowwiseTruth
-from nkilib.experimental.loss.rowwise.host.truths.cosine import CosineTruth
-from nkilib.experimental.loss.rowwise.host.truths.multilabel_soft_margin import MultilabelSoftMarginTruth
-from nkilib.experimental.loss.rowwise.host.truths.triplet import TripletTruth
+from nkilib.experimental.loss.cosine_embedding import CosineTruth
+from nkilib.experimental.loss.multilabel_soft_margin.host.truth import MultilabelSoftMarginTruth
+from nkilib.experimental.loss.registry import LOSSES
+from nkilib.experimental.loss.skeletons.rowwise.host import truth as derived
+from nkilib.experimental.loss.skeletons.rowwise.host.row import RowwiseLoss
+from nkilib.experimental.loss.skeletons.rowwise.host.truth import RowwiseTruth
+from nkilib.experimental.loss.triplet_margin.host.truth import TripletTruth
 
-MODULES: Final = {
-    "triplet_margin_loss": "TripletMarginLoss",
-    "cosine_embedding_loss": "CosineEmbeddingLoss",
-    "multilabel_soft_margin_loss": "MultiLabelSoftMarginLoss",
-}
+MODULES: Final = {loss.name: loss.module for loss in LOSSES if isinstance(loss, RowwiseLoss)}
 
 
 @dataclass

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
 from .loss import LossKernels, TensorSize
+from .names import names_of_losses
 
 _COLUMNS = (512, 1024, 2048, 4096, 8192)
 _BUFFERS = (2, 3)
-_COSINE = "cosine_embedding_loss"
-_COSINE_COEFFICIENTS = 3
 
 
 class RowwiseSizes(NamedTuple):
@@ -26,7 +26,7 @@ class RowwiseSizes(NamedTuple):
 class RowwiseKernels(LossKernels):
     """Of rows of one type, and in the backward the gradients that are computed unless asked otherwise."""
 
-    NAMES: ClassVar[tuple[str, ...]] = ("triplet_margin_loss", _COSINE, "multilabel_soft_margin_loss")
+    NAMES: ClassVar[Sequence[str]] = names_of_losses("RowwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "each": "R", "buffers": "B"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
     CHOOSER: ClassVar[str] = "the kernel"
@@ -44,17 +44,9 @@ class RowwiseKernels(LossKernels):
         return {RowwiseSizes(*each) for each in sizes}
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Matrices, targets of rows, and numbers that the forward keeps of each row."""
-        rows = self.shape[0]
-        if tensor == "coefficients":
-            return TensorSize((self._coefficients(arguments), rows), "float32")
-        if tensor == "target" and self.options.family == _COSINE:
-            return TensorSize((rows,), "float32")
-        return self.matrix
+        """As the row of the loss says."""
+        from nkilib.experimental.loss.registry import LOSSES
 
-    def _coefficients(self, arguments: dict[str, Any]) -> int:
-        if self.options.family == _COSINE:
-            return _COSINE_COEFFICIENTS
-        from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients
-
-        return num_coefficients(arguments.get("p", 2.0), arguments.get("swap", False))
+        (loss,) = (each for each in LOSSES if each.name == self.options.family)
+        shape, dtype = loss.size_of(tensor, self.shape, arguments)
+        return TensorSize(shape, dtype or self.dtype)

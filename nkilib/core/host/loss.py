@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from nkilib.core.host.samples import Sample
 
 Shape = tuple[int, ...]
 
@@ -64,6 +66,23 @@ class Loss:
     edges: str = ""
     differences: str = ""
     launches: tuple[ModelledLaunch, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """A loss with options and optional tensors, as it is checked.
+
+    Attributes:
+        truth: in float64, with the same options: what the skeleton of the loss takes as one.
+        samples: what its tensors are like, by name; optional tensors that are not named are None.
+        options: of the kernels.
+        label: what is special, after the name of the loss.
+    """
+
+    truth: Any
+    samples: Mapping[str, Sample]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    label: str = ""
 
 
 def modelled_launch(

@@ -10,14 +10,17 @@ from nkilib.core.host.launchable import launched
 from nkilib.experimental.loss import (
     bce,
     bce_with_logits,
+    cosine_embedding,
     gaussian_nll,
     hinge_embedding,
     kl_div,
     l1,
     margin_ranking,
     mse,
+    multilabel_soft_margin,
     poisson_nll,
     smooth_l1,
+    triplet_margin,
 )
 from nkilib.experimental.loss.cross_entropy import (
     cross_entropy_backward,
@@ -50,16 +53,8 @@ from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.rowwise import (
-    cosine_embedding_loss_backward,
-    cosine_embedding_loss_forward,
-    multilabel_soft_margin_loss_backward,
-    multilabel_soft_margin_loss_forward,
-    triplet_margin_loss_backward,
-    triplet_margin_loss_forward,
-)
-from nkilib.experimental.loss.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "DistillationTiling",
@@ -133,6 +128,8 @@ binary_cross_entropy_forward = launched(bce.binary_cross_entropy_forward)
 binary_cross_entropy_backward = launched(bce.binary_cross_entropy_backward)
 binary_cross_entropy_with_logits_forward = launched(bce_with_logits.binary_cross_entropy_with_logits_forward)
 binary_cross_entropy_with_logits_backward = launched(bce_with_logits.binary_cross_entropy_with_logits_backward)
+cosine_embedding_loss_forward = launched(cosine_embedding.cosine_embedding_loss_forward)
+cosine_embedding_loss_backward = launched(cosine_embedding.cosine_embedding_loss_backward)
 gaussian_nll_loss_forward = launched(gaussian_nll.gaussian_nll_loss_forward)
 gaussian_nll_loss_backward = launched(gaussian_nll.gaussian_nll_loss_backward)
 hinge_embedding_loss_forward = launched(hinge_embedding.hinge_embedding_loss_forward)
@@ -152,3 +149,7 @@ huber_loss_forward = launched(smooth_l1.huber_loss_forward)
 huber_loss_backward = launched(smooth_l1.huber_loss_backward)
 smooth_l1_loss_forward = launched(smooth_l1.smooth_l1_loss_forward)
 smooth_l1_loss_backward = launched(smooth_l1.smooth_l1_loss_backward)
+multilabel_soft_margin_loss_forward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_forward)
+multilabel_soft_margin_loss_backward = launched(multilabel_soft_margin.multilabel_soft_margin_loss_backward)
+triplet_margin_loss_forward = launched(triplet_margin.triplet_margin_loss_forward)
+triplet_margin_loss_backward = launched(triplet_margin.triplet_margin_loss_backward)

@@ -37,10 +37,11 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
-from nkilib.experimental.loss.skeletons.elementwise.host.row import Form, Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
 from nkilib.experimental.loss.skeletons.elementwise.kind import (
     INPUT,

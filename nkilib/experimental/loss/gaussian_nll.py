@@ -29,18 +29,13 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.numbers import LEAST_ARGUMENT_OF_LOG, require_option
-from nkilib.experimental.loss.skeletons.elementwise.host.row import (
-    NUMBERS,
-    Form,
-    Functions,
-    GradientError,
-    elementwise_loss,
-)
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.kind import (
     INPUT,
     TARGET,

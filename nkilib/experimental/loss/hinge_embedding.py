@@ -18,10 +18,11 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.core.rows.numbers import require_option
-from nkilib.experimental.loss.skeletons.elementwise.host.row import Form, Functions, GradientError, elementwise_loss
+from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl

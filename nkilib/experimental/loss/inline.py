@@ -11,6 +11,7 @@ from nkilib.experimental.loss.bce_with_logits import (
     binary_cross_entropy_with_logits_backward,
     binary_cross_entropy_with_logits_forward,
 )
+from nkilib.experimental.loss.cosine_embedding import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backward, cross_entropy_forward
 from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation.kernels import distillation_backward, distillation_forward
@@ -40,22 +41,18 @@ from nkilib.experimental.loss.multilabel_margin.kernels import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
-from nkilib.experimental.loss.rowwise.cosine_kernels import (
-    cosine_embedding_loss_backward,
-    cosine_embedding_loss_forward,
-)
-from nkilib.experimental.loss.rowwise.multilabel_soft_margin_kernels import (
+from nkilib.experimental.loss.multilabel_soft_margin.kernels import (
     multilabel_soft_margin_loss_backward,
     multilabel_soft_margin_loss_forward,
 )
-from nkilib.experimental.loss.rowwise.triplet_kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
+from nkilib.experimental.loss.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.experimental.loss.smooth_l1 import (
     huber_loss_backward,
     huber_loss_forward,
     smooth_l1_loss_backward,
     smooth_l1_loss_forward,
 )
+from nkilib.experimental.loss.triplet_margin.kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
 
 __all__ = [
     "binary_cross_entropy_backward",

@@ -29,14 +29,13 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
-from nkilib.core.host.loss import modelled_launch
+from nkilib.core.host.loss import Form, modelled_launch
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.skeletons.elementwise.host.row import (
     SHAPE,
-    Form,
     Functions,
     GradientError,
     backward_launch,

@@ -15,15 +15,10 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
-from nkilib.experimental.loss.skeletons.elementwise.host.row import (
-    NUMBERS,
-    Form,
-    Functions,
-    GradientError,
-    elementwise_loss,
-)
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
 from nkilib.experimental.loss.skeletons.elementwise.kind import (
     INPUT,
@@ -194,7 +189,7 @@ L1_LOSS: Final = elementwise_loss(
     functions=Functions(forward=1, backward=1),
     held=((1.05, 1.05), (1.05, 1.05)),
     forms=(
-        Form(L1Truth()),
+        Form(L1Truth(), NUMBERS),
         Form(WeightedTruth(L1Truth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
     edges="the gradient at 0 and at NaN is 0",

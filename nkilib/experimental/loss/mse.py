@@ -17,16 +17,11 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import difference
-from nkilib.experimental.loss.skeletons.elementwise.host.row import (
-    NUMBERS,
-    Form,
-    Functions,
-    GradientError,
-    elementwise_loss,
-)
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
 from nkilib.experimental.loss.skeletons.elementwise.kind import (
     INPUT,
@@ -245,7 +240,7 @@ MSE: Final = elementwise_loss(
     functions=Functions(forward=1),
     held=((1.05, 1.05), (1.05, 1.05)),
     forms=(
-        Form(MseTruth()),
+        Form(MseTruth(), NUMBERS),
         Form(WeightedTruth(MseTruth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
 )

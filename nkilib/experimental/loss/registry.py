@@ -12,14 +12,17 @@ from nkilib.core.host.loss import Loss
 from nkilib.experimental.loss import (
     bce,
     bce_with_logits,
+    cosine_embedding,
     gaussian_nll,
     hinge_embedding,
     kl_div,
     l1,
     margin_ranking,
     mse,
+    multilabel_soft_margin,
     poisson_nll,
     smooth_l1,
+    triplet_margin,
 )
 from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
 from nkilib.experimental.loss.ctc.host import kinds as ctc
@@ -27,7 +30,6 @@ from nkilib.experimental.loss.indexed.host import kinds as indexed
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
 from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
 from nkilib.experimental.loss.multilabel_margin.host import kinds as multilabel_margin
-from nkilib.experimental.loss.rowwise.host import kinds as rowwise
 
 LOSSES: Final[tuple[Loss, ...]] = (
     mse.MSE,
@@ -41,7 +43,9 @@ LOSSES: Final[tuple[Loss, ...]] = (
     poisson_nll.POISSON_NLL,
     gaussian_nll.GAUSSIAN_NLL,
     kl_div.KL_DIV,
-    *rowwise.KINDS,
+    triplet_margin.TRIPLET_MARGIN,
+    cosine_embedding.COSINE_EMBEDDING,
+    multilabel_soft_margin.MULTILABEL_SOFT_MARGIN,
     *indexed.KINDS,
     *multi_margin.KINDS,
     *ctc.KINDS,

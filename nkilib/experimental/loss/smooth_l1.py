@@ -32,18 +32,13 @@ import numpy as np
 from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import subtract_on_gpsimd, transform
 from nkilib.core.rows.numbers import LEAST_NORMAL, require_option
 from nkilib.experimental.loss.l1 import L1, L1Truth
-from nkilib.experimental.loss.skeletons.elementwise.host.row import (
-    NUMBERS,
-    Form,
-    Functions,
-    GradientError,
-    elementwise_loss,
-)
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
 from nkilib.experimental.loss.skeletons.elementwise.kind import (
     INPUT,
@@ -366,8 +361,8 @@ SMOOTH_L1: Final = elementwise_loss(
     functions=Functions(forward=1),
     held=((1.5, 1.05), (1.05, 1.05)),
     forms=(
-        Form(SmoothL1Truth(0.7), options={"beta": 0.7}),
-        Form(L1Truth(), options={"beta": 0.0}, label=", beta 0"),
+        Form(SmoothL1Truth(0.7), NUMBERS, {"beta": 0.7}),
+        Form(L1Truth(), NUMBERS, {"beta": 0.0}, ", beta 0"),
     ),
     edges="beta = 0 is l1_loss",
     differences="beta must be finite; one below 2^-126 is 0",
@@ -384,7 +379,7 @@ HUBER: Final = elementwise_loss(
     functions=Functions(forward=1),
     held=((1.5, 1.05), (1.05, 1.05)),
     forms=(
-        Form(SmoothL1Truth(1.3, 1.3), options={"delta": 1.3}),
+        Form(SmoothL1Truth(1.3, 1.3), NUMBERS, {"delta": 1.3}),
         Form(
             WeightedTruth(SmoothL1Truth(0.6, 0.6)),
             {**NUMBERS, WEIGHT: Sample.POSITIVE},

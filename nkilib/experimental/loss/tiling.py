@@ -8,8 +8,8 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import (
 )
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
-from nkilib.experimental.loss.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 
 __all__ = [
     "CORES",

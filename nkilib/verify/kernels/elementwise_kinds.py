@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from nkilib.core.host.loss import tensors_of
+from nkilib.core.host.loss import Form, tensors_of
 from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss, Form
+from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss
 from nkilib.experimental.loss.skeletons.elementwise.host.truth import ElementwiseTruth
 from nkilib.verify.kernels.samples import MAKERS
 from nkilib.verify.observation import Array

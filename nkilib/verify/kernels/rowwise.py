@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.core.host.function_errors import GRANTED
-from nkilib.experimental.loss.rowwise.host import truth
+from nkilib.experimental.loss.skeletons.rowwise.host import truth
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths

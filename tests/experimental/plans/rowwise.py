@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.rowwise import cosine_kernels, multilabel_soft_margin_kernels, triplet_kernels
-from nkilib.experimental.loss.rowwise.geometry import PARTITIONS
-from nkilib.experimental.loss.rowwise.host import truth
-from nkilib.experimental.loss.rowwise.launch import RowLaunch
+from nkilib.experimental.loss import cosine_embedding as cosine_kernels
+from nkilib.experimental.loss.multilabel_soft_margin import kernels as multilabel_soft_margin_kernels
+from nkilib.experimental.loss.skeletons.rowwise.geometry import PARTITIONS, RowLaunch
+from nkilib.experimental.loss.skeletons.rowwise.host import truth
+from nkilib.experimental.loss.triplet_margin import kernels as triplet_kernels
 from nkilib.nki import nl
 from nkilib.simulator import spec
 from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from nkilib.experimental.loss.rowwise import cosine_embedding_loss_backward, cosine_embedding_loss_forward
+from nkilib.experimental.loss import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import checked_number

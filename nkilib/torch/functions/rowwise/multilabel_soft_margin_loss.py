@@ -7,7 +7,7 @@ from typing import Final
 
 from torch import Tensor, nn
 
-from nkilib.experimental.loss.rowwise import multilabel_soft_margin_loss_backward, multilabel_soft_margin_loss_forward
+from nkilib.experimental.loss import multilabel_soft_margin_loss_backward, multilabel_soft_margin_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.reductions import reduced

@@ -9,8 +9,8 @@ from typing import Any, Final
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from nkilib.experimental.loss.rowwise import triplet_margin_loss_backward, triplet_margin_loss_forward
-from nkilib.experimental.loss.rowwise.host.pairs import num_coefficients, pairs_of
+from nkilib.experimental.loss import triplet_margin_loss_backward, triplet_margin_loss_forward
+from nkilib.experimental.loss.triplet_margin.host.pairs import num_coefficients, pairs_of
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.checks import checked_number

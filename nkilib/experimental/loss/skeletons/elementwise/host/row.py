@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee, TermError
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Loss, ModelledLaunch, gradients_of, modelled_launch, options_of, tensors_of
+from nkilib.core.host.loss import Form, Loss, ModelledLaunch, gradients_of, modelled_launch, options_of, tensors_of
 from nkilib.core.host.samples import Sample
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import ElementwiseTruth
 from nkilib.experimental.loss.skeletons.elementwise.host.work import backward_work, forward_backward_work, forward_work
 from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET
 
@@ -28,23 +27,6 @@ _RUNS: Final = (
 )
 NUMBERS: Final = {INPUT: Sample.NUMBERS, TARGET: Sample.NUMBERS}
 """Tensors of most losses."""
-
-
-@dataclass(frozen=True)
-class Form:
-    """A loss with options and optional tensors, as it is checked.
-
-    Attributes:
-        truth: in float64, with the same options.
-        samples: what its tensors are like, by name; optional tensors that are not named are None.
-        options: of both kernels.
-        label: what is special, after the name of the loss.
-    """
-
-    truth: ElementwiseTruth
-    samples: Mapping[str, Sample] = field(default_factory=lambda: NUMBERS)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    label: str = ""
 
 
 @dataclass(frozen=True)
@@ -145,7 +127,7 @@ def elementwise_loss(
         derivative=derivative,
         differentiated=gradients_of(backward),
         options=options_of(forward, _OF_EVERY_LOSS),
-        tests=("tests/experimental/loss/elementwise", "tests/torch/functions/elementwise"),
+        tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions/elementwise"),
         edges=edges,
         differences=differences,
         launches=(*launches_of(forward, held), *further_launches),

@@ -1,0 +1,375 @@
+"""Cosine embedding: the cosine of two rows should be 1 where the target is 1, and at most the margin where it is -1.
+
+``1 - cos`` or ``max(0, cos - margin)``; 0 for other targets: ``torch.nn.functional.cosine_embedding_loss``. Like
+PyTorch it adds 1e-12 to the squared norms, so that the cosine of a row of zeros is 0.
+
+Gradients are ``k (r1 r2 y - cos r1^2 x)`` with the inverse norms r and k the derivative of the loss by the cosine: sums
+of the two rows, with coefficients that the forward makes.
+
+Errors of float32 arithmetic.
+
+Cosine embedding.
+
+With n additions in a row, the product of the rows is off by (n + 1) u / 2 of the sum of magnitudes, and a squared norm,
+with its constant, by (n + 2) u / 2 of itself; the inverse root by half of that and by its root and its reciprocal, to
+u / 2 each. The cosine: that of the product by the norms, and of itself those of both inverse norms and u of products.
+The loss: that of the cosine, and u / 2 of itself and of the margin.
+
+    |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)        u more of roots or reciprocals: 2 u |cos|
+
+A gradient k (y / (|x| |y|) - cos x / |x|^2): of the first term those of the inverse norms and 4 u; of the second those
+and the error of the cosine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import numpy as np
+
+from nkilib.base.guarantee import TermError
+from nkilib.core.host.exact import Derived, Exact, Float64Array
+from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
+from nkilib.core.host.loss import Form
+from nkilib.core.host.rounding import UNIT
+from nkilib.core.host.samples import Sample
+from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.losses.upstream import Upstream
+from nkilib.core.rows.checks import require_flag, require_vector
+from nkilib.core.rows.tiles import product, scaled, selected
+from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
+from nkilib.experimental.loss.skeletons.rowwise.backward import backward_of_core
+from nkilib.experimental.loss.skeletons.rowwise.combination import Term, combine
+from nkilib.experimental.loss.skeletons.rowwise.forward import forward_of_core
+from nkilib.experimental.loss.skeletons.rowwise.geometry import RowLaunch
+from nkilib.experimental.loss.skeletons.rowwise.host.row import RowGradients, RowTensors, rowwise_loss
+from nkilib.experimental.loss.skeletons.rowwise.host.truth import Tensors, additions, summed
+from nkilib.experimental.loss.skeletons.rowwise.kind import RowResults, Statistic, Sum
+from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
+from nkilib.experimental.loss.skeletons.rowwise.row_numbers import (
+    at_least_zero,
+    combined,
+    compared,
+    inverse_or_zero,
+    mask_of,
+    shifted,
+    square_root,
+)
+from nkilib.experimental.loss.skeletons.rowwise.run import (
+    checked_tiling,
+    factor_of,
+    new_gradients,
+    new_outputs,
+    require_coefficients,
+    require_matrices,
+    require_upstream_of_rows,
+    require_wanted,
+    returned,
+)
+from nkilib.nki import nl
+
+FIRST, SECOND = 0, 1
+_DOT, _FIRST_SQUARES, _SECOND_SQUARES = 0, 1, 2
+# Names of the tensors.
+INPUT1, INPUT2, TARGET = "input1", "input2", "target"
+# Added to squared norms, as in ATen's cosine_embedding_loss (aten/src/ATen/native/Loss.cpp).
+SQUARED_EPS = 1e-12
+
+
+@dataclass(frozen=True)
+class CosineFactors:
+    """What the rows are multiplied by, float32 [partitions, rows] each.
+
+    Attributes:
+        of_other: in the gradient of either.
+        of_itself: by tensor.
+    """
+
+    of_other: nl.NkiTensor
+    of_itself: list[nl.NkiTensor]
+
+
+@dataclass(frozen=True)
+class CosineEmbedding:
+    """The loss with its option.
+
+    Attributes:
+        margin: a number.
+    """
+
+    margin: float
+    forward_tiles = 3
+    backward_tiles = 2
+    statistics: tuple[Statistic, ...] = (Sum(), Sum(), Sum())
+
+    def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
+        """Both."""
+        return FIRST, SECOND
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """Nothing: the engines wait for the loads alone."""
+        return ()
+
+    def accumulate(self, piece: Piece, prepared: Prepared) -> None:
+        """Products on Vector, squares on Scalar."""
+        first_sbuf, second_sbuf = piece.tensors[FIRST], piece.tensors[SECOND]
+        piece.add_product(_DOT, piece.float32(), first_sbuf, second_sbuf)
+        piece.add_function(_FIRST_SQUARES, nl.square, piece.float32(), first_sbuf)
+        piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
+
+    def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
+        """Losses of rows, and what the other row and the row itself are multiplied by in the gradients."""
+        (target_sbuf,) = vectors_sbuf
+        inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
+        cosine_sbuf = product(product(statistics_sbuf[_DOT], inverses[0]), inverses[1])
+        beyond_sbuf = shifted(cosine_sbuf, -self.margin)
+        is_alike_sbuf, is_unlike_sbuf = (compared(target_sbuf, nl.equal, value) for value in (1.0, -1.0))
+        hinge_sbuf = at_least_zero(beyond_sbuf)
+        loss_sbuf = combined(
+            selected(shifted(scaled(cosine_sbuf, -1.0), 1.0), mask_of(is_alike_sbuf)),
+            selected(hinge_sbuf, mask_of(is_unlike_sbuf)),
+            nl.add,
+        )
+        is_beyond_sbuf = product(is_unlike_sbuf, compared(beyond_sbuf, nl.greater_equal, 0.0))
+        by_cosine_sbuf = combined(is_beyond_sbuf, is_alike_sbuf, nl.subtract)
+        of_other_sbuf = product(product(by_cosine_sbuf, inverses[0]), inverses[1])
+        turned_sbuf = scaled(product(by_cosine_sbuf, cosine_sbuf), -1.0)
+        of_itself = [product(product(turned_sbuf, inverse), inverse) for inverse in inverses]
+        return RowResults(loss_sbuf, [of_other_sbuf, *of_itself])
+
+    def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> CosineFactors:
+        """Coefficients times upstream gradients."""
+        of_other, *of_itself = (product(upstream_sbuf, each) for each in coefficients_sbuf)
+        return CosineFactors(of_other, of_itself)
+
+    def gradients(self, piece: Piece, factors: CosineFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
+        """Sums of both rows."""
+        for tensor, gradient_sbuf in dst_sbuf.items():
+            other = SECOND if tensor == FIRST else FIRST
+            terms = [
+                Term(piece.tensors[other], factors.of_other),
+                Term(piece.tensors[tensor], factors.of_itself[tensor]),
+            ]
+            combine(piece, gradient_sbuf, terms)
+
+
+def _inverse_norm(squares_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    return inverse_or_zero(square_root(shifted(squares_sbuf, SQUARED_EPS)))
+
+
+ERROR: Final = TermError(5.5, {"sqrt": 2.0, "reciprocal": 2.0}, "1 and margin", additions=1.0)
+
+
+@dataclass(frozen=True)
+class CosineTruth:
+    """``F.cosine_embedding_loss(..., reduction="none")`` in float64.
+
+    Attributes:
+        margin: of it.
+    """
+
+    margin: float = 0.0
+    stated: ClassVar[TermError] = ERROR
+
+    def value(self, tensors: Tensors) -> Derived:
+        """1 - cos, or max(0, cos - margin), by the target."""
+        of_rows, target = _cosine(tensors), tensors[TARGET]
+        cosine, margin = of_rows.exact, abs(self.margin)
+        beyond = np.maximum(0.0, cosine.value - self.margin)
+        value = np.where(target == 1.0, 1.0 - cosine.value, np.where(target == -1.0, beyond, 0.0))
+        counts = np.abs(target) == 1.0
+        own = np.where(counts, cosine.error + 0.5 * UNIT * (margin + np.abs(value)), 0.0)
+        of_function = np.where(counts, 2.0 * UNIT * np.abs(cosine.value), 0.0)
+        largest = np.maximum(np.abs(value), max(1.0, margin))
+        return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
+
+    def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
+        """Undefined where cos - margin may have another sign."""
+        of_rows = _cosine(tensors, functions)
+        cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
+        target, beyond = tensors[TARGET], cosine.value - self.margin
+        is_unsure = (target == -1.0) & (np.abs(beyond) <= cosine.error + UNIT * (1.0 + abs(self.margin)))
+        by_cosine = np.where(target == 1.0, -1.0, 0.0) + np.where((target == -1.0) & (beyond >= 0.0), 1.0, 0.0)
+        found = {}
+        for name, other, inverse in ((INPUT1, INPUT2, inverses[0]), (INPUT2, INPUT1, inverses[1])):
+            of_other = (by_cosine * inverses[0] * inverses[1])[:, None] * tensors[other]
+            of_itself = (by_cosine * inverse**2)[:, None] * tensors[name]
+            error = (relative + 6.0 * UNIT) * np.abs(of_other) + np.abs(of_itself) * (
+                cosine.error + (relative + 6.0 * UNIT) * np.abs(cosine.value)
+            )[:, None]
+            value = of_other - of_itself * cosine.value[:, None]
+            found[name] = Exact(value, np.where(is_unsure[:, None], np.inf, error))
+        return found
+
+
+@dataclass(frozen=True)
+class _Cosine:
+    """Of rows.
+
+    Attributes:
+        exact: the cosines.
+        inverses: of the norms of either row.
+        relative: what the product of two of these is off by.
+    """
+
+    exact: Exact
+    inverses: list[Float64Array]
+    relative: float
+
+
+def _cosine(tensors: Tensors, functions: FunctionErrors = CORRECT) -> _Cosine:
+    first, second = tensors[INPUT1], tensors[INPUT2]
+    terms = first * second
+    product = summed(terms, 0.5 * UNIT * np.abs(terms))
+    inverses = [1.0 / np.sqrt((each * each).sum(axis=1) + SQUARED_EPS) for each in (first, second)]
+    of_inverses = 2.0 * (functions.sqrt + functions.reciprocal)
+    relative = (0.5 * (additions(first.shape[1]) + 2.0) + of_inverses) * UNIT
+    value = product.value * inverses[0] * inverses[1]
+    error = product.error * inverses[0] * inverses[1] + (relative + UNIT) * np.abs(value)
+    return _Cosine(Exact(value, error), inverses, relative)
+
+
+# Of a row: what the other row, and either row itself, is multiplied by in the gradients.
+_COEFFICIENTS = 3
+
+
+def cosine_embedding_loss_forward(
+    input1_hbm: nl.NkiTensor,
+    input2_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    margin: float = 0.0,
+    reduction: str = "mean",
+    coefficients_wanted: bool = True,
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Cosine embedding loss of rows: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1.
+
+    It is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
+    reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a
+    logical NeuronCore of two cores.
+
+    Dimensions:
+        N: rows, N > 0.
+        D: elements of a row, D > 0.
+
+    Args:
+        input1_hbm, input2_hbm: [N, D], each bfloat16, float16 or float32, in HBM. 1e-12 is added to squared norms.
+        target_hbm: [N], float32.
+        margin: a number.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
+        coefficients_wanted: return what the backward takes.
+        dtype: of the losses for ``"none"``; None: that of ``input1_hbm``.
+        columns: of a chunk of a row; None: chosen from shape and types.
+        each: rows that a partition takes at a time, of which columns are all; None: chosen.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: [N] for ``"none"``, else [1], float32.
+        coefficients_hbm: [3, N], float32, where they are wanted.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "cosine_embedding_loss_forward"
+    require_matrices(function, {"input1_hbm": input1_hbm, "input2_hbm": input2_hbm})
+    rows, size = input1_hbm.shape
+    require_vector(function, "target_hbm", target_hbm, rows, "rows")
+    require_reduction(function, reduction)
+    require_flag(function, "coefficients_wanted", coefficients_wanted)
+    dtype = input1_hbm.dtype if dtype is None else dtype
+    require_floats(function, "dtype", dtype)
+    kind = CosineEmbedding(margin)
+    streamed = [input1_hbm.dtype, input2_hbm.dtype]
+    tiling = checked_tiling(function, (rows, size), streamed, kind.forward_tiles, columns, each, buffers)
+    outputs = new_outputs(rows, dtype, factor_of(reduction, rows), _COEFFICIENTS, coefficients_wanted)
+    forward_of_core(RowLaunch((input1_hbm, input2_hbm), tiling, (target_hbm,)), kind, outputs)
+    return returned(outputs)
+
+
+def cosine_embedding_loss_backward(
+    input1_hbm: nl.NkiTensor,
+    input2_hbm: nl.NkiTensor,
+    coefficients_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    reduction: str = "mean",
+    grad_input1_wanted: bool = True,
+    grad_input2_wanted: bool = True,
+    inplace: bool = False,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the cosine embedding loss: sums of both rows, times coefficients.
+
+    Equivalent to the gradients of ``F.cosine_embedding_loss`` in PyTorch. Launch as the forward.
+
+    Dimensions:
+        N: rows, N > 0.
+        D: elements of a row, D > 0.
+
+    Args:
+        input1_hbm, input2_hbm, reduction: what the forward was given.
+        coefficients_hbm: [3, N], float32, which the forward returned.
+        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
+        grad_input1_wanted, grad_input2_wanted: which gradients are computed, at least one.
+        inplace: write the gradient of the first input over ``input1_hbm``; else into a new tensor.
+        columns, each, buffers: as in the forward.
+
+    Returns:
+        grad_input1_hbm, grad_input2_hbm: those that are wanted, of shape and type of their tensor; with ``inplace`` the
+        first is ``input1_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "cosine_embedding_loss_backward"
+    require_matrices(function, {"input1_hbm": input1_hbm, "input2_hbm": input2_hbm})
+    require_reduction(function, reduction)
+    require_wanted(function, {"input1": grad_input1_wanted, "input2": grad_input2_wanted}, inplace)
+    rows, size = input1_hbm.shape
+    factor = factor_of(reduction, rows)
+    require_upstream_of_rows(function, grad_loss_hbm, rows, is_each=factor is None)
+    require_coefficients(function, coefficients_hbm, _COEFFICIENTS, rows)
+    tensors = (input1_hbm, input2_hbm)
+    likes = {
+        "input1": input1_hbm if grad_input1_wanted else None,
+        "input2": input2_hbm if grad_input2_wanted else None,
+    }
+    streamed = [each_hbm.dtype for each_hbm in (*tensors, *likes.values()) if each_hbm is not None]
+    kind = CosineEmbedding(0.0)
+    tiling = checked_tiling(function, (rows, size), streamed, kind.backward_tiles, columns, each, buffers)
+    gradients = new_gradients(likes, inplace)
+    coefficients = [coefficients_hbm[number, :] for number in range(_COEFFICIENTS)]
+    backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), coefficients, gradients)
+    found = tuple(gradients.values())
+    return found[0] if len(found) == 1 else found
+
+
+COSINE_EMBEDDING: Final = rowwise_loss(
+    "cosine_embedding_loss",
+    "CosineEmbeddingLoss",
+    cosine_embedding_loss_forward,
+    cosine_embedding_loss_backward,
+    formula="1 - cos(x, y) for t = 1, max(0, cos(x, y) - margin) for t = -1",
+    derivative="k (y / (|x| |y|) - cos x / |x|^2), k = -1 or [cos >= margin]",
+    errors=(ERROR,),
+    gradients=RowGradients(
+        "4 u of either term, and what the coefficients of the forward are off by, and half a ulp",
+        "gradients are computed on request",
+    ),
+    rows=RowTensors(vectors=(TARGET,), coefficients=lambda arguments: _COEFFICIENTS),
+    held=((1.5, 1.05), (1.05, 1.05)),
+    forms=(
+        Form(
+            CosineTruth(0.01),
+            {INPUT1: Sample.NUMBERS, INPUT2: Sample.NUMBERS, TARGET: Sample.SIMILARITIES_OF_ROWS},
+            {"margin": 0.01},
+        ),
+    ),
+    edges="1e-12 is added to squared norms; 0 for other targets",
+    differences="rows of both inputs have one length: PyTorch broadcasts a row of one element after its norm",
+)

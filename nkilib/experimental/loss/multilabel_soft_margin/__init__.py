@@ -1,0 +1,16 @@
+"""Multi-label soft margin loss: :mod:`.formula` in instructions, and the :mod:`.kernels`.
+
+For host code :mod:`.host.truth` says what they should give, and :mod:`.host.row` what follows.
+"""
+
+from nkilib.experimental.loss.multilabel_soft_margin.host.row import MULTILABEL_SOFT_MARGIN
+from nkilib.experimental.loss.multilabel_soft_margin.kernels import (
+    multilabel_soft_margin_loss_backward,
+    multilabel_soft_margin_loss_forward,
+)
+
+__all__ = [
+    "MULTILABEL_SOFT_MARGIN",
+    "multilabel_soft_margin_loss_backward",
+    "multilabel_soft_margin_loss_forward",
+]

@@ -1,0 +1,160 @@
+"""The kernels of the multi-label soft margin loss: plain functions, to be launched or called from NKI code."""
+
+from __future__ import annotations
+
+from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.losses.upstream import Upstream
+from nkilib.core.rows.checks import require
+from nkilib.experimental.loss.multilabel_soft_margin.formula import MultilabelSoftMargin, backward_tiles, needed_tensors
+from nkilib.experimental.loss.skeletons.rowwise.backward import backward_of_core
+from nkilib.experimental.loss.skeletons.rowwise.forward import forward_of_core
+from nkilib.experimental.loss.skeletons.rowwise.geometry import RowLaunch
+from nkilib.experimental.loss.skeletons.rowwise.run import (
+    checked_tiling,
+    factor_of,
+    new_gradients,
+    new_outputs,
+    require_matrices,
+    require_upstream_of_rows,
+    require_wanted,
+)
+from nkilib.nki import nl
+
+
+def multilabel_soft_margin_loss_forward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    dtype: nl.DType | None = None,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor:
+    """Multi-label soft margin loss of rows: the mean over classes of the binary cross-entropy from logits.
+
+    Of a logit x and a target t: ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
+    ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32.
+    Launch with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+
+    Dimensions:
+        N: rows, N > 0.
+        C: classes, C > 0.
+
+    Args:
+        input_hbm: logits [N, C], bfloat16, float16 or float32, in HBM.
+        target_hbm: [N, C], one of these types.
+        weight_hbm: [1, C] for all rows or [N, C], one of these types; None: 1.
+        reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
+        dtype: of the losses for ``"none"``; None: that of the input.
+        columns: classes of a chunk of a row; None: chosen from shape and types.
+        each: rows that a partition takes at a time, of which columns are all; None: chosen.
+        buffers: tiles of each tensor on chip at a time; None: 3.
+
+    Returns:
+        loss_hbm: [N] for ``"none"``, else [1], float32.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "multilabel_soft_margin_loss_forward"
+    tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
+    dtype = input_hbm.dtype if dtype is None else dtype
+    require_floats(function, "dtype", dtype)
+    rows, classes = input_hbm.shape
+    streamed = [each_hbm.dtype for each_hbm in tensors]
+    tiles = MultilabelSoftMargin.forward_tiles
+    tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
+    launch = RowLaunch(tensors, tiling)
+    outputs = new_outputs(rows, dtype, factor_of(reduction, rows), 0, coefficients_wanted=False)
+    forward_of_core(launch, MultilabelSoftMargin.make(launch), outputs)
+    return outputs.loss_hbm
+
+
+def multilabel_soft_margin_loss_backward(
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None = None,
+    reduction: str = "mean",
+    grad_input_wanted: bool = True,
+    grad_target_wanted: bool = False,
+    grad_weight_wanted: bool = False,
+    inplace: bool = False,
+    columns: int | None = None,
+    each: int | None = None,
+    buffers: int | None = None,
+) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """Gradients of the multi-label soft margin loss: ``sigmoid(x) - t`` and ``-x``, times weight / C.
+
+    That of the weight is the loss of each element / C, summed over the rows for a weight of all rows.
+
+    Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch as the forward.
+
+    Dimensions:
+        N: rows, N > 0.
+        C: classes, C > 0.
+
+    Args:
+        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given. The gradient of the target reads no
+            target, and that of the weight no weight.
+        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one.
+        inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
+        columns, each, buffers: as in the forward.
+
+    Returns:
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their tensor; with
+        ``inplace`` the first is ``input_hbm``.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "multilabel_soft_margin_loss_backward"
+    tensors = _required(function, input_hbm, target_hbm, weight_hbm, reduction)
+    flags = {"input": grad_input_wanted, "target": grad_target_wanted, "weight": grad_weight_wanted}
+    require_wanted(function, flags, inplace)
+    require(
+        weight_hbm is not None or not grad_weight_wanted,
+        f"{function}: grad_weight_wanted must be False without weight_hbm, got True; pass the weights",
+    )
+    rows, classes = input_hbm.shape
+    factor = factor_of(reduction, rows)
+    require_upstream_of_rows(function, grad_loss_hbm, rows, is_each=factor is None)
+    named = zip(flags, (input_hbm, target_hbm, weight_hbm), strict=True)
+    likes = {name: each_hbm if flags[name] else None for name, each_hbm in named}
+    wanted = tuple(number for number, like_hbm in enumerate(likes.values()) if like_hbm is not None)
+    needed = needed_tensors(wanted, weight_hbm is not None)
+    streamed = [tensors[number].dtype for number in needed]
+    # a sum over rows is on chip twice in float32, which a stream of float32 has room for
+    streamed += [tensors[number].dtype if tensors[number].shape[0] == rows else nl.float32 for number in wanted]
+    tiles = backward_tiles(wanted)
+    tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
+    gradients = new_gradients(likes, inplace)
+    is_shared = weight_hbm is not None and weight_hbm.shape[0] < rows
+    kind = MultilabelSoftMargin(classes, weight_hbm is not None, backward_tiles=tiles, is_weight_shared=is_shared)
+    backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), [], gradients)
+    found = tuple(gradients.values())
+    return found[0] if len(found) == 1 else found
+
+
+def _required(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    target_hbm: nl.NkiTensor,
+    weight_hbm: nl.NkiTensor | None,
+    reduction: str,
+) -> tuple[nl.NkiTensor, ...]:
+    """The tensors in the order of their numbers."""
+    require_matrices(function, {"input_hbm": input_hbm, "target_hbm": target_hbm})
+    require_reduction(function, reduction)
+    if weight_hbm is None:
+        return input_hbm, target_hbm
+    rows, classes = input_hbm.shape
+    require(
+        tuple(weight_hbm.shape) in ((1, classes), (rows, classes)),
+        f"{function}: weight_hbm must have shape (1, {classes}) or ({rows}, {classes}), got {tuple(weight_hbm.shape)}; "
+        f"reshape it, as with [None, :]",
+    )
+    require_floats(function, "weight_hbm.dtype", weight_hbm.dtype)
+    return input_hbm, target_hbm, weight_hbm

@@ -1,1 +1,0 @@
-"""Tiling, work, truth, bounds and guarantees of the losses of rows: arithmetic and numpy, never traced."""

@@ -1,0 +1,160 @@
+"""Rows of matrices [N, D], cut into tiles that do not depend on the number of cores, and the tiles of a core in groups.
+
+Long rows: a partition of a tile has one row, which passes in chunks of columns. Short rows: it has several whole rows,
+which follow each other in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, partitions_of_tile
+from nkilib.nki import nl
+
+PARTITIONS = 128
+# Tiles whose rows are finished together: the small instructions for them cost the same for one and for all.
+GROUP_TILES = 16
+# Rows that a partition of a group has at most, but for a single tile.
+GROUP_ROWS = 512
+
+
+@dataclass(frozen=True)
+class RowTile:
+    """Rows that lie next to each other: ``each`` of them in each partition.
+
+    Attributes:
+        number: among all tiles of the launch.
+        first: its first row.
+        partitions: that it takes.
+        each: rows of a partition.
+    """
+
+    number: int
+    first: int
+    partitions: int
+    each: int
+
+    @property
+    def end(self) -> int:
+        """The row after its last one."""
+        return self.first + self.partitions * self.each
+
+    def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
+        """Columns of its rows, a view [partitions, each * columns]; of several rows all columns."""
+        if self.each == 1:
+            return matrix_hbm[self.first : self.end, start:end]
+        return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
+
+    def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """A number for each of its rows, a view [partitions, each]."""
+        return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
+
+
+@dataclass(frozen=True)
+class RowGroup:
+    """Tiles of a core, of one size, whose rows are finished together.
+
+    Attributes:
+        tiles: in order; their numbers are a core apart.
+        start: the number of the first one among the tiles of the core.
+        cores: of the launch.
+    """
+
+    tiles: list[RowTile]
+    start: int
+    cores: int
+
+    @property
+    def partitions(self) -> int:
+        """Of each tile."""
+        return self.tiles[0].partitions
+
+    @property
+    def rows(self) -> int:
+        """Of a partition, in all tiles."""
+        return len(self.tiles) * self.tiles[0].each
+
+    def columns(self, tile: int) -> tuple[int, int]:
+        """Where the rows of its tile number ``tile`` are among these: the first one, and the end."""
+        each = self.tiles[0].each
+        return tile * each, (tile + 1) * each
+
+    def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """A number for each row, where a partition of a tile has one: a view [tiles, partitions]."""
+        first, last, size = self.tiles[0], self.tiles[-1], self.partitions
+        lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
+        return lines_hbm if len(self.tiles) == 1 else lines_hbm[:: self.cores, :]
+
+
+def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
+    """All tiles: full ones; then, of what is left, one of fewer rows a partition, and one of fewer partitions.
+
+    Args:
+        rows: N.
+        partitions, each: of a full tile.
+    """
+    tiles: list[RowTile] = []
+    done = 0
+    for share in sorted({each, 1}, reverse=True):
+        while rows - done >= partitions * share:
+            tiles.append(RowTile(len(tiles), done, partitions, share))
+            done += partitions * share
+        left = (rows - done) // partitions
+        if share > 1 and left > 1:
+            tiles.append(RowTile(len(tiles), done, partitions, left))
+            done += partitions * left
+    if done < rows:
+        tiles.append(RowTile(len(tiles), done, rows - done, 1))
+    return tiles
+
+
+def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
+    """Every ``cores``-th tile, in groups of tiles of one size."""
+    own = tiles[core::cores]
+    groups: list[RowGroup] = []
+    for number, tile in enumerate(own):
+        if groups and _joins(groups[-1], tile):
+            groups[-1].tiles.append(tile)
+        else:
+            groups.append(RowGroup([tile], number, cores))
+    return groups
+
+
+def _joins(group: RowGroup, tile: RowTile) -> bool:
+    last = group.tiles[-1]
+    is_alike = (last.partitions, last.each) == (tile.partitions, tile.each)
+    most = min(GROUP_TILES, max(1, GROUP_ROWS // tile.each))
+    return is_alike and len(group.tiles) < most
+
+
+@dataclass(frozen=True)
+class RowLaunch:
+    """Tensors of one shape, and how they are cut up.
+
+    Attributes:
+        matrices_hbm: [N, D] in the order of the kind's numbers; [1, D] for one that all rows share.
+        vectors_hbm: float32 [N], a number for each row, in the order of the kind.
+        tiling: of the rows.
+    """
+
+    matrices_hbm: tuple[nl.NkiTensor, ...]
+    tiling: RowwiseTiling
+    vectors_hbm: tuple[nl.NkiTensor, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """N."""
+        return int(self.matrices_hbm[0].shape[0])
+
+    @property
+    def columns(self) -> int:
+        """D."""
+        return int(self.matrices_hbm[0].shape[1])
+
+    def tiles(self) -> list[RowTile]:
+        """Of all cores."""
+        return row_tiles(self.rows, partitions_of_tile(self.rows), self.tiling.each)
+
+    def groups(self) -> list[RowGroup]:
+        """Of this core."""
+        return groups_of_core(self.tiles(), nl.num_programs(), nl.program_id(0))

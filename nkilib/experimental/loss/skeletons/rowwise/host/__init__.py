@@ -1,0 +1,1 @@
+"""What is never traced: tilings, truths in float64, and the row of a loss with the work that bounds a launch."""

@@ -1,0 +1,263 @@
+"""What a loss of rows is, as one row of data, and what follows from it.
+
+A row says what nothing else does; tensors, gradients and options are read off the signatures of the kernels. What the
+kernels work on is stated here: whatever the tiling, every tensor that is needed crosses HBM once. The simulator is
+imported where a profile asks for the work: on hardware the kernels do without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Final, NamedTuple
+
+from nkilib.base.guarantee import Guarantee, TermError
+from nkilib.base.work import StatesWork, Work
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import Form, Loss, ModelledLaunch, gradients_of, modelled_launch, options_of, tensors_of
+from nkilib.core.rows.sizes import FLOAT32_BYTES
+
+Arguments = Mapping[str, Any]
+# Arguments of every kernel.
+_OF_EVERY_LOSS: Final = ("reduction", "coefficients_wanted", "dtype", "columns", "each", "buffers")
+_SHAPE: Final = (4096, 32128)
+_COEFFICIENTS, _UPSTREAM = "coefficients", "grad_loss"
+_ROWS: Final = (
+    "rows: runs of 1024 elements in the order of the engine's accumulator, and then the runs; their sum: rows of a "
+    "partition, then 32 numbers at a time; the tiling depends on shape and types alone"
+)
+
+
+class TensorSize(NamedTuple):
+    """Of a tensor of a launch: its shape, and the name of its type; None: that of the launch."""
+
+    shape: tuple[int, ...]
+    dtype: str | None = None
+
+
+def _none(arguments: Arguments) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class RowTensors:
+    """What tensors of a loss are, beside matrices [N, D] of one shape.
+
+    Attributes:
+        vectors: names of those of a float32 for each row, which the forward takes.
+        shared: the name of one of a number for each column, which may be None.
+        coefficients: from the arguments of a kernel, numbers a row that the forward keeps for the backward.
+        needed: from the numbers of the tensors whose gradients are wanted and the arguments, the numbers of those that
+            they are computed from; None: all.
+    """
+
+    vectors: tuple[str, ...] = ()
+    shared: str = ""
+    coefficients: Callable[[Arguments], int] = _none
+    needed: Callable[[tuple[int, ...], Arguments], tuple[int, ...]] | None = None
+
+
+@dataclass(frozen=True)
+class RowGradients:
+    """What the backward promises beside what all do.
+
+    Attributes:
+        error: the bound on the error of gradients, in words.
+        notes: what else there is to know.
+        accumulator: precision of sums of rows, where a gradient is one.
+    """
+
+    error: str
+    notes: str
+    accumulator: str = "none"
+
+
+@dataclass(frozen=True)
+class RowwiseLoss(Loss):
+    """A loss of rows.
+
+    Attributes:
+        rows: what its tensors are.
+        forms: that are checked.
+    """
+
+    rows: RowTensors = RowTensors()
+    forms: tuple[Form, ...] = ()
+
+    def size_of(self, tensor: str, shape: tuple[int, int], options: Arguments) -> TensorSize:
+        """Of a tensor of either kernel, for matrices of such a shape.
+
+        Args:
+            tensor: its name without ``_hbm``.
+            shape: (N, D).
+            options: of the kernels, where they are not the default.
+        """
+        return _size_of(self.forward, self.rows, tensor, shape, options)
+
+
+def rowwise_loss(
+    name: str,
+    module: str,
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    *,
+    formula: str,
+    derivative: str,
+    errors: tuple[TermError, ...],
+    gradients: RowGradients,
+    rows: RowTensors,
+    held: tuple[tuple[float, float], tuple[float, float]],
+    forms: tuple[Form, ...],
+    functions: int = 0,
+    functions_of: tuple[str, ...] = (),
+    edges: str = "",
+    differences: str = "",
+    notes: str = "",
+) -> RowwiseLoss:
+    """The row of a loss, whose kernels it makes launchable.
+
+    Args:
+        name, module, formula, derivative, edges, differences: as :class:`nkilib.core.host.loss.Loss` has them.
+        forward, backward: the kernel functions.
+        errors: bounds on the error of the losses, one for each form.
+        gradients: what the backward promises.
+        rows: what the tensors are.
+        held: times over the bound that forward and backward are held to, each in bfloat16 and in float32.
+        forms: that are checked by :mod:`nkilib.verify` and the tests of all losses of rows.
+        functions: activation functions an element that the losses need.
+        functions_of: tensors whose gradients need one each.
+        notes: what else there is to know of the losses.
+    """
+    tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions/rowwise")
+    return RowwiseLoss(
+        name=name,
+        module=module,
+        forward=launchable(forward, _forward_guarantee(errors, notes), _forward_work(forward, rows, functions)),
+        backward=launchable(
+            backward,
+            _backward_guarantee(gradients, f"{next(iter(tensors_of(backward)))}_hbm"),
+            _backward_work(backward, rows, functions_of),
+        ),
+        formula=formula,
+        derivative=derivative,
+        differentiated=gradients_of(backward),
+        options=options_of(forward, _OF_EVERY_LOSS),
+        tests=tests,
+        edges=edges,
+        differences=differences,
+        launches=tuple(_launches(forward, backward, rows, held)),
+        rows=rows,
+        forms=forms,
+    )
+
+
+def _size_of(
+    forward: Callable[..., Any], rows: RowTensors, tensor: str, shape: tuple[int, int], options: Arguments
+) -> TensorSize:
+    if tensor == _UPSTREAM:
+        return TensorSize((1,), "float32")
+    if tensor == _COEFFICIENTS:
+        defaults = {name: each.default for name, each in inspect.signature(forward).parameters.items()}
+        return TensorSize((rows.coefficients({**defaults, **options}), shape[0]), "float32")
+    if tensor in rows.vectors:
+        return TensorSize(shape[:1], "float32")
+    return TensorSize((1, shape[1]) if tensor == rows.shared else shape)
+
+
+def _launches(
+    forward: Callable[..., Any],
+    backward: Callable[..., Any],
+    rows: RowTensors,
+    held: tuple[tuple[float, float], tuple[float, float]],
+) -> list[ModelledLaunch]:
+    """A forward and a backward with a mean, without optional tensors."""
+    launches = []
+    for label, kernel, bounds in (("forward", forward, held[0]), ("backward", backward, held[1])):
+        required = [name for name, may_be_none in tensors_of(kernel).items() if not may_be_none]
+        absent = {f"{name}_hbm": None for name, may_be_none in tensors_of(kernel).items() if may_be_none}
+        sizes = {name: _size_of(forward, rows, name, _SHAPE, {}) for name in required}
+        given = {name: size.shape for name, size in sizes.items() if size.dtype is None}
+        fixed = {"float32": {name: size.shape for name, size in sizes.items() if size.dtype is not None}}
+        launches.append(modelled_launch(f"{label}, mean", kernel is forward, bounds, given, fixed, **absent))
+    return launches
+
+
+def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error=f"{'; '.join(map(str, errors))}; n additions in a row, u = 2^-23",
+        notes="; ".join(filter(None, (_ROWS, notes))),
+        term_errors=errors,
+    )
+
+
+def _backward_guarantee(gradients: RowGradients, in_place: str) -> Guarantee:
+    return Guarantee(
+        math="float32",
+        accumulator=gradients.accumulator,
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=in_place,
+        error=gradients.error,
+        notes=gradients.notes,
+    )
+
+
+def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
+    """All matrices, a number a row of each vector, and what is stored."""
+    matrices = _matrices(forward, rows)
+
+    def work(**arguments: Any) -> Work:
+        from nkilib.simulator.terms.dtypes import as_dtype
+
+        first, dtype = arguments[f"{matrices[0]}_hbm"], arguments["dtype"]
+        numbers = len(rows.vectors)
+        numbers += rows.coefficients(arguments) if arguments.get("coefficients_wanted") else 0
+        loss_bytes = as_dtype(first.dtype if dtype is None else dtype).itemsize
+        row_bytes = numbers * FLOAT32_BYTES + (loss_bytes if arguments["reduction"] == "none" else 0)
+        nbytes = sum(map(_nbytes, (arguments[f"{name}_hbm"] for name in (*matrices, *filter(None, [rows.shared])))))
+        return _work(first, nbytes + first.shape[0] * row_bytes, functions)
+
+    return work
+
+
+def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
+    """The tensors that gradients are computed from, coefficients, upstream gradients and what is stored."""
+    matrices = _matrices(backward, rows)
+    names = (*matrices, *filter(None, [rows.shared]))
+
+    def work(**arguments: Any) -> Work:
+        wanted = tuple(number for number, name in enumerate(names) if arguments.get(f"grad_{name}_wanted"))
+        everything = tuple(range(len(names)))
+        needed = everything if rows.needed is None else rows.needed(wanted, arguments)
+        nbytes = sum(_nbytes(arguments[f"{names[number]}_hbm"]) for number in (*needed, *wanted))
+        first = arguments[f"{matrices[0]}_hbm"]
+        nbytes += first.shape[0] * rows.coefficients(arguments) * FLOAT32_BYTES + _nbytes(arguments["grad_loss_hbm"])
+        return _work(first, nbytes, sum(bool(arguments[f"grad_{name}_wanted"]) for name in functions_of))
+
+    return work
+
+
+def _matrices(kernel: Callable[..., Any], rows: RowTensors) -> tuple[str, ...]:
+    others = {*rows.vectors, rows.shared, _COEFFICIENTS, _UPSTREAM}
+    return tuple(name for name in tensors_of(kernel) if name not in others)
+
+
+def _nbytes(tensor: Any) -> int:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return 0 if tensor is None else int(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize)
+
+
+def _work(first: Any, nbytes: int, functions: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return Work(nbytes, exponentials=functions * prod(first.shape), dtype=as_dtype(first.dtype))

@@ -1,0 +1,171 @@
+"""A piece of some rows on chip, and how numbers of its elements are put together to one a row.
+
+Of a long row a piece is some columns, and an engine adds up what it writes: a number a run of columns, of which a
+statistic is made in the end. Of short rows a piece is several, and Vector takes them together along their columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.scratch import Scratch
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RUN_COLUMNS
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Some columns of a long row in each partition, or several short rows.
+
+    Attributes:
+        tensors: tiles [partitions, elements] in the types of the tensors, by the number of the tensor.
+        scratch: for float32 tiles of its size.
+        row: where its first row is among those of a partition of the group.
+        rows: in each partition.
+        is_long: whether a row may have further columns.
+        numbers_sbuf: by number of the statistic, float32 [partitions, runs] of a long row, [partitions, rows] of short
+            ones; none in a backward.
+        later: in a backward, what is issued after the next piece has begun, so that no engine waits for another one.
+    """
+
+    tensors: dict[int, nl.NkiTensor]
+    scratch: Scratch
+    row: int
+    rows: int
+    is_long: bool
+    numbers_sbuf: list[nl.NkiTensor] = field(default_factory=list)
+    later: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Partitions and elements of each."""
+        partitions, elements = next(iter(self.tensors.values())).shape
+        return partitions, elements
+
+    @property
+    def runs(self) -> list[tuple[int, int]]:
+        """First element and end of each run of a long row."""
+        elements = self.shape[1]
+        return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
+
+    def float32(self) -> nl.NkiTensor:
+        """A float32 tile, not written yet. A kind says how many it takes."""
+        return self.scratch.next(*self.shape)
+
+    def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """A tile of its size as [partitions, rows, columns]."""
+        partitions, elements = self.shape
+        return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
+
+    def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Those of its rows of numbers of the rows of the group: [partitions, rows]."""
+        return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
+
+    def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """The same for each element, as [partitions, rows, columns] without a copy."""
+        return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
+
+    def add_function(
+        self,
+        statistic: int,
+        op: Operator,
+        dst_sbuf: nl.NkiTensor,
+        data_sbuf: nl.NkiTensor,
+        bias_sbuf: nl.NkiTensor | None = None,
+        scale: float = 1.0,
+    ) -> None:
+        """Sum up ``op(data * scale + bias)``, on Scalar; of short rows Vector sums it up.
+
+        Args:
+            statistic: of which it is a part.
+            op: a function of activation.
+            dst_sbuf: a float32 tile that it goes into; may be the data.
+            data_sbuf: a tile of any type.
+            bias_sbuf: float32 [partitions or more, 1].
+            scale: a number.
+        """
+        keywords = {} if bias_sbuf is None else {"bias": bias_sbuf[0 : self.shape[0], :]}
+        if not self.is_long:
+            nisa.activation(dst=dst_sbuf, op=op, data=data_sbuf, scale=scale, **keywords)
+            self.add(statistic, dst_sbuf)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.activation(
+                dst=dst_sbuf[:, start:end],
+                op=op,
+                data=data_sbuf[:, start:end],
+                scale=scale,
+                reduce_op=nl.add,
+                reduce_res=self.numbers_sbuf[statistic][:, number : number + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+                **keywords,
+            )
+
+    def add_product(
+        self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
+    ) -> None:
+        """Sum up ``left * right``, which goes into a float32 tile; on Vector."""
+        if not self.is_long:
+            product(dst_sbuf, left_sbuf, right_sbuf)
+            self.add(statistic, dst_sbuf)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.scalar_tensor_tensor(
+                dst=dst_sbuf[:, start:end],
+                data=left_sbuf[:, start:end],
+                op0=nl.multiply,
+                operand0=1.0,
+                op1=nl.multiply,
+                operand1=right_sbuf[:, start:end],
+                reduce_op=nl.add,
+                reduce_res=self.numbers_sbuf[statistic][:, number : number + 1],
+                reduce_cmd=nisa.reduce_cmd.reset_reduce,
+            )
+
+    def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
+        """Sum up a float32 tile, on Vector."""
+        self._reduce(statistic, values_sbuf, nl.add)
+
+    def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
+        """The largest number of a tile, on Vector."""
+        self._reduce(statistic, values_sbuf, nl.maximum)
+
+    def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
+        """How many elements are that number of their run or row, on Vector; the values are written over."""
+        if not self.is_long:
+            columns = self.shape[1] // self.rows
+            nisa.tensor_tensor(
+                dst=self.by_row(values_sbuf),
+                data1=self.by_row(values_sbuf),
+                data2=numbers_sbuf.expand_dim(2).broadcast(2, columns),
+                op=nl.equal,
+            )
+        else:
+            for number, (start, end) in enumerate(self.runs):
+                nisa.tensor_scalar(
+                    dst=values_sbuf[:, start:end],
+                    data=values_sbuf[:, start:end],
+                    op0=nl.equal,
+                    operand0=numbers_sbuf[:, number : number + 1],
+                )
+        self.add(statistic, values_sbuf)
+
+    def _reduce(self, statistic: int, values_sbuf: nl.NkiTensor, op: Operator) -> None:
+        numbers_sbuf = self.numbers_sbuf[statistic]
+        if not self.is_long:
+            nisa.tensor_reduce(dst=numbers_sbuf, op=op, data=self.by_row(values_sbuf), axis=2)
+            return
+        for number, (start, end) in enumerate(self.runs):
+            nisa.tensor_reduce(dst=numbers_sbuf[:, number : number + 1], op=op, data=values_sbuf[:, start:end], axis=1)
+
+
+def runs_of(elements: int) -> int:
+    """Runs of so many elements of a long row."""
+    return div_ceil(elements, RUN_COLUMNS)

@@ -1,0 +1,205 @@
+"""What the kernels of losses of rows have in common: what they accept, reductions, results and gradients.
+
+Everything else is refused here, before the first instruction.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Final
+
+from nkilib.core.losses.checks import require_floats, require_upstream
+from nkilib.core.partial_sums import LEAF
+from nkilib.core.plan_limits import usable_sbuf_bytes
+from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.skeletons.rowwise.forward import RowOutputs
+from nkilib.experimental.loss.skeletons.rowwise.geometry import GROUP_ROWS, row_tiles
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import (
+    MOST_EACH,
+    RUN_COLUMNS,
+    RUN_TURNS,
+    RowwiseTiling,
+    choose_rowwise_tiling,
+    partitions_of_tile,
+    scratch_bytes,
+)
+from nkilib.nki import nl
+
+# Of constants and of numbers of rows, which small tiles hold for one group after the other, with room for alignment.
+_SMALL_BYTES: Final = 8 * 1024
+_NUMBERS_OF_ROWS: Final = 4
+# Statistics of a row at most.
+_STATISTICS = 6
+
+
+def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
+    """Floating tensors [N, D] of one shape, with at least one element; the first one says which."""
+    first, *_ = matrices
+    shape = tuple(matrices[first].shape)
+    require(
+        len(shape) == 2,
+        f"{function}: {first} must be 2-D (rows, columns), got shape {shape}; flatten the dimensions before the last",
+    )
+    require(prod(shape) > 0, f"{function}: {first} must have at least one element, got shape {shape}; launch nothing")
+    for name, matrix_hbm in matrices.items():
+        require(
+            tuple(matrix_hbm.shape) == shape,
+            f"{function}: {name} must have the shape of {first}, {shape}, got {tuple(matrix_hbm.shape)}; expand it",
+        )
+        require_floats(function, f"{name}.dtype", matrix_hbm.dtype)
+
+
+def require_upstream_of_rows(function: str, grad_hbm: nl.NkiTensor, rows: int, is_each: bool) -> None:
+    """A gradient of each row's loss, or float32 of their sum."""
+    require_upstream(function, grad_hbm, (rows,), is_each)
+
+
+def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers: int, rows: int) -> None:
+    """Those that the forward returned."""
+    shape = (numbers, rows)
+    require(
+        tuple(coefficients_hbm.shape) == shape and coefficients_hbm.dtype == nl.float32,
+        f"{function}: coefficients_hbm must be what the forward returned with the same options, float32 of shape "
+        f"{shape}, got {coefficients_hbm.dtype} of shape {tuple(coefficients_hbm.shape)}",
+    )
+
+
+def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
+    """At least one gradient; that of the first tensor for one in place.
+
+    Args:
+        function: that is named in errors.
+        wanted: by the name of the tensor, the first one first.
+        inplace: of the kernel.
+    """
+    flags = {f"grad_{name}_wanted": flag for name, flag in wanted.items()}
+    for name, flag in {**flags, "inplace": inplace}.items():
+        require_flag(function, name, flag)
+    require(any(wanted.values()), f"{function}: {' or '.join(flags)} must be True, got False for all; launch nothing")
+    first, *_ = wanted
+    require(
+        wanted[first] or not inplace,
+        f"{function}: inplace must be False without the gradient of {first}, which it is about, got True",
+    )
+
+
+def checked_tiling(
+    function: str,
+    shape: tuple[int, int],
+    dtypes: list[nl.DType],
+    scratch_tiles: int,
+    columns: int | None,
+    each: int | None,
+    buffers: int | None,
+) -> RowwiseTiling:
+    """The tiling that was asked for, with what is chosen where nothing was.
+
+    Args:
+        function: that is named in errors.
+        shape: of a tensor, (rows, columns).
+        dtypes: of all tensors that are read or written, element by element.
+        scratch_tiles: float32 tiles that a piece takes.
+        columns, each, buffers: of the kernel; None: chosen.
+    """
+    bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
+    chosen = choose_rowwise_tiling(shape[0], shape[1], bytes_of_element, scratch_tiles)
+    if columns is not None and each is None and columns != chosen.columns:
+        each = 1
+    tiling = RowwiseTiling(*(_or(*pair) for pair in zip((columns, each, buffers), chosen, strict=True)))
+    for (name, value), least in zip(tiling._asdict().items(), (1, 1, 2), strict=True):
+        require(
+            isinstance(value, int) and value >= least,
+            f"{function}: {name} must be an integer of at least {least}, got {value}",
+        )
+    require(
+        tiling.each == 1 or tiling.columns == shape[1],
+        f"{function}: columns must be those of a row, {shape[1]}, for each={tiling.each}, got {tiling.columns}; "
+        f"rows pass in chunks with each=1",
+    )
+    require(tiling.each <= MOST_EACH, f"{function}: each must be at most {MOST_EACH}, got {tiling.each}")
+    tiling = tiling._replace(columns=min(tiling.columns, shape[1]))
+    require(
+        tiling.width <= FREE_AXIS_MAX,
+        f"{function}: each * columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, "
+        f"got {tiling.each} * {tiling.columns}",
+    )
+    taken = _taken(shape, tiling, bytes_of_element, scratch_tiles)
+    available = usable_sbuf_bytes()
+    require(
+        taken <= available,
+        f"{function}: {tiling.buffers} buffers of {tiling.each} x {tiling.columns} elements take {taken} bytes of an "
+        f"SBUF partition with what stands beside them, which has {available}; pass columns={chosen.columns}, "
+        f"each={chosen.each} and buffers={chosen.buffers}",
+    )
+    return tiling
+
+
+def _or(value: int | None, chosen: int) -> int:
+    return chosen if value is None else value
+
+
+def _taken(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int, scratch_tiles: int) -> int:
+    """Bytes of a partition."""
+    rows, columns = shape
+    tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
+    sums = 2 * div_ceil(tiles, LEAF) * LEAF
+    runs = _STATISTICS * RUN_TURNS * div_ceil(columns, min(RUN_COLUMNS, tiling.columns))
+    numbers = _NUMBERS_OF_ROWS * GROUP_ROWS
+    stream = tiling.buffers * tiling.width * bytes_of_element
+    float32s = dtype_bytes(nl.float32) * (sums + runs + numbers)
+    return stream + scratch_bytes(scratch_tiles, tiling.piece_width) + float32s + _SMALL_BYTES
+
+
+def factor_of(reduction: str, rows: int) -> float | None:
+    """What the sum of the losses of rows is multiplied by; None where there is none."""
+    return None if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
+
+
+def new_outputs(
+    rows: int, dtype: nl.DType, factor: float | None, coefficients: int, coefficients_wanted: bool
+) -> RowOutputs:
+    """Results of a forward, in HBM.
+
+    Args:
+        rows: N.
+        dtype: of losses that are not summed up.
+        factor: of the sum.
+        coefficients: numbers a row, K.
+        coefficients_wanted: they are returned.
+    """
+    shape, of_loss = ((rows,), dtype) if factor is None else ((1,), nl.float32)
+    loss_hbm = nl.ndarray(shape, dtype=of_loss, buffer=nl.shared_hbm, name="loss_hbm")
+    coefficients_hbm = None
+    if coefficients_wanted:
+        coefficients_hbm = nl.ndarray(
+            (coefficients, rows), dtype=nl.float32, buffer=nl.shared_hbm, name="coefficients_hbm"
+        )
+    return RowOutputs(loss_hbm, factor, coefficients_hbm)
+
+
+def returned(outputs: RowOutputs) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
+    """What a forward returns."""
+    if outputs.coefficients_hbm is None:
+        return outputs.loss_hbm
+    return outputs.loss_hbm, outputs.coefficients_hbm
+
+
+def new_gradients(wanted: dict[str, nl.NkiTensor | None], inplace: bool) -> dict[int, nl.NkiTensor]:
+    """Where gradients go, by the number of the tensor.
+
+    Args:
+        wanted: by name, in the order of the numbers, the tensors; None for those whose gradient is not asked for.
+        inplace: the gradient of the first one is written over it.
+    """
+    gradients = {}
+    for number, (name, like_hbm) in enumerate(wanted.items()):
+        if like_hbm is None:
+            continue
+        gradients[number] = (
+            like_hbm
+            if inplace and number == 0
+            else nl.ndarray(tuple(like_hbm.shape), dtype=like_hbm.dtype, buffer=nl.shared_hbm, name=f"grad_{name}_hbm")
+        )
+    return gradients

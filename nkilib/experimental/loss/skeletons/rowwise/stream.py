@@ -1,0 +1,219 @@
+"""Chunks of the rows of several tensors, loaded ahead of the computation, and cut into pieces.
+
+Numbers of the rows of a group, in HBM and on chip.
+
+Where a partition of a tile has one row, the numbers of a tile are a line in HBM and a column on chip: Tensor turns the
+lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.rings import ring_of
+from nkilib.core.rows.scratch import Scratch
+from nkilib.experimental.loss.skeletons.rowwise.geometry import RowGroup, RowLaunch, RowTile
+from nkilib.experimental.loss.skeletons.rowwise.host.tiling import width_of_piece
+from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some columns of the rows of a tile, or all columns of several rows.
+
+    Attributes:
+        tile: whose rows.
+        group: of the tile.
+        place: of the tile in the group.
+        start, end: columns.
+    """
+
+    tile: RowTile
+    group: RowGroup
+    place: int
+    start: int
+    end: int
+
+    @property
+    def columns(self) -> int:
+        """Of a row."""
+        return self.end - self.start
+
+    @property
+    def width(self) -> int:
+        """Elements of a partition."""
+        return self.tile.each * self.columns
+
+    @property
+    def piece_width(self) -> int:
+        """Elements of a partition of a piece but for the last one: of short rows, whole ones."""
+        return width_of_piece(self.columns, self.tile.each)
+
+
+@dataclass(frozen=True)
+class PlacedPiece:
+    """A piece, and where it is.
+
+    Attributes:
+        chunk: of which it is.
+        visit: how many chunks the core has taken before that.
+        start, end: its elements of a partition of the chunk.
+        piece: its tensors.
+        ends_row: the rows of the tile end with it.
+    """
+
+    chunk: Chunk
+    visit: int
+    start: int
+    end: int
+    piece: Piece
+    ends_row: bool
+
+    @property
+    def ends_chunk(self) -> bool:
+        """The last one of its chunk."""
+        return self.end == self.chunk.width
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """The chunks of a core.
+
+    Attributes:
+        matrices_hbm: by number, [N, D], or [1, D] for one that all rows share.
+        chunks: of the core, in order.
+        buffers_sbuf: by number of the tensor, tiles [128, elements] that the chunks take in turn.
+        scratch: of the pieces.
+        row_columns: D.
+    """
+
+    matrices_hbm: dict[int, nl.NkiTensor]
+    chunks: list[Chunk]
+    buffers_sbuf: dict[int, list[nl.NkiTensor]]
+    scratch: Scratch
+    row_columns: int
+
+    @classmethod
+    def make(
+        cls,
+        launch: RowLaunch,
+        matrices_hbm: dict[int, nl.NkiTensor],
+        groups: list[RowGroup],
+        scratch_tiles: int,
+        is_by_columns: bool = False,
+    ) -> RowStream:
+        """With buffers as the tiling has them, and scratch for two pieces at a time.
+
+        Args:
+            launch: with the tiling.
+            matrices_hbm: what is streamed.
+            groups: of the core.
+            scratch_tiles: float32 tiles that a piece takes.
+            is_by_columns: all rows of some columns come before the next columns.
+        """
+        tiling, columns = launch.tiling, launch.columns
+        rings = {number: ring_of(tiling.buffers, tiling.width, each.dtype) for number, each in matrices_hbm.items()}
+        scratch = Scratch.make(scratch_tiles, tiling.piece_width)
+        chunks = [
+            Chunk(tile, group, place, start, min(start + tiling.columns, columns))
+            for group in groups
+            for place, tile in enumerate(group.tiles)
+            for start in range(0, columns, tiling.columns)
+        ]
+        if is_by_columns:
+            chunks.sort(key=lambda chunk: chunk.start)
+        return cls(matrices_hbm, chunks, rings, scratch, columns)
+
+    def pieces(self, visit: int) -> list[PlacedPiece]:
+        """Those of a chunk of the core. Also issues loads of later chunks, for which there are buffers.
+
+        One buffer is left to the chunk before, whose last piece is finished after the first one here is begun.
+        """
+        in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
+        first = 0 if visit == 0 else visit + in_flight - 1
+        for number in range(first, min(visit + in_flight, len(self.chunks))):
+            self._load(number)
+        chunk = self.chunks[visit]
+        on_chip = {number: self._on_chip(number, visit) for number in self.matrices_hbm}
+        step = chunk.piece_width
+        starts = range(0, chunk.width, step)
+        return [self._piece(visit, start, min(start + step, chunk.width), on_chip) for start in starts]
+
+    def _piece(self, visit: int, start: int, end: int, on_chip: dict[int, nl.NkiTensor]) -> PlacedPiece:
+        chunk = self.chunks[visit]
+        tensors = {number: tile_sbuf[:, start:end] for number, tile_sbuf in on_chip.items()}
+        first_row, _ = chunk.group.columns(chunk.place)
+        if chunk.tile.each == 1:
+            piece = Piece(tensors, self.scratch, first_row, 1, is_long=True)
+        else:
+            rows = (end - start) // chunk.columns
+            piece = Piece(tensors, self.scratch, first_row + start // chunk.columns, rows, is_long=False)
+        return PlacedPiece(chunk, visit, start, end, piece, chunk.end == self.row_columns and end == chunk.width)
+
+    def _load(self, visit: int) -> None:
+        chunk = self.chunks[visit]
+        for number, matrix_hbm in self.matrices_hbm.items():
+            dst_sbuf = self._on_chip(number, visit)
+            if matrix_hbm.shape[0] > 1:
+                nisa.dma_copy(dst=dst_sbuf, src=chunk.tile.part_of(matrix_hbm, chunk.start, chunk.end))
+            else:
+                _load_shared(dst_sbuf, matrix_hbm[:, chunk.start : chunk.end], chunk.tile)
+
+    def _on_chip(self, number: int, visit: int) -> nl.NkiTensor:
+        chunk, ring = self.chunks[visit], self.buffers_sbuf[number]
+        return ring[visit % len(ring)][0 : chunk.tile.partitions, 0 : chunk.width]
+
+
+def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
+    """The same numbers [1, columns] for each row."""
+    columns = row_hbm.shape[1]
+    every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
+    nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
+
+
+def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
+    """Those of a vector [N] of a floating type, as float32 [partitions, rows]."""
+    values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
+    if group.tiles[0].each == 1:
+        lines_sbuf = _loaded((len(group.tiles), group.partitions), group.lines_of(vector_hbm))
+        nisa.tensor_copy(dst=values_sbuf, src=_turned(lines_sbuf))
+        return values_sbuf
+    for place, tile in enumerate(group.tiles):
+        start, end = group.columns(place)
+        part_sbuf = _loaded((tile.partitions, tile.each), tile.of_vector(vector_hbm))
+        nisa.tensor_copy(dst=values_sbuf[:, start:end], src=part_sbuf)
+    return values_sbuf
+
+
+def store_rows(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor, group: RowGroup) -> None:
+    """Float32 numbers [partitions, rows] as those of a vector [N] of any floating type."""
+    if group.tiles[0].each == 1:
+        lines_sbuf = _cast(_turned(values_sbuf), vector_hbm.dtype)
+        nisa.dma_copy(dst=group.lines_of(vector_hbm), src=lines_sbuf)
+        return
+    cast_sbuf = _cast(values_sbuf, vector_hbm.dtype)
+    for place, tile in enumerate(group.tiles):
+        start, end = group.columns(place)
+        nisa.dma_copy(dst=tile.of_vector(vector_hbm), src=cast_sbuf[:, start:end])
+
+
+def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    loaded_sbuf = nl.ndarray(shape, dtype=src_hbm.dtype, buffer=nl.sbuf)
+    nisa.dma_copy(dst=loaded_sbuf, src=src_hbm)
+    return loaded_sbuf if src_hbm.dtype == nl.float32 else _cast(loaded_sbuf, nl.float32)
+
+
+def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
+    """A copy in SBUF."""
+    cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
+    nisa.tensor_copy(dst=cast_sbuf, src=values)
+    return cast_sbuf
+
+
+def _turned(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Float32, its rows as columns, in PSUM."""
+    rows, columns = values_sbuf.shape
+    turned_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=turned_psum, data=values_sbuf)
+    return turned_psum

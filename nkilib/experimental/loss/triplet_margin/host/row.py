@@ -1,0 +1,53 @@
+"""The row of the triplet margin loss in the registry."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any, Final
+
+from nkilib.core.host.loss import Form
+from nkilib.core.host.samples import Sample
+from nkilib.experimental.loss.skeletons.rowwise.host.row import RowGradients, RowTensors, rowwise_loss
+from nkilib.experimental.loss.triplet_margin.host.pairs import needed_tensors, num_coefficients
+from nkilib.experimental.loss.triplet_margin.host.truth import ERRORS, TripletTruth, error_of_another_norm
+from nkilib.experimental.loss.triplet_margin.kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
+
+_EMBEDDINGS: Final = dict.fromkeys(("anchor", "positive", "negative"), Sample.NUMBERS)
+
+
+def _form(label: str = "", **options: Any) -> Form:
+    return Form(TripletTruth(**options), _EMBEDDINGS, options, label)
+
+
+TRIPLET_MARGIN: Final = rowwise_loss(
+    "triplet_margin_loss",
+    "TripletMarginLoss",
+    triplet_margin_loss_forward,
+    triplet_margin_loss_backward,
+    formula="max(0, margin + d(a, p) - d(a, n)), d the p-norm of the difference + eps",
+    derivative="d'(a, p) - d'(a, n) where the loss is open, d' = difference / d for p = 2",
+    errors=(*ERRORS.values(), error_of_another_norm(4.0)),
+    gradients=RowGradients(
+        "4 u of each derivative of a distance, and what the coefficients of the forward are off by, and half a ulp; "
+        "for p other than 1, 2 and infinity (p - 1) times what d and the distance are off by, and their logarithms, u "
+        "each",
+        "gradients are computed on request; p of at least 1",
+    ),
+    rows=RowTensors(
+        coefficients=lambda arguments: num_coefficients(arguments["p"], arguments["swap"]),
+        needed=lambda wanted, arguments: needed_tensors(wanted, arguments["swap"]),
+    ),
+    held=((1.05, 1.05), (1.05, 1.05)),
+    forms=(
+        _form(),
+        _form(", swap", swap=True, margin=2.0),
+        _form(", p = 1", p=1.0, eps=1e-3, margin=30.0),
+        _form(", p = infinity, swap", p=inf, swap=True),
+        _form(", p = 3", p=3.0, margin=2.0),
+        _form(", p = 1.5, swap", p=1.5, swap=True, margin=2.0),
+    ),
+    edges="a distance of 0 has a gradient of 0; equal distances of swap share it",
+    differences="p is at least 1; for p other than 1, 2 and infinity a distance from 2^64 on is infinite; two "
+    "tensors of rows of one element with a third one of longer rows are refused",
+    notes="p of at least 1, of which 4 stands for those other than 1, 2 and infinity",
+)

@@ -1,0 +1,102 @@
+"""Weights of rows and of columns: the same losses and gradients as of weights that were copied to every element."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from nkilib.experimental import loss
+from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.simulator import profile, spec
+from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from tests.experimental.loss.skeletons.elementwise.test_kinds import is_within, of_both_cores
+
+WEIGHTS = ("weight", "pos_weight")
+WEIGHTED = [kind for kind in KINDS if set(WEIGHTS) & set(kind.tensors)]
+# Several rows in a partition, one, a part of one; one row, one column, rows for some partitions alone.
+SHAPES = [(300, 7), (1000, 20), (129, 1030), (5, 3000), (1, 700), (700, 1)]
+ROWS, COLUMNS = slice(0, 1), slice(None)
+every_weighted_kind = pytest.mark.parametrize("kind", WEIGHTED, ids=lambda kind: kind.name)
+
+
+def tensors_of(kind: ElementwiseKind, shape: tuple[int, int], shared: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+    """Tensors with weights that are shared by columns ("rows"), by rows ("columns") or not, and the same in full."""
+    given = kind.made(shape, (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)))
+    parts = {"rows": (slice(None), slice(0, 1)), "columns": (slice(0, 1), slice(None)), "no": (slice(None),)}
+    names = [name for name in WEIGHTS if name in given]
+    small = {name: np.ascontiguousarray(given[name][parts[how]]) for name, how in zip(names, shared, strict=False)}
+    full = {name: np.ascontiguousarray(np.broadcast_to(each, shape)) for name, each in small.items()}
+    return {**given, **small}, {**given, **full}
+
+
+@every_weighted_kind
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bits_are_those_of_a_copied_weight(kind: ElementwiseKind, shape: tuple[int, int]) -> None:
+    ways = product(("rows", "columns", "no"), repeat=len(set(WEIGHTS) & set(kind.tensors)))
+    for shared in [way for way in ways if set(way) != {"no"}]:
+        small, full = tensors_of(kind, shape, shared)
+        options = {"reduction": "none", "columns": 512}
+        (found,) = of_both_cores(kind.forward, **kind.arguments(small), **options)
+        assert found.tobytes() == kind.forward[2](**kind.arguments(full), **options).tobytes()
+        upstream = np.full(shape, -1.75, np.float32)
+        wanted = {name: name != "weight" for name in kind.gradients}
+        gradients = of_both_cores(kind.backward, **kind.backward_arguments(small, upstream, **wanted), **options)
+        known = kind.backward[2](**kind.backward_arguments(full, upstream, **wanted), **options)
+        assert [each.tobytes() for each in gradients] == [each.tobytes() for each in known]
+
+
+@every_weighted_kind
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_sums(kind: ElementwiseKind, reduction: str) -> None:
+    """Another order than that of a flat stream, within the same bound."""
+    for shape, shared in product(SHAPES, [("rows", "columns"), ("columns", "rows")]):
+        small, full = tensors_of(kind, shape, shared)
+        (found,) = of_both_cores(kind.forward, **kind.arguments(small), reduction=reduction, columns=512)
+        assert is_within(found, truth.reduced(kind.truth, full, reduction, columns=512))
+
+
+def test_losses_and_gradients_in_one_launch() -> None:
+    kind = next(kind for kind in WEIGHTED if kind.both is not None)
+    small, full = tensors_of(kind, (300, 7), ("columns",))
+    wanted = {name: name != "weight" for name in kind.gradients}
+    upstream = np.full((300, 7), 0.5, np.float32)
+    arguments = [kind.backward_arguments(each, upstream, **wanted) for each in (small, full)]
+    found, known = (kind.both[2](**each, reduction="none") for each in arguments)
+    assert [each.tobytes() for each in found] == [each.tobytes() for each in known]
+
+
+def test_a_weight_of_columns_passes_once() -> None:
+    """What is modelled: [1, C] is no more of a launch than nothing, where a weight of each element is a third of it."""
+    times = {}
+    for name, shape in {"columns": (1, 1000), "rows": (4096, 1), "elements": (4096, 1000)}.items():
+        given = {"input_hbm": spec((4096, 1000), "float32"), "target_hbm": spec((4096, 1000), "float32")}
+        found = profile(loss.mse_loss_forward[2], **given, weight_hbm=spec(shape, "float32"), reduction="mean")
+        times[name] = found.time_us
+        assert found.bounds_us["dma"] < found.time_us
+    assert max(times["columns"], times["rows"]) < 0.85 * times["elements"]
+
+
+@pytest.mark.parametrize("shape", [(4,), (3,), (1, 1), (4, 3), (1, 3, 4)])
+def test_other_shapes_are_refused(shape: tuple[int, ...]) -> None:
+    x = np.ones((3, 4), np.float32)
+    message = (
+        rf"mse_loss_forward: weight_hbm must have the shape of input_hbm, \(3, 4\) or \(3, 1\) or \(1, 4\), got "
+        rf"\({', '.join(map(str, shape))},?\); reshape or expand it"
+    )
+    with pytest.raises(AssertionError, match=message):
+        loss.mse_loss_forward[1](x, x, np.ones(shape, np.float32))
+
+
+def test_a_target_is_not_shared() -> None:
+    with pytest.raises(AssertionError, match=r"target_hbm must have the shape of input_hbm, \(3, 4\), got \(3, 1\)"):
+        loss.mse_loss_forward[1](np.ones((3, 4), np.float32), np.ones((3, 1), np.float32))
+
+
+def test_a_shared_weight_has_no_gradient() -> None:
+    x, upstream = np.ones((3, 4), np.float32), np.ones((1,), np.float32)
+    with pytest.raises(AssertionError, match=r"grad_weight_wanted must be False for a weight of rows or of columns"):
+        loss.mse_loss_backward[1](x, x, np.ones((3, 1), np.float32), upstream, grad_weight_wanted=True)

@@ -1,0 +1,90 @@
+"""The error of each loss of rows in u of its largest term: truths derive what is stated, and kernels keep it."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pytest
+
+from nkilib.core.host.exact import Derived
+from nkilib.core.host.function_errors import SIMULATED
+from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
+from nkilib.core.host.samples import Sample
+from nkilib.experimental.loss.skeletons.rowwise.host.truth import additions
+from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
+from nkilib.verify.kernels.samples import MAKERS
+
+Numbers = np.ndarray
+# Rows of one number and of some, and one of several runs.
+SHAPES: Final = [(256, 1), (128, 7), (40, 130), (12, 2600)]
+every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+
+
+def hard_numbers(random: np.random.Generator, shape: tuple[int, int]) -> Numbers:
+    """Rows of all magnitudes, whose numbers are of one magnitude, or of many."""
+    of_row = 2.0 ** random.uniform(-20.0, 6.0, (shape[0], 1))
+    sizes = np.where(random.random((shape[0], 1)) < 0.5, 1.0, 2.0 ** random.uniform(-12.0, 0.0, shape))
+    return of_row * sizes * random.choice([-1.0, 1.0], shape) * random.uniform(0.5, 1.0, shape)
+
+
+def hard_tensors(kind: RowwiseKind, shape: tuple[int, int]) -> dict[str, Numbers]:
+    """Independent ones, and rows that nearly equal those of the first one."""
+    random = np.random.default_rng(shape[1])
+    found: dict[str, Numbers] = {}
+    for seed, (name, sample) in enumerate(kind.tensors.items()):
+        is_number = sample in (Sample.NUMBERS, Sample.WIDE_LOGITS)
+        values = hard_numbers(random, shape) if is_number else MAKERS[sample](seed, shape)
+        if sample is Sample.NUMBERS and found:
+            near = next(iter(found.values())) * (1.0 + 2.0**-8 * random.standard_normal(shape))
+            values = np.where(random.random((shape[0], 1)) < 0.5, near, values)
+        found[name] = values.astype(np.float32)
+    return found
+
+
+def derived(kind: RowwiseKind, tensors: dict[str, Numbers]) -> Derived:
+    """Of the losses."""
+    with np.errstate(all="ignore"):
+        return kind.truth.value({name: each.astype(np.float64) for name, each in tensors.items()})
+
+
+def units(errors: Any, found: Derived) -> float:
+    """The largest one in u of the largest term."""
+    is_normal = found.largest > 2.0**-60
+    return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
+
+
+def observed(kind: RowwiseKind, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+    """How far the kernel is off in the simulator."""
+    returned = kind.forward(**kind.arguments(tensors), reduction="none")
+    losses = change(np.asarray(returned[0] if isinstance(returned, tuple) else returned)).reshape(-1)
+    return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
+
+
+def allowed(kind: RowwiseKind, columns: int) -> float:
+    """The stated error, with the simulator's functions."""
+    stated = kind.truth.stated
+    functions = sum(SIMULATED.further(name) * factor for name, factor in stated.functions.items())
+    return stated.own + stated.additions * additions(columns) + functions
+
+
+@every_kind
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_stated_error_is_derived_and_kept(kind: RowwiseKind, shape: tuple[int, int]) -> None:
+    """What is derived is never more than what is stated; the kernel's error is never more either."""
+    tensors, stated = hard_tensors(kind, shape), kind.truth.stated
+    found = derived(kind, tensors)
+    assert found.functions.keys() == stated.functions.keys()
+    figures = [(stated.own + stated.additions * additions(shape[1]), found.own)]
+    figures += [(stated.functions[name], each) for name, each in found.functions.items()]
+    for figure, errors in figures:
+        assert 0.4 * figure <= units(errors, found) <= figure + 1e-6
+    assert observed(kind, tensors, found) <= allowed(kind, shape[1])
+
+
+@every_kind
+@pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda losses: losses[::-1].copy()])
+def test_a_stated_error_tells_wrong_results(kind: RowwiseKind, change: Any) -> None:
+    shape = SHAPES[1]
+    tensors = hard_tensors(kind, shape)
+    assert observed(kind, tensors, derived(kind, tensors), change) > allowed(kind, shape[1])
