@@ -63,7 +63,7 @@ CHOOSERS: Final[dict[str, Chooser]] = {
     "chunks at a time of a mixture's gradient": Chooser(f"{_LOSS}.distillation.mixture_backward", "gradient_group"),
     "tiling of elements": Chooser(f"{_LOSS}.skeletons.elementwise.run", "choose_elementwise_tiling"),
     "tiling of rows": Chooser(f"{_LOSS}.skeletons.rowwise.run", "choose_rowwise_tiling"),
-    "nll_loss is streamed": Chooser(f"{_LOSS}.indexed.kernels", "is_streamed"),
+    "nll_loss is streamed": Chooser(f"{_LOSS}.nll.kernels", "is_streamed"),
     "tiling of multi_margin_loss": Chooser(f"{_LOSS}.multi_margin.kernels", "choose_multi_margin_tiling"),
     "blocks of a group of multilabel_margin_loss": Chooser(f"{_LOSS}.multilabel_margin.launch", "Launch.groups"),
     "ctc_loss": Chooser(f"{_LOSS}.ctc.kernels", "fitting_plan"),

@@ -32,7 +32,6 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_ti
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
@@ -53,6 +52,7 @@ from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
+from nkilib.experimental.loss.nll import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.skeletons.elementwise.tiling import ElementwiseTiling, choose_elementwise_tiling
 from nkilib.experimental.loss.skeletons.rowwise.host.tiling import RowwiseTiling, choose_rowwise_tiling
 

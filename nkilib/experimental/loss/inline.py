@@ -17,7 +17,6 @@ from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_for
 from nkilib.experimental.loss.distillation.kernels import distillation_backward, distillation_forward
 from nkilib.experimental.loss.gaussian_nll import gaussian_nll_loss_backward, gaussian_nll_loss_forward
 from nkilib.experimental.loss.hinge_embedding import hinge_embedding_loss_backward, hinge_embedding_loss_forward
-from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.kl_div import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.l1 import l1_loss_backward, l1_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
@@ -45,6 +44,7 @@ from nkilib.experimental.loss.multilabel_soft_margin.kernels import (
     multilabel_soft_margin_loss_backward,
     multilabel_soft_margin_loss_forward,
 )
+from nkilib.experimental.loss.nll.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.experimental.loss.smooth_l1 import (
     huber_loss_backward,

@@ -13,23 +13,23 @@ from nkilib.experimental.loss import (
     bce,
     bce_with_logits,
     cosine_embedding,
+    cross_entropy,
+    ctc,
     gaussian_nll,
     hinge_embedding,
     kl_div,
     l1,
+    linear_cross_entropy,
     margin_ranking,
     mse,
+    multi_margin,
+    multilabel_margin,
     multilabel_soft_margin,
+    nll,
     poisson_nll,
     smooth_l1,
     triplet_margin,
 )
-from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
-from nkilib.experimental.loss.ctc.host import kinds as ctc
-from nkilib.experimental.loss.indexed.host import kinds as indexed
-from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
-from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
-from nkilib.experimental.loss.multilabel_margin.host import kinds as multilabel_margin
 
 LOSSES: Final[tuple[Loss, ...]] = (
     mse.MSE,
@@ -46,10 +46,10 @@ LOSSES: Final[tuple[Loss, ...]] = (
     triplet_margin.TRIPLET_MARGIN,
     cosine_embedding.COSINE_EMBEDDING,
     multilabel_soft_margin.MULTILABEL_SOFT_MARGIN,
-    *indexed.KINDS,
-    *multi_margin.KINDS,
-    *ctc.KINDS,
-    *multilabel_margin.KINDS,
-    *cross_entropy.KINDS,
-    *linear_cross_entropy.KINDS,
+    nll.NLL,
+    multi_margin.MULTI_MARGIN,
+    ctc.CTC,
+    multilabel_margin.MULTILABEL_MARGIN,
+    cross_entropy.CROSS_ENTROPY,
+    linear_cross_entropy.LINEAR_CROSS_ENTROPY,
 )

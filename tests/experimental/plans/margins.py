@@ -17,7 +17,6 @@ from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.indexed.positions import Shape, blocks_of
 from nkilib.experimental.loss.multi_margin.host import bounds as multi_margin_bounds
 from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS, choose_multi_margin_tiling
@@ -26,6 +25,7 @@ from nkilib.experimental.loss.multilabel_margin import forward as multilabel_for
 from nkilib.experimental.loss.multilabel_margin.host import bounds as multilabel_bounds
 from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape, blocks_of
 from nkilib.simulator import spec
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core

@@ -39,45 +39,20 @@ files with ``id_`` in their names besides.
 Around the kernels, in numpy and arithmetic, is ``host``: tilings, guarantees, work, memory, reference.
 """
 
-from __future__ import annotations
-
-from nkilib.core.host.launchable import launchable
-from nkilib.experimental.loss.linear_cross_entropy import kernels, token_scores_kernels
-from nkilib.experimental.loss.linear_cross_entropy.host.guarantees import (
-    LINEAR_CROSS_ENTROPY_BACKWARD,
-    LINEAR_CROSS_ENTROPY_FORWARD,
-    LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD,
-    LINEAR_TOKEN_SCORES_BACKWARD,
-    LINEAR_TOKEN_SCORES_FORWARD,
-)
-from nkilib.experimental.loss.linear_cross_entropy.host.work import (
-    linear_backward_work,
-    linear_forward_backward_work,
-    linear_forward_work,
-    linear_scores_backward_work,
-    linear_scores_forward_work,
+from nkilib.experimental.loss.linear_cross_entropy.host.row import (
+    LINEAR_CROSS_ENTROPY,
+    linear_cross_entropy_backward,
+    linear_cross_entropy_forward,
+    linear_cross_entropy_forward_backward,
+    linear_token_scores_backward,
+    linear_token_scores_forward,
 )
 
 __all__ = [
+    "LINEAR_CROSS_ENTROPY",
     "linear_cross_entropy_backward",
     "linear_cross_entropy_forward",
     "linear_cross_entropy_forward_backward",
     "linear_token_scores_backward",
     "linear_token_scores_forward",
 ]
-
-linear_cross_entropy_forward = launchable(
-    kernels.linear_cross_entropy_forward, LINEAR_CROSS_ENTROPY_FORWARD, linear_forward_work
-)
-linear_cross_entropy_backward = launchable(
-    kernels.linear_cross_entropy_backward, LINEAR_CROSS_ENTROPY_BACKWARD, linear_backward_work
-)
-linear_cross_entropy_forward_backward = launchable(
-    kernels.linear_cross_entropy_forward_backward, LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD, linear_forward_backward_work
-)
-linear_token_scores_forward = launchable(
-    token_scores_kernels.linear_token_scores_forward, LINEAR_TOKEN_SCORES_FORWARD, linear_scores_forward_work
-)
-linear_token_scores_backward = launchable(
-    token_scores_kernels.linear_token_scores_backward, LINEAR_TOKEN_SCORES_BACKWARD, linear_scores_backward_work
-)

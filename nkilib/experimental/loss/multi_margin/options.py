@@ -5,9 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.batches import Batch
-from nkilib.experimental.loss.indexed.elements import ElementFinder
-from nkilib.experimental.loss.indexed.positions import Block, PositionBatch, Shape, batches_of_block, blocks_of
 from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling
+from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder
+from nkilib.experimental.loss.skeletons.indexed.positions import (
+    Block,
+    PositionBatch,
+    Shape,
+    batches_of_block,
+    blocks_of,
+)
 from nkilib.nki import nl
 
 

@@ -8,9 +8,9 @@ from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.indexed.positions import BATCHES_MAX
 from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS
 from nkilib.experimental.loss.multi_margin.options import Launch
+from nkilib.experimental.loss.skeletons.indexed.positions import BATCHES_MAX
 from nkilib.nki import nl
 
 # Chunks of a row, whose sums a partition keeps.

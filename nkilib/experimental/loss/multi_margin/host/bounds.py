@@ -17,9 +17,9 @@ import numpy.typing as npt
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.indexed.positions import PARTITIONS, Shape
 from nkilib.experimental.loss.multi_margin.host.reference import Float64Array, MultiMarginTruth
 from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS
+from nkilib.experimental.loss.skeletons.indexed.positions import PARTITIONS, Shape
 
 
 def hinge_errors(input: npt.NDArray[Any], truth: MultiMarginTruth, margin: float) -> Float64Array:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from nkilib.experimental.loss.indexed.class_tiles import ClassTile
+from nkilib.experimental.loss.nll.class_tiles import ClassTile
 from nkilib.nki import nisa, nl
 
 # Masks that are made ahead of the one that is used, and tiles for them.

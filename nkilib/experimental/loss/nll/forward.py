@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.indexed.elements import ElementFinder, TargetElements
-from nkilib.experimental.loss.indexed.positions import (
+from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder, TargetElements
+from nkilib.experimental.loss.skeletons.indexed.positions import (
     PositionBatch,
     Shape,
     batches_of_block,

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nkilib.experimental.loss.indexed.class_tiles import PARTS_MAX, ClassTiling
-from nkilib.experimental.loss.indexed.positions import Shape
+from nkilib.experimental.loss.nll.class_tiles import PARTS_MAX, ClassTiling
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape
 from nkilib.nki import nl
 
 

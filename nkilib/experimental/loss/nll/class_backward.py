@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import cast, scaled
-from nkilib.experimental.loss.indexed.backward import Upstream
-from nkilib.experimental.loss.indexed.class_masks import ClassMasks, TargetTile
-from nkilib.experimental.loss.indexed.class_tiles import ClassTiling
-from nkilib.experimental.loss.indexed.class_weights import loaded_weights
-from nkilib.experimental.loss.indexed.positions import PARTITIONS, Shape
+from nkilib.experimental.loss.nll.class_masks import ClassMasks, TargetTile
+from nkilib.experimental.loss.nll.class_tiles import ClassTiling, loaded_weights
+from nkilib.experimental.loss.skeletons.indexed.positions import PARTITIONS, Shape
+from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nisa, nl
 
 _BUFFERS = 3

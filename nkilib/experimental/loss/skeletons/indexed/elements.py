@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.elements import INDEX_LIMIT, clamped, int32_column, integer_op, vector_elements
 from nkilib.core.rows.tiles import cast, constant, selected
-from nkilib.experimental.loss.indexed.positions import PARTITIONS, PositionBatch, Shape
+from nkilib.experimental.loss.skeletons.indexed.positions import PARTITIONS, PositionBatch, Shape
 from nkilib.nki import explain_index, nisa, nl
 
 

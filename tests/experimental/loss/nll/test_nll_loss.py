@@ -12,10 +12,14 @@ from hypothesis import strategies as st
 
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.indexed.class_tiles import is_streamed
-from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
-from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
-from nkilib.experimental.loss.indexed.positions import Shape
+from nkilib.experimental.loss.nll.class_tiles import is_streamed
+from nkilib.experimental.loss.nll.host.truth import (
+    nll_loss_bound,
+    nll_loss_gradient_bound,
+    nll_loss_gradient_reference,
+    nll_loss_reference,
+)
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape
 from nkilib.nki import nl
 from nkilib.simulator import OutOfRangeError, profile, recording, spec
 

@@ -1,1 +1,0 @@
-"""Work, truth, bounds and guarantees of the losses that gather: arithmetic and numpy, never traced."""

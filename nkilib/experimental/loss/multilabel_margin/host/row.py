@@ -1,0 +1,99 @@
+"""The row of the margins between targets and other classes: what it is and what its kernels promise.
+
+Tests hold each claim.
+
+What the kernels work on: input and targets are read, the targets twice, and the gradient is written.
+
+For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Final
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.work import Work
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import Loss
+from nkilib.experimental.loss.multilabel_margin import kernels
+from nkilib.experimental.loss.multilabel_margin.targets import trips_of
+
+MULTILABEL_MARGIN_LOSS_FORWARD = Guarantee(
+    math="float32",
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=True,
+    workspace="0",
+    in_place=None,
+    error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its additions, at most C "
+    "and the targets; and half a ulp",
+    notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
+)
+MULTILABEL_MARGIN_LOSS_BACKWARD = Guarantee(
+    math="float32",
+    accumulator="float32",
+    deterministic=True,
+    same_bits_on_cores=True,
+    workspace="0",
+    in_place="input_hbm",
+    error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the gradient",
+    notes="counts of positive terms are exact: C is at most 4,096",
+)
+
+
+def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
+    """The work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    losses = input_hbm.shape[0] * as_dtype(input_hbm.dtype).itemsize if reduction == "none" else 0
+    return Work(_nbytes(input_hbm) + _nbytes(targets_hbm) + losses, dtype=as_dtype(input_hbm.dtype))
+
+
+def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
+    """The work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    nbytes = 2 * _nbytes(input_hbm) + _nbytes(targets_hbm) + _nbytes(grad_loss_hbm)
+    return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
+
+
+def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
+    """How often each loop of the forward runs at most: a row has as many targets as classes."""
+    most = trips_of(int(input_hbm.shape[1]))
+    return {"find_targets": most, "sum_terms": most}
+
+
+def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
+    """The same of the backward."""
+    most = trips_of(int(input_hbm.shape[1]))
+    return {"find_targets": most, "count_terms": most, "give": most}
+
+
+def _nbytes(tensor_hbm: Any) -> int:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return int(prod(tensor_hbm.shape) * as_dtype(tensor_hbm.dtype).itemsize)
+
+
+multilabel_margin_loss_forward = launchable(
+    kernels.multilabel_margin_loss_forward, MULTILABEL_MARGIN_LOSS_FORWARD, forward_work, forward_trips
+)
+multilabel_margin_loss_backward = launchable(
+    kernels.multilabel_margin_loss_backward, MULTILABEL_MARGIN_LOSS_BACKWARD, backward_work, backward_trips
+)
+
+MULTILABEL_MARGIN: Final = Loss(
+    name="multilabel_margin_loss",
+    module="MultiLabelMarginLoss",
+    forward=multilabel_margin_loss_forward,
+    backward=multilabel_margin_loss_backward,
+    formula="sum over targets t and other classes j of relu(1 - x_t + x_j) / C",
+    derivative="number of targets with x_t - x_j < 1, over C; minus the number of such classes at a target",
+    differentiated=("input",),
+    options=(),
+    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions/margins"),
+    edges="targets end at the first -1; one that is there twice counts twice",
+    differences="at most 4,096 classes; targets of any integer type; infinite scores count as the largest finite "
+    "number",
+)
