@@ -17,7 +17,9 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError, using
 from nkilib.simulator.isa.indirection import RULES
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
-from tests.simulator.kernels import Result, Rule, Tile, check_rule, execute, normal, refusal, rules, run, tile
+from tests.simulator.kernels import Result, Tile, execute, normal, refusal, run, tile
+from tests.simulator.made import Psum, Sbuf
+from tests.simulator.rules import Rule, broken, check_rule, legal, legal_kernel, rules
 
 TRN3 = "trn3"
 
@@ -403,118 +405,107 @@ def _matmul(dtype: Any = nl.bfloat16, **options: Any) -> Any:
 
 
 @rules(
-    Rule(
+    legal(nisa.tensor_copy, on="trn3", dst=Sbuf(32, 17), src=Sbuf(32, 32).indirect(Sbuf(32, 2, dtype=nl.int32), 17)),
+    broken(
         "offsets lie in a partition",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(value=32))),
-        "nisa.tensor_copy: operand 'src': index 32 in partition 0 of tensor [16, 1] int32 in sbuf is out of range "
-        "[0, 32) of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(value=31))),
-        TRN3,
         error=OutOfRangeError,
-    ),
-    Rule(
+        dst=Sbuf(16, 16),
+        src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=32)),
+    )
+    .says(
+        "operand 'src': index 32 in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of "
+        "tensor [16, 32] float32 in sbuf"
+    )
+    .fixed(src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=31))),
+    broken(
         "offsets are not negative",
-        lambda: nisa.tensor_copy(tile(16, 32).indirect(at(value=-1)), tile(16, 16)),
-        "nisa.tensor_copy: operand 'dst': index -1 in partition 0 of tensor [16, 1] int32 in sbuf is out of range "
-        "[0, 32) of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 32).indirect(at(value=0)), tile(16, 16)),
-        TRN3,
         error=OutOfRangeError,
+        dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=-1)),
+        src=Sbuf(16, 16),
+    )
+    .says(
+        "operand 'dst': index -1 in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of "
+        "tensor [16, 32] float32 in sbuf"
+    )
+    .fixed(dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32))),
+    broken("a group of 16 holds the offsets", src=Sbuf(32, 32).indirect(Sbuf(32, 1, dtype=nl.int32), 17)).says(
+        "operand 'src': tensor [32, 17] float32 in sbuf takes 17 offsets of tensor [32, 1] int32 in sbuf, of "
+        "which each group of 16 partitions holds its own: 16 here; pass num_elem=16 or less, or an index of more "
+        "columns"
     ),
-    Rule(
-        "a group of 16 holds the offsets",
-        lambda: nisa.tensor_copy(tile(32, 17), tile(32, 32).indirect(at(32), 17)),
-        "nisa.tensor_copy: operand 'src': tensor [32, 17] float32 in sbuf takes 17 offsets of tensor [32, 1] int32 in "
-        "sbuf, of which each group of 16 partitions holds its own: 16 here; pass num_elem=16 or less, or an index of "
-        "more columns",
-        lambda: nisa.tensor_copy(tile(32, 17), tile(32, 32).indirect(at(32, 2), 17)),
-        TRN3,
+    legal(
+        nisa.tensor_copy, on="trn3", dst=Sbuf(16, 16), src=Sbuf(128, 32)[32:48].indirect(Sbuf(16, 1, dtype=nl.int32))
     ),
-    Rule(
+    broken(
         "a part of a group has offsets of as many partitions",
-        lambda: nisa.tensor_copy(tile(24, 9), tile(24, 32).indirect(at(24, 2), 9)),
-        "nisa.tensor_copy: operand 'src': tensor [24, 9] float32 in sbuf takes 9 offsets of tensor [24, 2] int32 in "
-        "sbuf, of which each group of 16 partitions holds its own: 8 here; pass num_elem=8 or less, or an index of "
-        "more columns",
-        lambda: nisa.tensor_copy(tile(24, 8), tile(24, 32).indirect(at(24, 2), 8)),
-        TRN3,
+        dst=Sbuf(24, 9),
+        src=Sbuf(24, 32).indirect(Sbuf(24, 2, dtype=nl.int32), 9),
+    )
+    .says(
+        "operand 'src': tensor [24, 9] float32 in sbuf takes 9 offsets of tensor [24, 2] int32 in sbuf, of which "
+        "each group of 16 partitions holds its own: 8 here; pass num_elem=8 or less, or an index of more columns"
+    )
+    .fixed(dst=Sbuf(24, 8), src=Sbuf(24, 32).indirect(Sbuf(24, 2, dtype=nl.int32), 8)),
+    broken("an engine that cannot", src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)), engine=nisa.engine.gpsimd)
+    .says("a view of indirect() needs nki.isa.engine.scalar or nki.isa.engine.vector, got nki.isa.engine.gpsimd")
+    .fixed(engine=nisa.engine.scalar),
+    broken(
+        "the base obeys the rules of the engine", src=Sbuf(128, 32)[16:32].indirect(Sbuf(16, 1, dtype=nl.int32))
+    ).says(
+        "operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got a start at "
+        "16 of tensor [16, 32] float32 in sbuf"
     ),
-    Rule(
+    broken("the index starts on a quadrant", src=Sbuf(16, 32).indirect(Sbuf(128, 1, dtype=nl.int32)[16:32]))
+    .says(
+        "operand 'src': the index of a view of indirect() must start on a partition that is a multiple of 32, "
+        "got a start at 16 of tensor [16, 1] int32 in sbuf"
+    )
+    .fixed(src=Sbuf(16, 32).indirect(Sbuf(128, 1, dtype=nl.int32)[32:48])),
+    legal(
+        nisa.tensor_tensor,
+        on="trn3",
+        dst=Sbuf(16, 16),
+        data1=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
+        data2=Sbuf(16, 16),
+        op=nl.add,
+    ),
+    broken(
         "an operand that does not document it",
-        lambda: nisa.tensor_tensor(tile(16, 16), tile(16, 16), tile(16, 32).indirect(at()), nl.add),
-        "nisa.tensor_tensor: operand 'data2' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; "
-        "copy it first",
-        lambda: nisa.tensor_tensor(tile(16, 16), tile(16, 32).indirect(at()), tile(16, 16), nl.add),
-        TRN3,
+        data1=Sbuf(16, 16),
+        data2=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
+    ).says("operand 'data2' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"),
+    legal(nisa.reciprocal, on="trn3", dst=Sbuf(16, 16), data=Sbuf(16, 16, value=1)),
+    broken(
+        "an instruction that does not document it", data=Sbuf(16, 32, value=1).indirect(Sbuf(16, 1, dtype=nl.int32))
+    ).says("operand 'data' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"),
+    legal(nisa.dma_copy, on="trn3", dst=Sbuf(16, 16), src=Sbuf(16, 32)[:, :16]),
+    broken("DMA", src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32))).says(
+        "operand 'src' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"
     ),
-    Rule(
-        "an instruction that does not document it",
-        lambda: nisa.reciprocal(tile(16, 16), tile(16, 32, value=1).indirect(at())),
-        "nisa.reciprocal: operand 'data' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy "
-        "it first",
-        lambda: nisa.reciprocal(tile(16, 16), tile(16, 16, value=1)),
-        TRN3,
+    legal(
+        nisa.activation,
+        on="trn3",
+        dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
+        op=nl.copy,
+        data=Psum(16, 16),
     ),
-    Rule(
-        "DMA",
-        lambda: nisa.dma_copy(tile(16, 16), tile(16, 32).indirect(at())),
-        "nisa.dma_copy: operand 'src' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it "
-        "first",
-        lambda: nisa.dma_copy(tile(16, 16), tile(16, 32)[:, :16]),
-        TRN3,
-    ),
-    Rule(
-        "an engine that cannot",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at()), engine=nisa.engine.gpsimd),
-        "nisa.tensor_copy: a view of indirect() needs nki.isa.engine.scalar or nki.isa.engine.vector, got "
-        "nki.isa.engine.gpsimd",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at()), engine=nisa.engine.scalar),
-        TRN3,
-    ),
-    Rule(
+    broken(
         "the Scalar engine does not scatter to PSUM",
-        lambda: nisa.activation(tile(16, 32, buffer=nl.psum).indirect(at()), nl.copy, tile(16, 16)),
-        "nisa.activation: operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum",
-        lambda: nisa.activation(tile(16, 32).indirect(at()), nl.copy, tile(16, 16, buffer=nl.psum)),
-        TRN3,
+        dst=Psum(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
+        data=Sbuf(16, 16),
+    ).says("operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum"),
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", tile_position=(0, 0), tile_size=(32, 32)),
+    broken("hardware tiling", tile_position=(0, 32)).says(
+        "tile_position must be (0, 0) or unset with a view of indirect(), got (0, 32)"
     ),
-    Rule(
-        "the base obeys the rules of the engine",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(128, 32)[16:32].indirect(at())),
-        "nisa.tensor_copy: operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got "
-        "a start at 16 of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(128, 32)[32:48].indirect(at())),
-        TRN3,
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", is_transpose=False),
+    broken("a moving tile that is transposed", is_transpose=True).says(
+        "operand 'moving' cannot be a view of indirect() with is_transpose=True"
     ),
-    Rule(
-        "the index starts on a quadrant",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(128)[16:32])),
-        "nisa.tensor_copy: operand 'src': the index of a view of indirect() must start on a partition that is a "
-        "multiple of 32, got a start at 16 of tensor [16, 1] int32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(128)[32:48])),
-        TRN3,
-    ),
-    Rule(
-        "hardware tiling",
-        _matmul(tile_position=(0, 32), tile_size=(32, 32)),
-        "nisa.nc_matmul: tile_position must be (0, 0) or unset with a view of indirect(), got (0, 32)",
-        _matmul(tile_position=(0, 0), tile_size=(32, 32)),
-        TRN3,
-    ),
-    Rule(
-        "a moving tile that is transposed",
-        _matmul(is_transpose=True),
-        "nisa.nc_matmul: operand 'moving' cannot be a view of indirect() with is_transpose=True",
-        _matmul(is_transpose=False),
-        TRN3,
-    ),
-    Rule(
-        "types of a matmul",
-        _matmul(nl.float32),
-        "nisa.nc_matmul: operand 'moving': a view of indirect() needs one of the types bfloat16, float16, "
-        "float8_e4m3, float8_e4m3fn, float8_e5m2, got tensor [32, 32] float32 in sbuf",
-        _matmul(nl.float16),
-        TRN3,
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", dtype=nl.float16),
+    broken("types of a matmul", dtype=nl.float32).says(
+        "operand 'moving': a view of indirect() needs one of the types bfloat16, float16, float8_e4m3, "
+        "float8_e4m3fn, float8_e5m2, got tensor [32, 32] float32 in sbuf"
     ),
 )
 def test_rules(rule: Rule) -> None:
@@ -554,38 +545,28 @@ def _placed_in_psum(source_at: int, index_at: int, *, is_gathered: bool) -> Any:
 
 
 @rules(
-    Rule(
-        "the index of a scatter starts where that of a gather from PSUM does",
-        _placed_in_psum(64, 32, is_gathered=True),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
-        "partition 32 of tensor [32, 1] int32 in sbuf",
-        _placed_in_psum(32, 32, is_gathered=True),
-        TRN3,
+    legal_kernel("nisa.tensor_copy", _placed_in_psum, on="trn3", source_at=32, index_at=32, is_gathered=True),
+    broken("the index of a scatter starts where that of a gather from PSUM does", source_at=64).says(
+        "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 "
+        "of tensor [32, 1] int32 in sbuf"
     ),
-    Rule(
-        "the same, unless PSUM is read without an index",
-        _placed_in_psum(64, 32, is_gathered=True),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
-        "partition 32 of tensor [32, 1] int32 in sbuf",
-        _placed_in_psum(64, 32, is_gathered=False),
-        TRN3,
+    broken("the same, unless PSUM is read without an index", source_at=64)
+    .says(
+        "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 "
+        "of tensor [32, 1] int32 in sbuf"
+    )
+    .fixed(is_gathered=False),
+    legal_kernel("nisa.tensor_copy", _placed, on="trn3", data_at=32, index_at=32),
+    broken("a gathered operand starts where its index does", data_at=0).says(
+        "operand 'src' must start on the partition of the index of 'src', which is 32, got partition 0 of tensor "
+        "[32, 16] float32 in sbuf"
     ),
-    Rule(
-        "a gathered operand starts where its index does",
-        _placed(0, 32),
-        "nisa.tensor_copy: operand 'src' must start on the partition of the index of 'src', which is 32, got partition "
-        "0 of tensor [32, 16] float32 in sbuf",
-        _placed(32, 32),
-        TRN3,
-    ),
-    Rule(
-        "the index of a scatter starts where the source does",
-        _placed(0, 32, source_at=64),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of 'src', which is 64, got partition 32 "
-        "of tensor [32, 1] int32 in sbuf",
-        _placed(0, 32, source_at=32),
-        TRN3,
-    ),
+    broken("the index of a scatter starts where the source does", data_at=0, source_at=64)
+    .says(
+        "operand 'index of dst' must start on the partition of 'src', which is 64, got partition 32 of tensor "
+        "[32, 1] int32 in sbuf"
+    )
+    .fixed(source_at=32),
 )
 def test_rules_for_operands_that_are_placed_by_hand(rule: Rule) -> None:
     check_rule(rule)

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.language.promotion import promoted
 
-from ..kernels import Result, Rule, Tile, normal, refusal, rules, run, tile
+from ..kernels import Result, Tile, normal, refusal, run, tile
+from ..made import Hbm, Psum, Sbuf, lazily
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32, I32 = np.float32, np.int32
@@ -511,95 +513,44 @@ def output() -> Any:
 
 
 @rules(
-    Rule(
-        "one operand is a tile",
-        lambda: nl.add(1, 2.0),
-        "nl.add: x or y must be a tile, got 1 and 2.0",
-        lambda: nl.add(tile(2, 4), 2.0),
+    legal(nl.add, x=Sbuf(2, 4), y=lazily(nl.load, lazily(nl.shared_constant, np.ones((2, 4), F32)))),
+    broken("one operand is a tile", x=1, y=2.0).says("x or y must be a tile, got 1 and 2.0").fixed(x=Sbuf(2, 4)),
+    broken("an operand is on chip", x=Hbm(2, 4, buffer=nl.shared_hbm), y=1.0)
+    .says("x must be a tile in sbuf or psum, got {x}: load it first, with nl.load")
+    .fixed(x=Sbuf(2, 4)),
+    broken("shapes broadcast", y=Sbuf(2, 3))
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {x} and {y}")
+    .fixed(y=Sbuf(2, 1)),
+    broken("ranks are equal", y=Sbuf(2, 1, 4))
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {x} and {y}")
+    .fixed(x=Sbuf(2, 1, 4), y=Sbuf(2, 3, 4)),
+    broken("a type holds both", x=Sbuf(2, 4, dtype=nl.int32), y=Sbuf(2, 4, dtype=nl.uint32))
+    .says("no type holds the values of both int32 and uint32: say which one with dtype=")
+    .fixed(dtype=nl.int32),
+    broken("an array of the host is no tile", y=np.ones((2, 4), F32)).says(
+        "y must be a tile, got a numpy ndarray [2, 4] float32: pass it to the kernel as an argument and load it, "
+        "or use nl.shared_constant"
     ),
-    Rule(
-        "one operand of a quotient is a tile",
-        lambda: nl.divide(1, 2),
-        "nl.divide: x or y must be a tile, got 1 and 2",
-        lambda: nl.divide(1, tile(2, 4, value=1)),
+    legal(nl.divide, x=1, y=Sbuf(2, 4, value=1)),
+    broken("one operand of a quotient is a tile", y=2).says("x or y must be a tile, got 1 and 2"),
+    legal(nl.exp, x=Sbuf(2, 4)),
+    broken("an operand is a tile", x="x").says("x must be a tile, got 'x'"),
+    legal(nl.bitwise_and, x=Sbuf(2, 4, dtype=nl.int32), y=1),
+    broken("bits are of integers", x=Sbuf(2, 4)).says("bit-wise operators take integers, got {x}"),
+    legal(nl.left_shift, x=Sbuf(2, 4, dtype=nl.int32), y=Sbuf(2, 4, dtype=nl.int32)),
+    broken("bits of two tiles are of integers", y=Sbuf(2, 4)).says("bit-wise operators take integers, got {y}"),
+    legal(nl.invert, x=Sbuf(2, 4, dtype=nl.uint8)),
+    broken("bits are not inverted in floats", x=Sbuf(2, 4)).says("bit-wise operators take integers, got {x}"),
+    legal(nl.bitwise_or, x=1, y=Sbuf(2, 4, dtype=nl.int32)),
+    broken("bits of a number are of an integer", x=1.5).says("bit-wise operators take integers, got 1.5"),
+    legal(nl.rsqrt, x=lazily(nl.copy, Psum(2, 4))),
+    broken("rsqrt in SBUF", x=Psum(2, 4)).says(
+        "x must be in sbuf, which the GpSimd engine can access, got {x}: copy it there first, with nl.copy, or "
+        "use nisa.activation"
     ),
-    Rule(
-        "an operand is on chip",
-        lambda: nl.add(output(), 1.0),
-        "nl.add: x must be a tile in sbuf or psum, got tensor [2, 4] float32 in shared_hbm: load it first, with "
-        "nl.load",
-        lambda: nl.add(tile(2, 4), 1.0),
-    ),
-    Rule(
-        "an operand is a tile",
-        lambda: nl.exp("x"),
-        "nl.exp: x must be a tile, got 'x'",
-        lambda: nl.exp(tile(2, 4)),
-    ),
-    Rule(
-        "shapes broadcast",
-        lambda: nl.add(tile(2, 4), tile(2, 3)),
-        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
-        "float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        lambda: nl.add(tile(2, 4), tile(2, 1)),
-    ),
-    Rule(
-        "ranks are equal",
-        lambda: nl.add(tile(2, 4), tile(2, 1, 4)),
-        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
-        "float32 in sbuf and tensor [2, 1, 4] float32 in sbuf",
-        lambda: nl.add(tile(2, 1, 4), tile(2, 3, 4)),
-    ),
-    Rule(
-        "a type holds both",
-        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32)),
-        "nl.add: no type holds the values of both int32 and uint32: say which one with dtype=",
-        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32), dtype=nl.int32),
-    ),
-    Rule(
-        "bits are of integers",
-        lambda: nl.bitwise_and(tile(2, 4), 1),
-        "nl.bitwise_and: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.bitwise_and(tile(2, 4, dtype=nl.int32), 1),
-    ),
-    Rule(
-        "bits of two tiles are of integers",
-        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4)),
-        "nl.left_shift: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.int32)),
-    ),
-    Rule(
-        "bits are not inverted in floats",
-        lambda: nl.invert(tile(2, 4)),
-        "nl.invert: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.invert(tile(2, 4, dtype=nl.uint8)),
-    ),
-    Rule(
-        "bits of a number are of an integer",
-        lambda: nl.bitwise_or(1.5, tile(2, 4, dtype=nl.int32)),
-        "nl.bitwise_or: bit-wise operators take integers, got 1.5",
-        lambda: nl.bitwise_or(1, tile(2, 4, dtype=nl.int32)),
-    ),
-    Rule(
-        "rsqrt in SBUF",
-        lambda: nl.rsqrt(tile(2, 4, buffer=nl.psum)),
-        "nl.rsqrt: x must be in sbuf, which the GpSimd engine can access, got tensor [2, 4] float32 in psum: copy it "
-        "there first, with nl.copy, or use nisa.activation",
-        lambda: nl.rsqrt(nl.copy(tile(2, 4, buffer=nl.psum))),
-    ),
-    Rule(
-        "an array of the host is no tile",
-        lambda: nl.add(tile(2, 4), np.ones((2, 4), F32)),
-        "nl.add: y must be a tile, got a numpy ndarray [2, 4] float32: pass it to the kernel as an argument and load "
-        "it, or use nl.shared_constant",
-        lambda: nl.add(tile(2, 4), nl.load(nl.shared_constant(np.ones((2, 4), F32)))),
-    ),
-    Rule(
-        "magnitudes are compared on trn3",
-        lambda: nl.abs_max(tile(2, 4), 1.0),
-        "nl.abs_max: nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2",
-        lambda: nl.abs_max(tile(2, 4), 1.0),
-        corrected_target="trn3",
+    legal(nl.abs_max, on="trn3", x=Sbuf(2, 4), y=1.0),
+    broken("magnitudes are compared on trn3", on="trn2").says(
+        "nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2"
     ),
 )
 def test_refusals(rule: Rule) -> None:

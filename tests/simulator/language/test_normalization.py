@@ -12,7 +12,9 @@ import pytest
 
 from nkilib.nki import nl
 
-from ..kernels import Rule, Tile, normal, rules, tile
+from ..kernels import Tile, normal
+from ..made import Sbuf
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32 = np.float32
@@ -126,32 +128,16 @@ def test_types_of_rms_norm() -> None:
 
 
 @rules(
-    Rule(
-        "the partition dimension of softmax",
-        lambda: nl.softmax(tile(2, 3), 0),
-        "nl.softmax: axis must be the last free dimension 1 of tensor [2, 3] float32 in sbuf, or several up to it, and "
-        "not the partition dimension 0; got 0",
-        lambda: nl.softmax(tile(2, 3), 1),
+    legal(nl.softmax, x=Sbuf(2, 3), axis=1),
+    broken("the partition dimension of softmax", axis=0).says(
+        "axis must be the last free dimension 1 of {x}, or several up to it, and not the partition dimension 0; got 0"
     ),
-    Rule(
-        "the partition dimension of rms_norm",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 0, 2),
-        "nl.rms_norm: axis must be the last free dimension 1 of tensor [2, 3] float32 in sbuf, or several up to it, "
-        "and not the partition dimension 0; got 0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
+    legal(nl.rms_norm, x=Sbuf(2, 3), w=Sbuf(2, 3), axis=1, n=3),
+    broken("the partition dimension of rms_norm", axis=0, n=2).says(
+        "axis must be the last free dimension 1 of {x}, or several up to it, and not the partition dimension 0; got 0"
     ),
-    Rule(
-        "n counts",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 0),
-        "nl.rms_norm: n, the number of values of the mean, must be a positive number, got 0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
-    ),
-    Rule(
-        "weights are a tile",
-        lambda: nl.rms_norm(tile(2, 3), 1.0, 1, 3),
-        "nl.rms_norm: w must be a tile, got 1.0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
-    ),
+    broken("n counts", n=0).says("n, the number of values of the mean, must be a positive number, got 0"),
+    broken("weights are a tile", w=1.0).says("w must be a tile, got 1.0"),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)

@@ -15,7 +15,9 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import OutOfRangeError
 
-from ..kernels import Result, Rule, Tile, normal, rules, run, tile
+from ..kernels import Result, Tile, normal, run
+from ..made import Sbuf
+from ..rules import Rule, broken, legal, rules
 from .calls import call, check_call, outcome
 
 F32, I32 = np.float32, np.int32
@@ -220,60 +222,30 @@ def test_operands_of_where_in_psum() -> None:
 
 
 @rules(
-    Rule(
-        "the partition dimension stays first",
-        lambda: nl.expand_dims(tile(2, 3), 0),
-        "nl.expand_dims: NkiTensor.expand_dim: dimension 0 of tensor [2, 3] float32 in sbuf counts partitions and must "
-        "stay as it is",
-        lambda: nl.expand_dims(tile(2, 3), 1),
+    legal(nl.expand_dims, x=Sbuf(2, 3), axis=1),
+    broken("the partition dimension stays first", axis=0).says(
+        "NkiTensor.expand_dim: dimension 0 of {x} counts partitions and must stay as it is"
     ),
-    Rule(
-        "a tile to expand",
-        lambda: nl.expand_dims(3, 1),
-        "nl.expand_dims: x must be a tile, got 3",
-        lambda: nl.expand_dims(tile(2, 3), 1),
+    broken("a tile to expand", x=3).says("x must be a tile, got 3"),
+    broken("a position in the shape", error=OutOfRangeError, axis=3)
+    .says("NkiTensor.expand_dim: dim must be in [0, 2] of {x}, got 3")
+    .fixed(axis=2),
+    legal(nl.broadcast_to, x=Sbuf(1, 3), shape=(128, 3)),
+    broken("a size that is not 1", x=Sbuf(2, 3), shape=(4, 3))
+    .says("shape must have the 2 dimensions of {x}, each of the same size or where that is 1, got [4, 3]")
+    .fixed(x=Sbuf(1, 3)),
+    broken("the rank", x=Sbuf(2, 3), shape=(2, 2, 3))
+    .says("shape must have the 2 dimensions of {x}, each of the same size or where that is 1, got [2, 2, 3]")
+    .fixed(x=Sbuf(2, 1, 3)),
+    broken("partitions that exist", shape=(129, 3)).says(
+        "nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129"
     ),
-    Rule(
-        "a position in the shape",
-        lambda: nl.expand_dims(tile(2, 3), 3),
-        "nl.expand_dims: NkiTensor.expand_dim: dim must be in [0, 2] of tensor [2, 3] float32 in sbuf, got 3",
-        lambda: nl.expand_dims(tile(2, 3), 2),
-        error=OutOfRangeError,
-    ),
-    Rule(
-        "a size that is not 1",
-        lambda: nl.broadcast_to(tile(2, 3), (4, 3)),
-        "nl.broadcast_to: shape must have the 2 dimensions of tensor [2, 3] float32 in sbuf, each of the same size or "
-        "where that is 1, got [4, 3]",
-        lambda: nl.broadcast_to(tile(1, 3), (4, 3)),
-    ),
-    Rule(
-        "the rank",
-        lambda: nl.broadcast_to(tile(2, 3), (2, 2, 3)),
-        "nl.broadcast_to: shape must have the 2 dimensions of tensor [2, 3] float32 in sbuf, each of the same size or "
-        "where that is 1, got [2, 2, 3]",
-        lambda: nl.broadcast_to(tile(2, 1, 3), (2, 2, 3)),
-    ),
-    Rule(
-        "partitions that exist",
-        lambda: nl.broadcast_to(tile(1, 3), (129, 3)),
-        "nl.broadcast_to: nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 "
-        "(nl.tile_size.pmax), got 129",
-        lambda: nl.broadcast_to(tile(1, 3), (128, 3)),
-    ),
-    Rule(
-        "a condition",
-        lambda: nl.where(1.0, tile(2, 3), tile(2, 3)),
-        "nl.where: condition must be a tile, got 1.0",
-        lambda: nl.where(tile(2, 3), tile(2, 3), tile(2, 3)),
-    ),
-    Rule(
-        "shapes that broadcast",
-        lambda: nl.where(tile(2, 3), tile(2, 4), 0.0),
-        "nl.where: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 3] "
-        "float32 in sbuf and tensor [2, 4] float32 in sbuf",
-        lambda: nl.where(tile(2, 3), tile(2, 1), 0.0),
-    ),
+    legal(nl.where, condition=Sbuf(2, 3), x=Sbuf(2, 3), y=Sbuf(2, 3)),
+    broken("a condition", condition=1.0).says("condition must be a tile, got 1.0"),
+    broken("shapes that broadcast", x=Sbuf(2, 4), y=0.0)
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {condition} and {x}")
+    .fixed(x=Sbuf(2, 1)),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)
