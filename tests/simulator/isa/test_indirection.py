@@ -18,7 +18,7 @@ from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedR
 from nkilib.simulator.isa.indirection import RULES
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
 from tests.simulator.kernels import Result, Tile, execute, normal, refusal, run, tile
-from tests.simulator.made import Psum, Sbuf
+from tests.simulator.made import Made, Psum, Sbuf
 from tests.simulator.rules import Rule, broken, check_rule, legal, legal_kernel, rules
 
 TRN3 = "trn3"
@@ -388,9 +388,9 @@ def test_the_offsets_must_be_written() -> None:
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
-def at(partitions: int = 16, columns: int = 1, value: int = 0) -> Any:
-    """In a kernel: offsets that are all the same."""
-    return tile(partitions, columns, dtype=nl.int32, value=value)
+def at(partitions: int = 16, columns: int = 1, value: int = 0) -> Made:
+    """Offsets that are all the same."""
+    return Sbuf(partitions, columns, dtype=nl.int32, value=value)
 
 
 def _matmul(dtype: Any = nl.bfloat16, **options: Any) -> Any:
@@ -399,101 +399,68 @@ def _matmul(dtype: Any = nl.bfloat16, **options: Any) -> Any:
     def body() -> None:
         stationary, moving = tile(32, 32, dtype=dtype), tile(32, 32, dtype=dtype)
         result = nl.ndarray((32, 8), dtype if options.get("is_transpose") else nl.float32, nl.psum)
-        nisa.nc_matmul(result, stationary, moving.indirect(at(32), 8), **options)
+        nisa.nc_matmul(result, stationary, moving.indirect(at(32).make(), 8), **options)
 
     return body
 
 
+OUTSIDE = (
+    "operand {!r}: index {} in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of tensor [16, 32] "
+    "float32 in sbuf"
+)
+
+
+ITS_OWN = (
+    "operand 'src': {{dst}} takes {} offsets of tensor {} int32 in sbuf, of which each group of 16 partitions holds its "
+    "own: {} here; pass num_elem={} or less, or an index of more columns"
+)
+NO_VIEW = "operand {!r} must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"
+TILE, VIEW = Sbuf(16, 16), Sbuf(16, 32).indirect(at())
+
+
 @rules(
-    legal(nisa.tensor_copy, on="trn3", dst=Sbuf(32, 17), src=Sbuf(32, 32).indirect(Sbuf(32, 2, dtype=nl.int32), 17)),
+    legal(nisa.tensor_copy, on="trn3", dst=TILE, src=VIEW),
+    broken("offsets lie in a partition", error=OutOfRangeError, src=Sbuf(16, 32).indirect(at(value=32)))
+    .says(OUTSIDE.format("src", 32))
+    .fixed(src=Sbuf(16, 32).indirect(at(value=31))),
+    broken("offsets are not negative", error=OutOfRangeError, dst=Sbuf(16, 32).indirect(at(value=-1)), src=TILE)
+    .says(OUTSIDE.format("dst", -1))
+    .fixed(dst=VIEW),
+    broken("a group of 16 holds the offsets", dst=Sbuf(32, 17), src=Sbuf(32, 32).indirect(at(32), 17))
+    .says(ITS_OWN.format(17, "[32, 1]", 16, 16))
+    .fixed(src=Sbuf(32, 32).indirect(at(32, 2), 17)),
     broken(
-        "offsets lie in a partition",
-        error=OutOfRangeError,
-        dst=Sbuf(16, 16),
-        src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=32)),
+        "a part of a group has offsets of as many partitions", dst=Sbuf(24, 9), src=Sbuf(24, 32).indirect(at(24, 2), 9)
     )
-    .says(
-        "operand 'src': index 32 in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of "
-        "tensor [16, 32] float32 in sbuf"
-    )
-    .fixed(src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=31))),
-    broken(
-        "offsets are not negative",
-        error=OutOfRangeError,
-        dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32, value=-1)),
-        src=Sbuf(16, 16),
-    )
-    .says(
-        "operand 'dst': index -1 in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of "
-        "tensor [16, 32] float32 in sbuf"
-    )
-    .fixed(dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32))),
-    broken("a group of 16 holds the offsets", src=Sbuf(32, 32).indirect(Sbuf(32, 1, dtype=nl.int32), 17)).says(
-        "operand 'src': tensor [32, 17] float32 in sbuf takes 17 offsets of tensor [32, 1] int32 in sbuf, of "
-        "which each group of 16 partitions holds its own: 16 here; pass num_elem=16 or less, or an index of more "
-        "columns"
-    ),
-    legal(
-        nisa.tensor_copy, on="trn3", dst=Sbuf(16, 16), src=Sbuf(128, 32)[32:48].indirect(Sbuf(16, 1, dtype=nl.int32))
-    ),
-    broken(
-        "a part of a group has offsets of as many partitions",
-        dst=Sbuf(24, 9),
-        src=Sbuf(24, 32).indirect(Sbuf(24, 2, dtype=nl.int32), 9),
-    )
-    .says(
-        "operand 'src': tensor [24, 9] float32 in sbuf takes 9 offsets of tensor [24, 2] int32 in sbuf, of which "
-        "each group of 16 partitions holds its own: 8 here; pass num_elem=8 or less, or an index of more columns"
-    )
-    .fixed(dst=Sbuf(24, 8), src=Sbuf(24, 32).indirect(Sbuf(24, 2, dtype=nl.int32), 8)),
-    broken("an engine that cannot", src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)), engine=nisa.engine.gpsimd)
+    .says(ITS_OWN.format(9, "[24, 2]", 8, 8))
+    .fixed(dst=Sbuf(24, 8), src=Sbuf(24, 32).indirect(at(24, 2), 8)),
+    broken("an engine that cannot", engine=nisa.engine.gpsimd)
     .says("a view of indirect() needs nki.isa.engine.scalar or nki.isa.engine.vector, got nki.isa.engine.gpsimd")
     .fixed(engine=nisa.engine.scalar),
-    broken(
-        "the base obeys the rules of the engine", src=Sbuf(128, 32)[16:32].indirect(Sbuf(16, 1, dtype=nl.int32))
-    ).says(
-        "operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got a start at "
-        "16 of tensor [16, 32] float32 in sbuf"
-    ),
-    broken("the index starts on a quadrant", src=Sbuf(16, 32).indirect(Sbuf(128, 1, dtype=nl.int32)[16:32]))
+    broken("the base obeys the rules of the engine", src=Sbuf(128, 32)[16:32].indirect(at()))
     .says(
-        "operand 'src': the index of a view of indirect() must start on a partition that is a multiple of 32, "
-        "got a start at 16 of tensor [16, 1] int32 in sbuf"
+        "operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got a start at 16 of "
+        "tensor [16, 32] float32 in sbuf"
     )
-    .fixed(src=Sbuf(16, 32).indirect(Sbuf(128, 1, dtype=nl.int32)[32:48])),
-    legal(
-        nisa.tensor_tensor,
-        on="trn3",
-        dst=Sbuf(16, 16),
-        data1=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
-        data2=Sbuf(16, 16),
-        op=nl.add,
+    .fixed(src=Sbuf(128, 32)[32:48].indirect(at())),
+    broken("the index starts on a quadrant", src=Sbuf(16, 32).indirect(at(128)[16:32]))
+    .says(
+        "operand 'src': the index of a view of indirect() must start on a partition that is a multiple of 32, got a "
+        "start at 16 of tensor [16, 1] int32 in sbuf"
+    )
+    .fixed(src=Sbuf(16, 32).indirect(at(128)[32:48])),
+    legal(nisa.tensor_tensor, on="trn3", dst=TILE, data1=VIEW, data2=TILE, op=nl.add),
+    broken("an operand that does not document it", data1=TILE, data2=VIEW).says(NO_VIEW.format("data2")),
+    legal(nisa.reciprocal, on="trn3", dst=TILE, data=Sbuf(16, 16, value=1)),
+    broken("an instruction that does not document it", data=Sbuf(16, 32, value=1).indirect(at())).says(
+        NO_VIEW.format("data")
     ),
-    broken(
-        "an operand that does not document it",
-        data1=Sbuf(16, 16),
-        data2=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
-    ).says("operand 'data2' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"),
-    legal(nisa.reciprocal, on="trn3", dst=Sbuf(16, 16), data=Sbuf(16, 16, value=1)),
-    broken(
-        "an instruction that does not document it", data=Sbuf(16, 32, value=1).indirect(Sbuf(16, 1, dtype=nl.int32))
-    ).says("operand 'data' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"),
-    legal(nisa.dma_copy, on="trn3", dst=Sbuf(16, 16), src=Sbuf(16, 32)[:, :16]),
-    broken("DMA", src=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32))).says(
-        "operand 'src' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"
+    legal(nisa.dma_copy, on="trn3", dst=TILE, src=Sbuf(16, 32)[:, :16]),
+    broken("DMA", src=VIEW).says(NO_VIEW.format("src")),
+    legal(nisa.activation, on="trn3", dst=VIEW, op=nl.copy, data=Psum(16, 16)),
+    broken("the Scalar engine does not scatter to PSUM", dst=Psum(16, 32).indirect(at()), data=TILE).says(
+        "operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum"
     ),
-    legal(
-        nisa.activation,
-        on="trn3",
-        dst=Sbuf(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
-        op=nl.copy,
-        data=Psum(16, 16),
-    ),
-    broken(
-        "the Scalar engine does not scatter to PSUM",
-        dst=Psum(16, 32).indirect(Sbuf(16, 1, dtype=nl.int32)),
-        data=Sbuf(16, 16),
-    ).says("operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum"),
     legal_kernel("nisa.nc_matmul", _matmul, on="trn3", tile_position=(0, 0), tile_size=(32, 32)),
     broken("hardware tiling", tile_position=(0, 32)).says(
         "tile_position must be (0, 0) or unset with a view of indirect(), got (0, 32)"
@@ -544,17 +511,17 @@ def _placed_in_psum(source_at: int, index_at: int, *, is_gathered: bool) -> Any:
     return body
 
 
+ON_THE_PARTITION = (
+    "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 of tensor "
+    "[32, 1] int32 in sbuf"
+)
+
+
 @rules(
     legal_kernel("nisa.tensor_copy", _placed_in_psum, on="trn3", source_at=32, index_at=32, is_gathered=True),
-    broken("the index of a scatter starts where that of a gather from PSUM does", source_at=64).says(
-        "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 "
-        "of tensor [32, 1] int32 in sbuf"
-    ),
+    broken("the index of a scatter starts where that of a gather from PSUM does", source_at=64).says(ON_THE_PARTITION),
     broken("the same, unless PSUM is read without an index", source_at=64)
-    .says(
-        "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 "
-        "of tensor [32, 1] int32 in sbuf"
-    )
+    .says(ON_THE_PARTITION)
     .fixed(is_gathered=False),
     legal_kernel("nisa.tensor_copy", _placed, on="trn3", data_at=32, index_at=32),
     broken("a gathered operand starts where its index does", data_at=0).says(
@@ -708,7 +675,7 @@ def test_a_refused_instruction_leaves_no_gathered_operand_behind() -> None:
     def body() -> Any:
         out = tile(16, 32, value=1)
         try:
-            nisa.tensor_copy(out.indirect(at()), tile(16, 15))
+            nisa.tensor_copy(out.indirect(at().make()), tile(16, 15))
         except NkiValidationError:
             nisa.memset(tile(16, 1), 0)
         result = nl.ndarray((16, 32), nl.float32, nl.shared_hbm)

@@ -67,6 +67,9 @@ def test_kinds(rule: Rule) -> None:
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
+STRIDE = "operand {!r}: a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got {} in {}"
+
+
 @rules(
     legal(nisa.memset, dst=Sbuf(1, 2, 32767, dtype=nl.int8, value=None), value=0),
     broken("free dimensions", dst=Sbuf(2, 1, 2, 1, 2, 1, value=None))
@@ -79,31 +82,18 @@ def test_kinds(rule: Rule) -> None:
     .says("operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got {dst}")
     .fixed(dst=Sbuf(1, 1, 70000, dtype=nl.int8, value=None).reshape((1, 4, 17500))),
     broken("stride of a free dimension", dst=Sbuf(1, 2, 32768, dtype=nl.int8, value=None)).says(
-        "operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got "
-        "32768 in {dst}"
+        STRIDE.format("dst", 32768, "{dst}")
     ),
     broken("stride of an inner free dimension", dst=Sbuf(1, 2, 70000, dtype=nl.int8, value=None)[:, 0:1, 0:40000:39999])
-    .says(
-        "operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got "
-        "39999 in {dst}"
-    )
+    .says(STRIDE.format("dst", 39999, "{dst}"))
     .fixed(dst=Sbuf(1, 2, 70000, dtype=nl.int8, value=None)[:, 0:1, 0:32768:32767]),
     broken("stride in elements of the view's type", dst=Sbuf(1, 2, 20000, value=None).view(nl.int16))
-    .says(
-        "operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got "
-        "40000 in tensor [1, 2, 40000] int16 in sbuf"
-    )
+    .says(STRIDE.format("dst", 40000, "tensor [1, 2, 40000] int16 in sbuf"))
     .fixed(dst=Sbuf(1, 2, 20000, value=None)),
     legal(nisa.tensor_copy, dst=Sbuf(1, 2), src=Sbuf(1, 40000)[:, 0:32768:32767]),
-    broken("stride of an input", src=Sbuf(1, 40000)[:, 0:32769:32768]).says(
-        "operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got "
-        "32768 in {src}"
-    ),
+    broken("stride of an input", src=Sbuf(1, 40000)[:, 0:32769:32768]).says(STRIDE.format("src", 32768, "{src}")),
     broken("stride backwards", src=Sbuf(1, 40000).ap([[40000, 1], [-32768, 2]], offset=32768))
-    .says(
-        "operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got "
-        "-32768 in tensor [1, 2] float32 in sbuf"
-    )
+    .says(STRIDE.format("src", -32768, "tensor [1, 2] float32 in sbuf"))
     .fixed(src=Sbuf(1, 40000).ap([[40000, 1], [-32767, 2]], offset=32767)),
 )
 def test_tile_sizes(rule: Rule) -> None:

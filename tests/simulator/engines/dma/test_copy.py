@@ -507,39 +507,26 @@ def far_pattern(value: int) -> Body:
     return kernel
 
 
+# Of an operand: the index, its partition, how many indices there are, and for how many rows.
+OUTSIDE = (
+    "operand {!r}: index {} in partition {} of tensor [{}, 1] int32 in sbuf is out of range [0, {}) of tensor [4, 2] "
+    "float32 in private_hbm"
+)
+
+
 @rules(
     legal_kernel("nisa.dma_copy", gathering, 0, 3, 1),
-    broken("gather", 0, 4, 1, error=OUT_OF_RANGE).says(
-        "operand 'src': index 4 in partition 1 of tensor [3, 1] int32 in sbuf is out of range [0, 4) of tensor "
-        "[4, 2] float32 in private_hbm"
-    ),
-    broken("negative index", 0, 1, -1, error=OUT_OF_RANGE)
-    .says(
-        "operand 'src': index -1 in partition 2 of tensor [3, 1] int32 in sbuf is out of range [0, 4) of tensor "
-        "[4, 2] float32 in private_hbm"
-    )
-    .fixed(0, 1, 0),
+    broken("gather", 0, 4, 1, error=OUT_OF_RANGE).says(OUTSIDE.format("src", 4, 1, 3, 4)),
+    broken("negative index", 0, 1, -1, error=OUT_OF_RANGE).says(OUTSIDE.format("src", -1, 2, 3, 4)).fixed(0, 1, 0),
     legal_kernel("nisa.dma_copy", scattering, 3, 2),
-    broken("scatter", 3, 9, error=OUT_OF_RANGE).says(
-        "operand 'dst': index 9 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 4) of tensor "
-        "[4, 2] float32 in private_hbm"
-    ),
+    broken("scatter", 3, 9, error=OUT_OF_RANGE).says(OUTSIDE.format("dst", 9, 1, 2, 4)),
     broken("oob_mode=error", 3, 9, error=OUT_OF_RANGE, oob_mode=nisa.oob_mode.error)
-    .says(
-        "operand 'dst': index 9 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 4) of tensor "
-        "[4, 2] float32 in private_hbm"
-    )
+    .says(OUTSIDE.format("dst", 9, 1, 2, 4))
     .fixed(oob_mode=SKIP),
     legal_kernel("nisa.dma_copy", gathering_with_offset, 0, 2),
-    broken("offset of the pattern", 0, 3, error=OUT_OF_RANGE).says(
-        "operand 'src': index 3 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 3) of tensor "
-        "[4, 2] float32 in private_hbm"
-    ),
+    broken("offset of the pattern", 0, 3, error=OUT_OF_RANGE).says(OUTSIDE.format("src", 3, 1, 2, 3)),
     legal_kernel("nisa.dma_copy", selecting, value=3),
-    broken("scalar offset", error=OUT_OF_RANGE, value=4).says(
-        "operand 'src': index 4 in partition 0 of tensor [1, 1] int32 in sbuf is out of range [0, 4) of tensor "
-        "[4, 2] float32 in private_hbm"
-    ),
+    broken("scalar offset", error=OUT_OF_RANGE, value=4).says(OUTSIDE.format("src", 4, 0, 1, 4)),
     legal_kernel("nisa.dma_copy", far_pattern, value=2),
     broken("scalar offset that moves the end of the pattern out", error=OUT_OF_RANGE, value=3).says(
         "operand 'src': index 3 moves tensor [2, 2] float32 in private_hbm to elements 6 to 9 of a storage of 8"
@@ -894,6 +881,12 @@ def test_priorities_on_trn3(priority: Any) -> None:
     assert result.tolist() == [[0, 1, 2], [10, 11, 12]]
 
 
+ONE_INDEX_A_ROW = (
+    "operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor [2, 2] float32 in "
+    "private_hbm, got tensor {} int32 in sbuf"
+)
+
+
 @rules(
     legal(nisa.dma_copy, dst=Hbm(2, 2), src=Sbuf(2, 2)),
     broken("PSUM source", src=Psum(2, 2)).says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST)),
@@ -941,14 +934,8 @@ def test_priorities_on_trn3(priority: Any) -> None:
     legal_kernel("nisa.dma_copy", copying, dge_mode=DGE.hwdge),
     broken("dge_mode", dge_mode=4).says("dge_mode must be a member of nki.isa.dge_mode, got 4"),
     legal_kernel("nisa.dma_copy", pattern_of_two_rows, partitions=2, columns=1),
-    broken("more indices than rows", partitions=3).says(
-        "operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor [2, 2] "
-        "float32 in private_hbm, got tensor [3, 1] int32 in sbuf"
-    ),
-    broken("several columns of indices", partitions=1, columns=2).says(
-        "operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor [2, 2] "
-        "float32 in private_hbm, got tensor [1, 2] int32 in sbuf"
-    ),
+    broken("more indices than rows", partitions=3).says(ONE_INDEX_A_ROW.format("[3, 1]")),
+    broken("several columns of indices", partitions=1, columns=2).says(ONE_INDEX_A_ROW.format("[1, 2]")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

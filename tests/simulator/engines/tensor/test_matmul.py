@@ -46,22 +46,20 @@ def test_product(shape: tuple[int, int, int]) -> None:
     """`(K, M, N)`: the contraction runs over the partitions of both operands."""
     contraction, rows, columns = shape
     stationary, moving = integers(contraction, rows), integers(contraction, columns, seed=1)
-    result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((rows, columns), nl.float32, PSUM)
-    )
+    result = run(nisa.nc_matmul, [stationary, moving], Result((rows, columns), nl.float32, PSUM))
     assert result.tolist() == exact(stationary, moving)
 
 
 def test_product_by_hand() -> None:
     """[[1, 2], [3, 4]].T @ [[5, 6], [7, 8]]."""
     stationary, moving = np.array([[1, 2], [3, 4]], np.float32), np.array([[5, 6], [7, 8]], np.float32)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((2, 2), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((2, 2), nl.float32, PSUM))
     assert result.tolist() == [[26, 30], [38, 44]]
 
 
 def test_several_free_dimensions_count_as_one() -> None:
     stationary, moving = integers(4, 2, 3), integers(4, 5, 2, seed=1)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((6, 2, 5), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((6, 2, 5), nl.float32, PSUM))
     assert result.reshape(6, 10).tolist() == exact(stationary.reshape(4, 6), moving.reshape(4, 10))
 
 
@@ -73,7 +71,7 @@ TYPES = [nl.float8_e4m3, nl.float8_e5m2, nl.bfloat16, nl.float16]
 def test_narrow_types_mix(stationary_type: Any, moving_type: Any) -> None:
     stationary, moving = integers(16, 4, high=4), integers(16, 3, seed=1, high=4)
     result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y),
+        nisa.nc_matmul,
         [Tile(stationary, stationary_type), Tile(moving, moving_type)],
         Result((4, 3), nl.float32, PSUM),
     )
@@ -84,7 +82,7 @@ def test_narrow_types_mix(stationary_type: Any, moving_type: Any) -> None:
 def test_wide_types_mix(types: Any) -> None:
     stationary, moving = integers(16, 4), integers(16, 3, seed=1)
     result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y),
+        nisa.nc_matmul,
         [Tile(stationary, types[0]), Tile(moving, types[1])],
         Result((4, 3), nl.float32, PSUM),
     )
@@ -95,7 +93,7 @@ def test_accumulation_is_float32() -> None:
     """128 products of bfloat16 numbers near 1: within float32 rounding of the exact sum, far finer than bfloat16."""
     stationary = (1 + normal(128, 16, scale=0.1)).astype(ml_dtypes.bfloat16)
     moving = (1 + normal(128, 32, seed=1, scale=0.1)).astype(ml_dtypes.bfloat16)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((16, 32), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((16, 32), nl.float32, PSUM))
     truth = stationary.astype(np.float64).T @ moving.astype(np.float64)
     assert np.abs(result / truth - 1).max() <= 128 * 2**-24
 
@@ -496,6 +494,12 @@ def unit_rectangle(rows: int, columns: int) -> Any:
     return made
 
 
+ONE_BANK = (
+    "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements {} to {} of the partitions of "
+    "{{dst}}, in banks 0 and 1 of the tensor"
+)
+
+
 @rules(
     legal(nisa.nc_matmul, dst=Psum(4, 4), stationary=Sbuf(4, 4), moving=Sbuf(4, 4)),
     broken("dst in PSUM", dst=Sbuf(4, 4)).says(must("dst", "be in psum")),
@@ -533,15 +537,9 @@ def unit_rectangle(rows: int, columns: int) -> Any:
     broken("columns of moving", dst=Psum(4, 513), moving=Sbuf(4, 513))
     .says("operand 'moving' must have at most 512 free elements, got 513")
     .fixed(dst=Psum(4, 512), moving=Sbuf(4, 512)),
-    broken("across two banks", dst=Psum(4, 1024)[:, 256:513]).says(
-        "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 256 to 512 of the "
-        "partitions of {dst}, in banks 0 and 1 of the tensor"
-    ),
+    broken("across two banks", dst=Psum(4, 1024)[:, 256:513]).says(ONE_BANK.format(256, 512)),
     legal(nisa.nc_matmul, on="trn3", dst=Psum(4, 1024)[:, 0:1024:2], stationary=Sbuf(4, 4), moving=Sbuf(4, 512)),
-    broken("across two banks, on trn3", on="trn2").says(
-        "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 0 to 1022 of the "
-        "partitions of {dst}, in banks 0 and 1 of the tensor"
-    ),
+    broken("across two banks, on trn3", on="trn2").says(ONE_BANK.format(0, 1022)),
     broken("columns of moving on trn3, float32", dst=Psum(4, 4096), moving=Sbuf(4, 4097))
     .says("operand 'moving' must have at most 4096 free elements, got 4097")
     .fixed(moving=Sbuf(4, 4096)),
@@ -728,7 +726,7 @@ def test_transpose_keeps_integers_that_no_float32_holds(engine: Any, target: str
 
 def test_transpose_flattens_the_free_axes() -> None:
     values = normal(4, 2, 3)
-    result = run(lambda dst, data: nisa.nc_transpose(dst, data), [values], Result((6, 2, 2), nl.float32, PSUM))
+    result = run(nisa.nc_transpose, [values], Result((6, 2, 2), nl.float32, PSUM))
     assert result.reshape(6, 4).tolist() == values.reshape(4, 6).T.tolist()
 
 
@@ -757,22 +755,11 @@ def test_transpose_engines() -> None:
     broken("Tensor from PSUM", dst=Psum(4, 4), data=Psum(4, 4), engine=ENGINE.tensor)
     .says("the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
     .fixed(engine=ENGINE.vector),
-    broken("bank", dst=Psum(4, 1024)[:, 510:514]).says(
-        "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to 513 of the "
-        "partitions of {dst}, in banks 0 and 1 of the tensor"
-    ),
+    broken("bank", dst=Psum(4, 1024)[:, 510:514]).says(ONE_BANK.format(510, 513)),
     broken("bank, on Vector", dst=Psum(4, 1024)[:, 510:514], engine=ENGINE.tensor)
-    .says(
-        "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to 513 of the "
-        "partitions of {dst}, in banks 0 and 1 of the tensor"
-    )
+    .says(ONE_BANK.format(510, 513))
     .fixed(engine=ENGINE.vector),
-    broken("bank, on trn3", dst=Psum(4, 1024)[:, 510:514])
-    .says(
-        "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to 513 of the "
-        "partitions of {dst}, in banks 0 and 1 of the tensor"
-    )
-    .fixed(on="trn3"),
+    broken("bank, on trn3", dst=Psum(4, 1024)[:, 510:514]).says(ONE_BANK.format(510, 513)).fixed(on="trn3"),
     broken("engine", dst=Psum(4, 4), engine=ENGINE.gpsimd)
     .says("engine must be one of nki.isa.engine.tensor, nki.isa.engine.vector, got nki.isa.engine.gpsimd")
     .fixed(engine=ENGINE.tensor),

@@ -248,31 +248,22 @@ def test_aggregation_casts_to_the_type_of_dst_and_reads_before_it_writes() -> No
 
 # -- refusals --------------------------------------------------------------------------------------------------------
 
-DATA_LIMIT = (
-    "nisa.bn_stats: operand 'data' must have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax), got tensor "
+LIMIT = must(
+    "data",
+    "have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax)",
+    ": call bn_stats on pieces and combine them with bn_aggr",
 )
-PIECES = ": call bn_stats on pieces and combine them with bn_aggr"
-TUPLES = (
-    "nisa.bn_aggr: operand 'data' must have a multiple of 3 elements per partition, tuples (count, mean, variance * "
-    "count) as bn_stats writes them, got tensor "
+TUPLES = must(
+    "data",
+    "have a multiple of 3 elements per partition, tuples (count, mean, variance * count) as bn_stats writes them",
 )
 
 
 @rules(
     legal(nisa.bn_stats, dst=Sbuf(2, 6), data=Sbuf(2, 512)),
-    broken("too many elements", data=Sbuf(2, 513)).says(
-        f"operand 'data' must have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax), got {{data}}{PIECES}"
-    ),
-    broken("too many elements in several dimensions", data=Sbuf(2, 3, 171))
-    .says(
-        f"operand 'data' must have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax), got {{data}}{PIECES}"
-    )
-    .fixed(data=Sbuf(2, 2, 256)),
-    broken("no elements", data=Sbuf(2, 8)[:, 0:0])
-    .says(
-        f"operand 'data' must have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax), got {{data}}{PIECES}"
-    )
-    .fixed(data=Sbuf(2, 8)[:, 0:1]),
+    broken("too many elements", data=Sbuf(2, 513)).says(LIMIT),
+    broken("too many elements in several dimensions", data=Sbuf(2, 3, 171)).says(LIMIT).fixed(data=Sbuf(2, 2, 256)),
+    broken("no elements", data=Sbuf(2, 8)[:, 0:0]).says(LIMIT).fixed(data=Sbuf(2, 8)[:, 0:1]),
     broken("size of the statistics", dst=Sbuf(2, 3), data=Sbuf(2, 8))
     .says(
         must(
@@ -286,24 +277,8 @@ TUPLES = (
     .fixed(dst=Sbuf(3, 6)[0:2]),
     broken("data in HBM", data=Hbm(2, 8)).says(must("data", "be in psum or sbuf", LOAD_FIRST)).fixed(data=Sbuf(2, 8)),
     legal(nisa.bn_aggr, dst=Sbuf(2, 2), data=Sbuf(2, 6, value=1)),
-    broken("tuples of three", data=Sbuf(2, 8, value=1))
-    .says(
-        must(
-            "data",
-            "have a multiple of 3 elements per partition, tuples (count, mean, variance * count) as bn_stats writes "
-            "them",
-        )
-    )
-    .fixed(data=Sbuf(2, 9, value=1)),
-    broken("no tuples", data=Sbuf(2, 6)[:, 0:0])
-    .says(
-        must(
-            "data",
-            "have a multiple of 3 elements per partition, tuples (count, mean, variance * count) as bn_stats writes "
-            "them",
-        )
-    )
-    .fixed(data=Sbuf(2, 6, value=1)[:, 0:3]),
+    broken("tuples of three", data=Sbuf(2, 8, value=1)).says(TUPLES).fixed(data=Sbuf(2, 9, value=1)),
+    broken("no tuples", data=Sbuf(2, 6)[:, 0:0]).says(TUPLES).fixed(data=Sbuf(2, 6, value=1)[:, 0:3]),
     broken("rank of the statistics", data=Sbuf(2, 6, value=1).reshape((2, 1, 1, 1, 1, 6)))
     .says("operand 'data': at most 4 free dimensions, got {data}")
     .fixed(data=Sbuf(2, 1, 1, 1, 6, value=1)),

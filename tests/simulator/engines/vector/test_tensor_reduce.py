@@ -16,10 +16,6 @@ from ...made import Sbuf
 from ...rules import Rule, broken, check_rule, legal, rules
 from ...sentences import must, same_partitions
 
-ENGINE = nisa.engine
-PSUM = nl.psum
-
-
 BLOCK = np.array([[[1, -2, 3], [4, 5, -6]], [[0, 7, 0], [2, 2, 2]]], np.float32)
 
 REDUCTIONS: dict[str, list[list[float]]] = {
