@@ -411,8 +411,8 @@ OUTSIDE = (
 
 
 ITS_OWN = (
-    "operand 'src': {{dst}} takes {} offsets of tensor {} int32 in sbuf, of which each group of 16 partitions holds its "
-    "own: {} here; pass num_elem={} or less, or an index of more columns"
+    "operand 'src': {{dst}} takes {} offsets of tensor {} int32 in sbuf, of which each group of 16 partitions holds "
+    "its own: {} here; pass num_elem={} or less, or an index of more columns"
 )
 NO_VIEW = "operand {!r} must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"
 TILE, VIEW = Sbuf(16, 16), Sbuf(16, 32).indirect(at())

@@ -31,7 +31,7 @@ def is_product(result: Any, x: Any, y: Any) -> bool:
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
 def test_matmul(m: int, k: int, n: int, dtype: Any) -> None:
     x, y = normal(m, k, seed=1).astype(dtype), normal(k, n, seed=2).astype(dtype)
-    plain = outcome(lambda x, y: nl.matmul(x, y), x, y)
+    plain = outcome(nl.matmul, x, y)
     turned = outcome(lambda x, y: nl.matmul(x, y, transpose_x=True), np.ascontiguousarray(x.T), y)
     for got in (plain, turned):
         assert (got.dtype, got.buffer, got.values.shape) == (nl.float32, nl.psum, (m, n))
@@ -81,7 +81,7 @@ def test_attention() -> None:
 @given(st.integers(1, 128), st.integers(1, 128))
 def test_transposes(rows: int, columns: int) -> None:
     x = normal(rows, columns)
-    got = outcome(lambda x: nl.transpose(x), x)
+    got = outcome(nl.transpose, x)
     assert (got.buffer, got.dtype, got.engines) == (nl.psum, nl.float32, {"tensor": 1})
     assert got.values.tolist() == x.T.tolist()
 
@@ -89,7 +89,7 @@ def test_transposes(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16, np.int32, np.uint8], ids=lambda dtype: dtype.__name__)
 def test_transposes_keep_the_type(dtype: Any) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)
-    got = outcome(lambda x: nl.transpose(x), x)
+    got = outcome(nl.transpose, x)
     assert got.dtype == np.dtype(dtype).name and got.values.tolist() == x.T.tolist()
 
 
@@ -97,20 +97,20 @@ def test_a_transpose_with_a_cast_and_of_a_tile_in_psum() -> None:
     x = np.array([[1.5, 257, -3]], F32)
     got = outcome(lambda x: nl.transpose(x, dtype=nl.bfloat16), Tile(x, buffer=nl.psum))
     assert (got.dtype, got.values.astype(F32).tolist()) == (nl.bfloat16, [[1.5], [256], [-3]])
-    assert call(lambda x: nl.transpose(x), Tile(x, buffer=nl.psum)).tolist() == x.T.tolist()
+    assert call(nl.transpose, Tile(x, buffer=nl.psum)).tolist() == x.T.tolist()
 
 
 def test_a_transpose_moves_nan_and_infinities() -> None:
     """From trn2 on; on trn1 it is a product, in which they spread."""
     x = np.array([[math.inf, 1], [2, 3]], F32)
-    assert call(lambda x: nl.transpose(x), x).tolist() == [[math.inf, 2], [1, 3]]
-    assert np.isnan(call(lambda x: nl.transpose(x), x, target="trn1")).any()
+    assert call(nl.transpose, x).tolist() == [[math.inf, 2], [1, 3]]
+    assert np.isnan(call(nl.transpose, x, target="trn1")).any()
 
 
 def test_the_transpose_of_the_identity_is_the_identity() -> None:
     """The documentation's example."""
     x = np.eye(128, dtype=F32)
-    assert call(lambda x: nl.transpose(x), x).tolist() == x.tolist()
+    assert call(nl.transpose, x).tolist() == x.tolist()
 
 
 @rules(

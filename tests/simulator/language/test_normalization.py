@@ -31,7 +31,7 @@ def softmax(x: Any, axis: Any) -> npt.NDArray[np.float64]:
 def test_softmax(partitions: int, scale: float, target: str) -> None:
     """The exponent's rounding is |x - max| * 2^-24, and a sum of 500 terms, a reciprocal and two products follow."""
     x = normal(partitions, 500, seed=6, scale=scale)
-    result, truth = wide(call(lambda x: nl.softmax(x), x, target=target)), softmax(x, -1)
+    result, truth = wide(call(nl.softmax, x, target=target)), softmax(x, -1)
     assert np.all(np.abs(result - truth) <= truth * EPSILON * (8 * scale + 16) + 2.0**-126)
 
 
@@ -63,7 +63,7 @@ def test_softmax_over_several_but_not_all_free_dimensions() -> None:
 
 def test_types_of_softmax() -> None:
     x = normal(2, 40, seed=8).astype(ml_dtypes.bfloat16)
-    half, full = outcome(lambda x: nl.softmax(x), x), outcome(lambda x: nl.softmax(x, dtype=nl.float32), x)
+    half, full = outcome(nl.softmax, x), outcome(lambda x: nl.softmax(x, dtype=nl.float32), x)
     assert (half.dtype, full.dtype) == (nl.bfloat16, nl.float32)
     assert half.values.tolist() == full.values.astype(ml_dtypes.bfloat16).tolist()
     assert np.all(np.abs(wide(full.values) - softmax(x, 1)) <= 32 * EPSILON * softmax(x, 1))
@@ -71,7 +71,7 @@ def test_types_of_softmax() -> None:
 
 def test_softmax_in_five_instructions() -> None:
     """With one row a partition, the activation sums what it writes."""
-    got = outcome(lambda x: nl.softmax(x), Tile(np.ones((2, 3), F32), buffer=nl.psum))
+    got = outcome(nl.softmax, Tile(np.ones((2, 3), F32), buffer=nl.psum))
     assert got.instructions == {"tensor_reduce": 1, "activation_reduce": 1, "reciprocal": 1, "tensor_scalar": 1}
     assert got.engines == {"vector": 3, "scalar": 1} and got.buffer == nl.sbuf
 

@@ -413,7 +413,7 @@ def test_an_index_outside_is_named_by_core_and_place() -> None:
     index = np.zeros((48, 2), np.uint16)
     index[33, 1] = 4
     with pytest.raises(OUT_OF_RANGE) as caught:
-        run(lambda dst, src, index: nisa.local_gather(dst, src, index), [numbered(48, 4), index], Result((48, 32)))
+        run(nisa.local_gather, [numbered(48, 4), index], Result((48, 32)))
     assert "element 17 of the list of partitions 32 to 47 takes elements 4 to 4 of the 4" in str(caught.value)
 
 

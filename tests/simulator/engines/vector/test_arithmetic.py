@@ -146,7 +146,7 @@ def test_tensor_copy_of_unlike_types_goes_through_float32(values: Any, dtype: An
 
 def test_tensor_copy_takes_any_shapes_of_equally_many_elements_a_partition() -> None:
     values = normal(3, 2, 6)
-    copied = run(lambda dst, src: nisa.tensor_copy(dst, src), [values], Result((3, 4, 3)))
+    copied = run(nisa.tensor_copy, [values], Result((3, 4, 3)))
     assert copied.tolist() == values.reshape(3, 4, 3).tolist()
 
 
@@ -195,9 +195,7 @@ def test_tensor_copy_rules(rule: Rule) -> None:
 def test_reciprocal(buffer: Any) -> None:
     values = [[3.0, -0.7, 1e-30, 1e30, 4.0]]
     result = run(
-        lambda dst, data: nisa.reciprocal(dst, data),
-        [Tile(np.array(values, np.float32), buffer=buffer)],
-        Result((1, 5), nl.float32, buffer),
+        nisa.reciprocal, [Tile(np.array(values, np.float32), buffer=buffer)], Result((1, 5), nl.float32, buffer)
     )
     for x, got in zip(np.array(values, np.float32)[0], result[0], strict=True):
         assert abs(float(got) * float(x) - 1) <= 2**-24
@@ -206,7 +204,7 @@ def test_reciprocal(buffer: Any) -> None:
 def test_reciprocal_casts_in_and_out() -> None:
     """1/3 rounded to bfloat16 is 171 * 2^-9; 1/0 is infinity."""
     data = np.array([[3, 1, 0]], np.int32)
-    result = run(lambda dst, x: nisa.reciprocal(dst, x), [data], Result((1, 3), nl.bfloat16))
+    result = run(nisa.reciprocal, [data], Result((1, 3), nl.bfloat16))
     assert result.tolist() == [[171 * 2.0**-9, 1, math.inf]]
 
 
