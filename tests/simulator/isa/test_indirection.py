@@ -19,6 +19,7 @@ from nkilib.simulator.isa.indirection import RULES
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
 from tests.simulator.kernels import Result, Tile, execute, normal, refusal, run, tile
 from tests.simulator.made import Made, Psum, Sbuf
+from tests.simulator.refused_views import Constraint, TensorOf, constraints
 from tests.simulator.rules import Rule, broken, check_rule, legal, legal_kernel, rules
 
 TRN3 = "trn3"
@@ -590,71 +591,56 @@ def test_moving_values_and_scales_have_one_index_too() -> None:
         run(body, _mx_inputs(), Result((64, 32), nl.float32, nl.psum), target=TRN3)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: in_hbm(counted(16, 8)).indirect(indices(*range(16))),
-            "NkiTensor.indirect on tensor [16, 8] float32 in private_hbm: needs an on-chip tensor whose free "
-            "dimensions are dense",
-            lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16))),
-        ),
-        (
-            lambda: in_sbuf(counted(16, 8))[:, ::2].indirect(indices(*range(16))),
-            "NkiTensor.indirect on tensor [16, 4] float32 in sbuf: needs an on-chip tensor whose free dimensions are "
-            "dense",
-            lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16))),
-        ),
-        (
-            lambda: in_sbuf(counted(16, 8)).indirect(indices(0)),
-            "NkiTensor.indirect on tensor [16, 8] float32 in sbuf: the index must have shape (16, K), got tensor "
-            "[1, 1] int32 in sbuf",
-            lambda: in_sbuf(counted(1, 8)).indirect(indices(0)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.float32)),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got tensor [2, 1] float32 in sbuf",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.uint16)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(in_hbm(np.zeros((2, 1), np.int32))),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got tensor [2, 1] int32 in private_hbm",
-            lambda: in_sbuf(counted(2, 8)).indirect(in_sbuf(np.zeros((2, 1), np.int32))),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect([0, 1]),  # type: ignore[arg-type]
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got [0, 1]",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 3),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 3",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 2),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 0),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 0",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 1),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).indirect(indices(0, 1)),
-            "NkiTensor.indirect: tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
-            "tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 1),
-            "tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 2),
-        ),
-    ],
+EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
+
+
+@constraints(
+    TensorOf(lambda: in_hbm(counted(16, 8)))
+    .indirect(indices(*range(16)))
+    .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 8] float32 in private_hbm")
+    .instead(lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16)))),
+    TensorOf(lambda: in_sbuf(counted(16, 8))[:, ::2])
+    .indirect(indices(*range(16)))
+    .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 4] float32 in sbuf")
+    .instead(lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16)))),
+    TensorOf(lambda: in_sbuf(counted(16, 8)))
+    .indirect(indices(0))
+    .says("the index must have shape (16, K), got tensor [1, 1] int32 in sbuf", on="tensor [16, 8] float32 in sbuf")
+    .instead(lambda: in_sbuf(counted(1, 8)).indirect(indices(0))),
+    EIGHTS.indirect(indices(0, 1, dtype=np.float32))
+    .says(
+        "the index must be a static integer tensor in SBUF, got tensor [2, 1] float32 in sbuf",
+        on="tensor [2, 8] float32 in sbuf",
+    )
+    .fixed(indices(0, 1, dtype=np.uint16)),
+    EIGHTS.indirect(in_hbm(np.zeros((2, 1), np.int32)))
+    .says(
+        "the index must be a static integer tensor in SBUF, got tensor [2, 1] int32 in private_hbm",
+        on="tensor [2, 8] float32 in sbuf",
+    )
+    .fixed(in_sbuf(np.zeros((2, 1), np.int32))),
+    EIGHTS.indirect([0, 1])
+    .says("the index must be a static integer tensor in SBUF, got [0, 1]", on="tensor [2, 8] float32 in sbuf")
+    .fixed(indices(0, 1)),
+    EIGHTS.indirect(indices(0, 1), 3)
+    .says("num_elem must be in [1, 2], got 3", on="tensor [2, 8] float32 in sbuf")
+    .fixed(indices(0, 1), 2),
+    EIGHTS.indirect(indices(0, 1), 0)
+    .says("num_elem must be in [1, 2], got 0", on="tensor [2, 8] float32 in sbuf")
+    .fixed(indices(0, 1), 1),
+    TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
+    .indirect(indices(0, 1))
+    .says("tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index")
+    .instead(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))),
+    Constraint(
+        lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
+        "tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed",
+        lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
+    ),
+    TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
+    .slice(0, 0, 1)
+    .refused_with("tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed")
+    .fixed(0, 0, 2),
 )
 def test_constraints_of_the_view(broken: Any, message: str, corrected: Any) -> None:
     with using(target=TRN3):
