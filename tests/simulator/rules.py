@@ -18,7 +18,7 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from .kernels import Body, execute, refusal
+from .kernels import Body, execute, refusal, without_where
 from .made import in_kernel
 
 Operands = dict[str, Any]
@@ -177,6 +177,20 @@ def check_rule(rule: Rule) -> None:
     """
     assert refusal(rule.broken, rule.target, error=rule.error) == rule.message
     execute(lambda: (rule.corrected(), None)[1], rule.corrected_target or rule.target)
+
+
+def check_rule_on_two_cores(rule: Rule) -> None:
+    """`check_rule` where both cores break the rule: the message is that of whichever core is reported.
+
+    The message of a row may have `{core}` and `{other}`, the numbers of that core and of the other one, in double braces.
+    """
+    with pytest.raises(rule.error) as caught:
+        execute(rule.broken, cores=2)
+    place, _, message = str(caught.value).partition(": ")
+    assert place.startswith(f"{rule.broken.__code__.co_filename}:")
+    expected = rule.message.replace(": ", " on core {core}: ", 1)
+    assert without_where(message) in {expected.format(core=core, other=1 - core) for core in range(2)}
+    execute(rule.corrected, cores=2)
 
 
 def rules(*table: Legal | Broken | Rule) -> Any:

@@ -14,7 +14,7 @@ from nkilib.nki import nisa, nki, nl
 from ...frame import error_of_cores
 from ...kernels import execute, refusal, tile
 from ...made import Hbm, Psum
-from ...rules import Rule, broken, legal, rules
+from ...rules import Rule, broken, check_rule_on_two_cores, legal, rules
 from ...sentences import must
 
 BARRIER = nkilib.simulator.BarrierError
@@ -134,14 +134,7 @@ def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
     .fixed(engine=ENGINE.sync),
 )
 def test_rules_on_two_cores(rule: Rule) -> None:
-    """Both cores break the rule; the message is that of whichever core is reported."""
-    body = rule.broken.__code__
-    with pytest.raises(nisa.NkiValidationError) as caught:
-        execute(rule.broken, cores=2)
-    place, _, message = str(caught.value).partition(": ")
-    assert place.startswith(f"{body.co_filename}:")
-    assert message in {rule.message.replace(": ", f" on core {core}: ", 1) for core in range(2)}
-    execute(rule.corrected, cores=2)
+    check_rule_on_two_cores(rule)
 
 
 def test_the_cores_may_meet_on_a_tile_of_their_own() -> None:
