@@ -80,7 +80,7 @@ class TensorOf(NamedTuple):
 
     def __getattr__(self, method: str) -> Callable[..., Attempt]:
         """A method of the tensor."""
-        if method.startswith("_"):
+        if not hasattr(NkiTensor, method):
             raise AttributeError(method)
         return lambda *args, **options: Attempt(self.make, method, args, options)
 

@@ -182,7 +182,7 @@ def check_rule(rule: Rule) -> None:
 def check_rule_on_two_cores(rule: Rule) -> None:
     """`check_rule` where both cores break the rule: the message is that of whichever core is reported.
 
-    The message of a row may have `{core}` and `{other}`, the numbers of that core and of the other one, in double braces.
+    A message may have `{core}` and `{other}`, the numbers of that core and of the other one, in double braces in a row.
     """
     with pytest.raises(rule.error) as caught:
         execute(rule.broken, cores=2)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 COPY_FIRST = "; copy it to sbuf first, with nisa.tensor_copy"
+FLOATS = "bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32"
 DMA_MEMORIES = "private_hbm or sbuf or shared_hbm"
 LOAD_FIRST = "; load it to sbuf first, with nisa.dma_copy"
 
@@ -15,6 +16,20 @@ def must(operand: str, what: str, advice: str = "") -> str:
 def one_type(operand: str, types: str) -> str:
     """The operand has another type than those."""
     return must(operand, f"have one of the types {types}")
+
+
+def fewer_dimensions(operand: str, most: int) -> str:
+    """The operand has more dimensions than the instruction takes."""
+    advice = "; flatten some with flatten_dims or reshape"
+    return must(operand, f"have at most {most} dimensions, {most - 1} of them free", advice)
+
+
+def pairs(elements: int, of: str) -> str:
+    """The pattern of an instruction has other numbers than the operand has elements."""
+    return (
+        f"pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the {elements} elements per partition "
+        f"of {{{of}}}, got {{pattern}}"
+    )
 
 
 def needs(generation: str, target: str) -> str:

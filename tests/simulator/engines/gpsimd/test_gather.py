@@ -15,7 +15,7 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
-from ...made import Psum, Sbuf, lazily
+from ...made import Made, Psum, Sbuf, lazily
 from ...rules import Rule, broken, check_rule, legal, rules
 from ...sentences import COPY_FIRST, must, one_type, same_elements, same_partitions
 
@@ -335,12 +335,23 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
     return made
 
 
+SAME_PARTITION = (
+    "operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its indices "
+    "from the partitions that it gathers in; got {}"
+)
+
+
+def indices(partitions: int, columns: int, value: int = 0) -> Made:
+    """Equal indices of a local gather."""
+    return Sbuf(partitions, columns, dtype=nl.uint16, value=value)
+
+
 @rules(
-    legal(nisa.local_gather, dst=Sbuf(32, 16), src_buffer=Sbuf(32, 4), index=Sbuf(32, 1, dtype=nl.uint16)),
-    broken(
-        "partitions in groups of 16", dst=Sbuf(24, 24), src_buffer=Sbuf(24, 4), index=Sbuf(24, 1, dtype=nl.uint16)
-    ).says(must("src_buffer", "have a multiple of 16 partitions, the number that each core of GpSimd is connected to")),
-    broken("as many partitions of indices as of data", index=Sbuf(16, 1, dtype=nl.uint16)).says(
+    legal(nisa.local_gather, dst=Sbuf(32, 16), src_buffer=Sbuf(32, 4), index=indices(32, 1)),
+    broken("partitions in groups of 16", dst=Sbuf(24, 24), src_buffer=Sbuf(24, 4), index=indices(24, 1)).says(
+        must("src_buffer", "have a multiple of 16 partitions, the number that each core of GpSimd is connected to")
+    ),
+    broken("as many partitions of indices as of data", index=indices(16, 1)).says(
         same_partitions("src_buffer", "index")
     ),
     broken("as many partitions of results as of data", dst=Sbuf(16, 16)).says(same_partitions("src_buffer", "dst")),
@@ -348,21 +359,15 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
         nisa.local_gather,
         dst=Sbuf(16, 16),
         src_buffer=lazily(placed, (16, 4), nl.float32, 64),
-        index=Sbuf(64, 1, dtype=nl.uint16)[0:16],
+        index=indices(64, 1)[0:16],
     ),
     broken("indices from the partitions of the data", src_buffer=Sbuf(64, 4)[32:48])
-    .says(
-        "operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
-        "indices from the partitions that it gathers in; got 32 or 96 and 0 or 64"
-    )
-    .fixed(index=Sbuf(64, 1, dtype=nl.uint16)[32:48]),
+    .says(SAME_PARTITION.format("32 or 96 and 0 or 64"))
+    .fixed(index=indices(64, 1)[32:48]),
     broken(
         "indices from the partitions of data that the kernel places", src_buffer=lazily(placed, (16, 4), nl.float32, 32)
-    ).says(
-        "operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
-        "indices from the partitions that it gathers in; got 32 and 0 or 64"
-    ),
-    legal(nisa.local_gather, dst=Sbuf(16, 16), src_buffer=Sbuf(16, 4), index=Sbuf(16, 1, dtype=nl.uint16)),
+    ).says(SAME_PARTITION.format("32 and 0 or 64")),
+    legal(nisa.local_gather, dst=Sbuf(16, 16), src_buffer=Sbuf(16, 4), index=indices(16, 1)),
     broken("type of the local indices", index=Sbuf(16, 1, dtype=nl.uint32)).says(one_type("index", "uint16")),
     broken("no cast of what is gathered locally", dst=Sbuf(16, 16, dtype=nl.bfloat16))
     .says(
@@ -375,18 +380,16 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
     broken("whole number of elements of an index", dst=Sbuf(16, 32), num_elem_per_idx=2.0)
     .says("num_elem_per_idx must be one of (1, 2, 4, 8, 16, 32), got 2.0")
     .fixed(num_elem_per_idx=2),
-    broken(
-        "more valid indices than there are", dst=Sbuf(16, 33), index=Sbuf(16, 2, dtype=nl.uint16), num_valid_indices=33
-    )
+    broken("more valid indices than there are", dst=Sbuf(16, 33), index=indices(16, 2), num_valid_indices=33)
     .says("num_valid_indices must be 1 to 32, the indices of 16 partitions of {index}, got 33")
     .fixed(dst=Sbuf(16, 32), num_valid_indices=32),
     broken("no valid index", num_valid_indices=0)
     .says("num_valid_indices must be 1 to 16, the indices of 16 partitions of {index}, got 0")
     .fixed(dst=Sbuf(16, 1), num_valid_indices=1),
-    broken("too many indices for a core", dst=Sbuf(16, 4112), index=Sbuf(16, 257, dtype=nl.uint16))
+    broken("too many indices for a core", dst=Sbuf(16, 4112), index=indices(16, 257))
     .says("each core of GpSimd takes at most 4096 indices, got 4112 of {index}: gather in several calls")
     .fixed(dst=Sbuf(16, 4096), num_valid_indices=4096),
-    broken("size of what is gathered locally", dst=Sbuf(16, 32), index=Sbuf(16, 2, dtype=nl.uint16), num_elem_per_idx=2)
+    broken("size of what is gathered locally", dst=Sbuf(16, 32), index=indices(16, 2), num_elem_per_idx=2)
     .says(must("dst", "have 64 elements per partition (32 indices of 2 elements)"))
     .fixed(num_valid_indices=16),
     broken(
@@ -394,14 +397,14 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
         error=OUT_OF_RANGE,
         dst=Sbuf(32, 64),
         src_buffer=Sbuf(32, 5),
-        index=Sbuf(32, 2, dtype=nl.uint16, value=4),
+        index=indices(32, 2, 4),
         num_elem_per_idx=2,
     )
     .says(
         "operand 'index': element 0 of the list of partitions 0 to 15 takes elements 4 to 5 of the 5 per "
         "partition of {src_buffer}"
     )
-    .fixed(index=Sbuf(32, 2, dtype=nl.uint16, value=3)),
+    .fixed(index=indices(32, 2, 3)),
     broken("PSUM", src_buffer=Psum(16, 4)).says(must("src_buffer", "be in sbuf", COPY_FIRST)),
 )
 def test_local_gather_rules(rule: Rule) -> None:

@@ -13,7 +13,7 @@ from nkilib.nki import nisa, nl
 from ...kernels import Result, engine_of, run, tile
 from ...made import Psum, Sbuf
 from ...rules import Rule, broken, check_rule, legal, rules
-from ...sentences import must
+from ...sentences import must, pairs
 
 INT32 = nl.int32
 
@@ -127,30 +127,12 @@ def test_it_runs_on_gpsimd() -> None:
 @rules(
     legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[1, 4]]),
     broken("PSUM", dst=Psum(2, 4, dtype=INT32)).says(must("dst", "be in sbuf")),
-    broken("number of elements", pattern=[[1, 3]])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition of "
-        "{dst}, got [[1, 3]]"
-    )
-    .fixed(pattern=[[3, 2], [1, 2]]),
+    broken("number of elements", pattern=[[1, 3]]).says(pairs(4, "dst")).fixed(pattern=[[3, 2], [1, 2]]),
     broken("dimensions", pattern=[[1, 1], [1, 1], [1, 1], [1, 1], [1, 4]])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition of "
-        "{dst}, got [[1, 1], [1, 1], [1, 1], [1, 1], [1, 4]]"
-    )
+    .says(pairs(4, "dst"))
     .fixed(pattern=[[1, 1], [1, 1], [1, 1], [1, 4]]),
-    broken("no dimension", dst=Sbuf(2, 1, dtype=INT32), pattern=[])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 1 elements per partition of "
-        "{dst}, got []"
-    )
-    .fixed(pattern=[[0, 1]]),
-    broken("negative numbers", pattern=[[1, -2], [1, -2]])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition of "
-        "{dst}, got [[1, -2], [1, -2]]"
-    )
-    .fixed(pattern=[[-1, 2], [-1, 2]]),
+    broken("no dimension", dst=Sbuf(2, 1, dtype=INT32), pattern=[]).says(pairs(1, "dst")).fixed(pattern=[[0, 1]]),
+    broken("negative numbers", pattern=[[1, -2], [1, -2]]).says(pairs(4, "dst")).fixed(pattern=[[-1, 2], [-1, 2]]),
     broken("form", pattern=[1, 4]).says("pattern must be [[step, num], ...] of integers, got [1, 4]"),
     broken("triples", pattern=[[1, 4, 0]]).says("pattern must be [[step, num], ...] of integers, got [[1, 4, 0]]"),
     legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[0, 2], [1, 2]]),

@@ -18,7 +18,7 @@ from nkilib.nki import nisa, nl
 from ...kernels import Result, Tile, engine_of, execute, refusal, run, tile
 from ...made import Hbm, Psum, Sbuf, lazily
 from ...rules import Rule, broken, check_rule, legal, rules
-from ...sentences import COPY_FIRST, must, one_each, one_type, out_of_reach, same_elements
+from ...sentences import COPY_FIRST, FLOATS, must, one_each, one_type, out_of_reach, same_elements
 
 VECTOR, GPSIMD = nisa.engine.vector, nisa.engine.gpsimd
 UINT32 = nl.uint32
@@ -482,6 +482,9 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
     return tile(4, columns, dtype=dtype, buffer=buffer)
 
 
+INT32_TILE = Sbuf(2, 4, dtype=nl.int32)
+
+
 @rules(
     legal(nisa.rng, dst=Sbuf(2, 4, dtype=nl.int32)),
     broken("rng: type", dst=Sbuf(2, 4)).says(one_type("dst", "int16, int32, int8, uint16, uint32, uint8")),
@@ -556,11 +559,7 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
     broken("dropout: probability", prob=1.5).says("prob must be a probability, in [0, 1], got 1.5").fixed(prob=1.0),
     broken("dropout: negative probability", prob=-0.5).says("prob must be a probability, in [0, 1], got -0.5"),
     broken("dropout: integers for prob", prob=Sbuf(2, 1, dtype=nl.int32))
-    .says(
-        one_type(
-            "prob", "bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32"
-        )
-    )
+    .says(one_type("prob", FLOATS))
     .fixed(prob=Sbuf(2, 1, dtype=nl.float8_e5m2)),
     broken("dropout: a type without zero", data=Sbuf(2, 4, dtype=nl.float8_e8m0fnu, value=1)).says(
         one_type(
@@ -574,12 +573,7 @@ def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
         "operands 'dst' and 'data' must have one type, got {dst} and {data}"
     ),
     broken("dropout: size", data=Sbuf(2, 5)).says(same_elements("dst", "data")).fixed(data=Sbuf(2, 5)[:, 1:]),
-    broken(
-        "dropout: type of prob for integers",
-        dst=Sbuf(2, 4, dtype=nl.int32),
-        data=Sbuf(2, 4, dtype=nl.int32),
-        prob=Sbuf(2, 1, dtype=nl.bfloat16),
-    )
+    broken("dropout: type of prob for integers", dst=INT32_TILE, data=INT32_TILE, prob=Sbuf(2, 1, dtype=nl.bfloat16))
     .says("operand 'prob' must be float32 for integer data, got {prob} and {data}")
     .fixed(prob=Sbuf(2, 1)),
     broken("dropout: shape of prob", prob=Sbuf(1, 1)).says(one_each("prob", "data")).fixed(prob=Sbuf(2, 1)),

@@ -369,6 +369,12 @@ def test_matrices_start_where_engines_can_access_them(name: str) -> None:
 
 
 PACKED = "float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4"
+STATIONARY = "operand 'stationary' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
+MOVING = "operand 'moving' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
+SCALES = (
+    "operand '{0}_scale' must have {1} elements in a partition, and at least {2} partitions for the {3} of '{0}': 4 "
+    "scales for each 32 partitions, where these start; got tensor {4} uint8 in sbuf"
+)
 ROW_TILE = (
     "a row tile has 32, 64 or 128 rows and starts at a multiple of them inside 128, got "
     "tile_position={tile_position}, tile_size={tile_size}"
@@ -407,31 +413,22 @@ OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4
         "operand 'dst' must be in psum, got tensor [4, 6] float32 in sbuf"
     ),
     broken("partitions in 32s", stationary=(16, 4), moving=(16, 6))
-    .says("operand 'stationary' must have a multiple of 32 partitions, got tensor [16, 4] float8_e4m3fn_x4 in sbuf")
+    .says(STATIONARY.format("have a multiple of 32 partitions", "[16, 4]"))
     .fixed(stationary=(96, 4), moving=(96, 6)),
     broken("the same partitions", stationary=(64, 4), moving=(32, 6))
     .says("operands 'stationary' and 'moving' must have the same partition dimension, got 64 and 32")
     .fixed(moving=(64, 6)),
     broken("an even number of stationary elements", stationary=(32, 5), dst=(5, 6))
-    .says("operand 'stationary' must have an even number of free elements, got tensor [32, 5] float8_e4m3fn_x4 in sbuf")
+    .says(STATIONARY.format("have an even number of free elements", "[32, 5]"))
     .fixed(stationary=(32, 6), dst=(6, 6)),
     broken("stationary elements", stationary=(32, 130), dst=(128, 6))
-    .says(
-        "operand 'stationary' must fit a tile of 128 rows and 128 columns, got tensor [32, 130] float8_e4m3fn_x4 "
-        "in sbuf"
-    )
+    .says(STATIONARY.format("fit a tile of 128 rows and 128 columns", "[32, 130]"))
     .fixed(stationary=(32, 128)),
     broken("moving elements for float32", moving=(32, 4097), dst=(4, 4096))
-    .says(
-        "operand 'moving' must have at most 4096 free elements for 'dst' of float32, got tensor [32, 4097] "
-        "float8_e4m3fn_x4 in sbuf"
-    )
+    .says(MOVING.format("have at most 4096 free elements for 'dst' of float32", "[32, 4097]"))
     .fixed(moving=(32, 4096)),
     broken("moving elements for bfloat16", moving=(32, 8193), dst=(4, 8192), types=(E4M3, E4M3, BF16))
-    .says(
-        "operand 'moving' must have at most 8192 free elements for 'dst' of bfloat16, got tensor [32, 8193] "
-        "float8_e4m3fn_x4 in sbuf"
-    )
+    .says(MOVING.format("have at most 8192 free elements for 'dst' of bfloat16", "[32, 8193]"))
     .fixed(moving=(32, 8192)),
     *(
         broken("dst shape", dst=shape)
@@ -440,16 +437,10 @@ OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4
         for shape in ((6, 4), (5, 6), (4, 5))
     ),
     broken("scales are not contiguous", stationary=(128, 4), moving=(128, 6), scales=((16, 4), (128, 6)))
-    .says(
-        "operand 'stationary_scale' must have 4 elements in a partition, and at least 100 partitions for the 128 "
-        "of 'stationary': 4 scales for each 32 partitions, where these start; got tensor [16, 4] uint8 in sbuf"
-    )
+    .says(SCALES.format("stationary", 4, 100, 128, "[16, 4]"))
     .fixed(scales=((100, 4), (128, 6))),
     broken("scale elements", scales=((4, 4), (4, 8)))
-    .says(
-        "operand 'moving_scale' must have 6 elements in a partition, and at least 4 partitions for the 32 of "
-        "'moving': 4 scales for each 32 partitions, where these start; got tensor [4, 8] uint8 in sbuf"
-    )
+    .says(SCALES.format("moving", 6, 4, 32, "[4, 8]"))
     .fixed(scales=((4, 4), (4, 6))),
     broken("scale offset", scales=((4, 4), (4, 6)), start=1)
     .says(
@@ -476,9 +467,7 @@ OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4
     broken("no column tiles", tile_size=(32, 64)).says(ROW_TILES_ONLY),
     broken("no start column", tile_position=(0, 32)).says(ROW_TILES_ONLY).fixed(tile_position=(32, 0)),
     broken("a matrix fits its row tile", stationary=(64, 4), moving=(64, 6))
-    .says(
-        "operand 'stationary' must fit a tile of 32 rows and 128 columns, got tensor [64, 4] float8_e4m3fn_x4 in sbuf"
-    )
+    .says(STATIONARY.format("fit a tile of 32 rows and 128 columns", "[64, 4]"))
     .fixed(tile_size=(64, 128)),
     broken("row tile sizes", tile_size=(96, 128)).says(ROW_TILE).fixed(tile_size=(64, 128)),
     broken("row tile starts", tile_size=(64, 128), tile_position=(32, 0)).says(ROW_TILE).fixed(tile_size=(32, 128)),

@@ -28,12 +28,27 @@ from ...kernels import (
 )
 from ...made import Psum, Sbuf
 from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
-from ...sentences import must, needs, not_both_in_psum, one_each, one_type, same_elements, same_partitions
+from ...sentences import (
+    FLOATS,
+    fewer_dimensions,
+    must,
+    needs,
+    not_both_in_psum,
+    one_each,
+    one_type,
+    same_elements,
+    same_partitions,
+)
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with reset_reduce"
+
+INTEGERS = Sbuf(2, 2, dtype=nl.int32)
+RANK_4, RANK_5 = Sbuf(2, 1, 1, 2), Sbuf(2, 1, 1, 1, 2)
+# The operands of calls that are legal.
+REDUCED = {"dst": Sbuf(2, 2), "data": Sbuf(2, 2), "op0": nl.add, "operand0": 1, "reduce_op": nl.add}
 
 DATA = np.array([[1, -2, 3, 0.5], [4, 5, -6, 2]], np.float32)
 
@@ -170,14 +185,8 @@ def test_tensor_scalar_reduce_reads_reduce_init_before_dst_overwrites_it() -> No
 
 
 @rules(
-    legal(nisa.tensor_scalar_reduce, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.add, operand0=1, reduce_op=nl.add),
-    broken(
-        "bit-wise operator",
-        dst=Sbuf(2, 2, dtype=nl.int32),
-        data=Sbuf(2, 2, dtype=nl.int32),
-        op0=nl.bitwise_and,
-        reduce_res=Sbuf(2, 1),
-    )
+    legal(nisa.tensor_scalar_reduce, **REDUCED),
+    broken("bit-wise operator", dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, reduce_res=Sbuf(2, 1))
     .says("nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported")
     .fixed(op0=nl.logical_and),
     broken("reduction operator", reduce_op=nl.subtract, reduce_res=Sbuf(2, 1))
@@ -506,12 +515,7 @@ def test_select_reduce_of_minus_infinities_is_minus_infinity() -> None:
     .says(one_type("predicate", "int16, int8, uint16, uint8"))
     .fixed(predicate=Sbuf(2, 2, dtype=nl.uint16)),
     broken("type of reduce_res", reduce_res=Sbuf(2, 1, dtype=nl.int32), reduce_cmd=COMMAND.reset_reduce)
-    .says(
-        one_type(
-            "reduce_res",
-            "bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32",
-        )
-    )
+    .says(one_type("reduce_res", FLOATS))
     .fixed(reduce_res=Sbuf(2, 1, dtype=nl.bfloat16)),
     broken("on_false shape", on_false=Sbuf(2, 2)).says(one_each("on_false", "on_true")).fixed(on_false=Sbuf(2, 1)),
     broken("reduction operator", reduce_op=nl.add)
@@ -645,42 +649,12 @@ def test_exponential_takes_three_free_dimensions() -> None:
 
 
 @rules(
-    *(
-        Rule(
-            f"rank of {name} of {instruction}",
-            broken,
-            f"nisa.{instruction}: operand {name!r} must have at most 4 dimensions, 3 of them free, got tensor "
-            f"[2, 1, 1, 1, 2] float32 in sbuf; flatten some with flatten_dims or reshape",
-            corrected,
-            target="trn3",
-        )
-        for instruction, name, broken, corrected in [
-            (
-                "exponential",
-                "dst",
-                lambda: nisa.exponential(tile(2, 1, 1, 1, 2), tile(2, 2)),
-                lambda: nisa.exponential(tile(2, 1, 1, 2), tile(2, 2)),
-            ),
-            (
-                "exponential",
-                "src",
-                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 1, 2)),
-                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 2)),
-            ),
-            (
-                "tensor_scalar_reduce",
-                "dst",
-                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
-                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
-            ),
-            (
-                "tensor_scalar_reduce",
-                "data",
-                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 1, 2), nl.add, 1, nl.add),
-                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 2), nl.add, 1, nl.add),
-            ),
-        ]
-    ),
+    legal(nisa.exponential, on="trn3", dst=Sbuf(2, 2), src=Sbuf(2, 2)),
+    broken("rank of dst of exponential", dst=RANK_5).says(fewer_dimensions("dst", 4)).fixed(dst=RANK_4),
+    broken("rank of src of exponential", src=RANK_5).says(fewer_dimensions("src", 4)).fixed(src=RANK_4),
+    legal(nisa.tensor_scalar_reduce, on="trn3", **REDUCED),
+    broken("rank of dst of tensor_scalar_reduce", dst=RANK_5).says(fewer_dimensions("dst", 4)).fixed(dst=RANK_4),
+    broken("rank of data of tensor_scalar_reduce", data=RANK_5).says(fewer_dimensions("data", 4)).fixed(data=RANK_4),
     legal(nisa.exponential, on="trn3", dst=Sbuf(2, 2), src=Sbuf(2, 2)),
     broken("generation", on="trn2").says(needs("gen4", "trn2 (gen3)")),
     broken("the first silicon of trn3", on="trn3pre").says(

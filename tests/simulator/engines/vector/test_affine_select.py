@@ -14,7 +14,7 @@ from nkilib.nki import nisa, nl
 from ...kernels import Body, Result, engine_of, numbered, run, tile
 from ...made import Psum, Sbuf
 from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
-from ...sentences import COPY_FIRST, must, same_elements, same_partitions
+from ...sentences import COPY_FIRST, must, pairs, same_elements, same_partitions
 
 PSUM = nl.psum
 FP32_MIN = -3.4028235e38  # rounds to the lowest float32
@@ -218,16 +218,10 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
     broken("partitions", on_true_tile=Sbuf(1, 2)).says(same_partitions("dst", "on_true_tile")),
     broken("size", on_true_tile=Sbuf(2, 3)).says(same_elements("dst", "on_true_tile")),
     broken("size of the pattern", pattern=[[1, 2], [1, 2]])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 2 elements per partition of "
-        "{on_true_tile}, got [[1, 2], [1, 2]]"
-    )
+    .says(pairs(2, "on_true_tile"))
     .fixed(pattern=[[1, 1], [1, 2]]),
     broken("dimensions of the pattern", pattern=[[1, 1]] * 4 + [[1, 2]])
-    .says(
-        "pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 2 elements per partition of "
-        "{on_true_tile}, got [[1, 1], [1, 1], [1, 1], [1, 1], [1, 2]]"
-    )
+    .says(pairs(2, "on_true_tile"))
     .fixed(pattern=[[1, 1]] * 3 + [[1, 2]]),
     broken("pairs of the pattern", pattern=[[1, 2, 3]]).says(
         "pattern must be [[step, num], ...] of integers, got [[1, 2, 3]]"

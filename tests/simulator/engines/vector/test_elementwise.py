@@ -175,6 +175,9 @@ def test_invert(dtype: Any) -> None:
     assert [int(x) % 2**width for x in result[0]] == [2**width - 1, 2**width - 2, 2**width - 101]
 
 
+INT32_TILE = Sbuf(2, 2, dtype=nl.int32)
+
+
 @rules(
     legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.add, operand0=0),
     broken("activation function", op0=nl.exp)
@@ -195,13 +198,7 @@ def test_invert(dtype: Any) -> None:
     legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.abs, operand0=None),
     broken("binary without an operand", op0=nl.add).says("op0=nl.add needs operand0").fixed(operand0=0),
     broken("second binary without an operand", op1=nl.power).says("op1=nl.power needs operand1").fixed(operand1=2),
-    broken(
-        "bits of a float constant",
-        dst=Sbuf(2, 2, dtype=nl.int32),
-        data=Sbuf(2, 2, dtype=nl.int32),
-        op0=nl.bitwise_and,
-        operand0=2.5,
-    )
+    broken("bits of a float constant", dst=INT32_TILE, data=INT32_TILE, op0=nl.bitwise_and, operand0=2.5)
     .says("op0=nl.bitwise_and is bit-wise: operand0 must be an integer, got 2.5")
     .fixed(operand0=2),
     broken("abs_min before trn3", on="trn1", op0=nl.add, operand0=0, op1=nl.abs_min, operand1=1)

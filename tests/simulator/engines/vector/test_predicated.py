@@ -16,7 +16,7 @@ from nkilib.nki import nisa, nl
 from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
 from ...made import Hbm, Psum, Sbuf
 from ...rules import Rule, broken, check_rule, legal, rules
-from ...sentences import must, not_both_in_psum, one_type, same_elements, same_partitions
+from ...sentences import fewer_dimensions, must, not_both_in_psum, one_type, same_elements, same_partitions
 
 SOURCE = np.array([[1, -2, 3, 0.5], [4, 5, -6, 2]], np.float32)
 PREDICATE = np.array([[1, 0, 0, 2], [0, 255, 1, 0]], np.uint8)
@@ -275,7 +275,6 @@ def test_it_runs_on_the_vector_engine_of_every_generation(target: str) -> None:
 
 RANK_4 = {"dst": Sbuf(2, 2, 1, 2), "src": Sbuf(2, 2, 1, 2), "predicate": Sbuf(2, 2, 1, 2, dtype=nl.uint8)}
 RANK_5 = {"dst": Sbuf(2, 2, 1, 1, 2), "src": Sbuf(2, 2, 1, 1, 2), "predicate": Sbuf(2, 2, 1, 1, 2, dtype=nl.uint8)}
-FLATTEN = "; flatten some with flatten_dims or reshape"
 
 
 @rules(
@@ -309,9 +308,7 @@ FLATTEN = "; flatten some with flatten_dims or reshape"
     broken("HBM", dst=Hbm(2, 2)).says(must("dst", "be in psum or sbuf")),
     legal(nisa.tensor_copy_predicated, **RANK_4),
     *(
-        broken(f"rank of operand {number}", **{name: made}).says(
-            must(name, "have at most 4 dimensions, 3 of them free", FLATTEN)
-        )
+        broken(f"rank of operand {number}", **{name: made}).says(fewer_dimensions(name, 4))
         for number, (name, made) in enumerate(RANK_5.items())
     ),
 )

@@ -27,7 +27,7 @@ from ...kernels import (
 )
 from ...made import Sbuf, in_kernel
 from ...rules import Rule, broken, check_rule, legal, rules
-from ...sentences import needs, one_each, one_type, same_elements
+from ...sentences import FLOATS, needs, one_each, one_type, same_elements
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
@@ -270,7 +270,6 @@ LEGAL = {
     "comp_op1": nl.less,
 }
 COMPARED_BY = "nl.equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal"
-FLOATS = "bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32"
 LOWEST = "on_false_value must be the lowest float32, -3.4028235e+38, got {on_false_value}"
 EXACT = "range_start plus the index of an element must be within 2^24, where float32 is exact, got {} to {}"
 

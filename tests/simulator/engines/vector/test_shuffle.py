@@ -321,6 +321,12 @@ def placed(partition: int) -> Any:
     return made
 
 
+START = (
+    "operand 'src': 64 partitions are active, and an access to as many must start at partition 0 or 64, got a start at "
+    "32 of tensor [32, 2] float32 in sbuf"
+)
+
+
 @rules(
     legal(nisa.nc_stream_shuffle, dst=Sbuf(32, 2), src=Sbuf(32, 2), shuffle_mask=SAME),
     broken("type", dst=Sbuf(32, 2, dtype=nl.bfloat16)).says(
@@ -354,10 +360,7 @@ def placed(partition: int) -> Any:
     .fixed(dst=Sbuf(64, 2)[32:64]),
     legal(nisa.nc_stream_shuffle, dst=Sbuf(32, 2), src=Sbuf(32, 2), shuffle_mask=SAME),
     broken("start of a source with fewer partitions than are active", dst=Sbuf(64, 2), src=Sbuf(128, 2)[32:64])
-    .says(
-        "operand 'src': 64 partitions are active, and an access to as many must start at partition 0 or 64, got "
-        "a start at 32 of {src}"
-    )
+    .says(START)
     .fixed(dst=Sbuf(64, 2)[0:32]),
     broken("start of a result with fewer partitions than are active", dst=Sbuf(128, 2)[64:128], src=Sbuf(65, 2))
     .says(
@@ -366,10 +369,7 @@ def placed(partition: int) -> Any:
     )
     .fixed(src=Sbuf(64, 2)),
     broken("start of a source that the kernel places", dst=Sbuf(64, 2), src=lazily(placed, 32))
-    .says(
-        "operand 'src': 64 partitions are active, and an access to as many must start at partition 0 or 64, got "
-        "a start at 32 of tensor [32, 2] float32 in sbuf"
-    )
+    .says(START)
     .fixed(dst=Sbuf(64, 2)[0:32]),
     broken("start inside a quadrant", src=Sbuf(64, 2)[16:17], shuffle_mask=[0] * 32)
     .says(

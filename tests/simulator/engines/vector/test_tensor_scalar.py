@@ -142,40 +142,27 @@ def test_tensor_scalar_engines() -> None:
         assert engine_of(call(*arguments, engine=ENGINE.scalar)) == "scalar"
 
 
+INTEGERS, SHORTS, BYTES = (Sbuf(2, 2, dtype=dtype) for dtype in (nl.int32, nl.int16, nl.uint8))
+
+
 @rules(
-    legal(
-        nisa.tensor_scalar,
-        dst=Sbuf(2, 2, dtype=nl.uint32),
-        data=Sbuf(2, 2, dtype=nl.int32),
-        op0=nl.bitwise_and,
-        operand0=1,
-    ),
-    broken("operator kinds", dst=Sbuf(2, 2, dtype=nl.int32), op1=nl.add, operand1=1)
+    legal(nisa.tensor_scalar, dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, operand0=1),
+    broken("operator kinds", op1=nl.add, operand1=1)
     .says("op0=nl.bitwise_and and op1=nl.add must both be bit-wise or both be arithmetic")
     .fixed(op1=nl.bitwise_or),
-    broken("bits on another engine", dst=Sbuf(2, 2, dtype=nl.int32), engine=ENGINE.scalar)
+    broken("bits on another engine", engine=ENGINE.scalar)
     .says("bit-wise operators run on the Vector engine, got engine=nki.isa.engine.scalar")
     .fixed(engine=ENGINE.vector),
-    broken("bits of floats", dst=Sbuf(2, 2)).says(must("dst", "be an integer tensor with a bit-wise operator")),
-    broken(
-        "more bits than an element",
-        dst=Sbuf(2, 2, dtype=nl.uint8),
-        data=Sbuf(2, 2, dtype=nl.uint8),
-        op0=nl.left_shift,
-        operand0=256,
-    )
+    broken("bits of floats", dst=Sbuf(2, 2))
+    .says(must("dst", "be an integer tensor with a bit-wise operator"))
+    .fixed(dst=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("more bits than an element", dst=BYTES, data=BYTES, op0=nl.left_shift, operand0=256)
     .says("nl.left_shift on elements of 8 bits needs an operand in [-128, 255], got 256")
     .fixed(operand0=255),
-    broken(
-        "more bits than an element, negative",
-        dst=Sbuf(2, 2, dtype=nl.int16),
-        data=Sbuf(2, 2, dtype=nl.int16),
-        op0=nl.bitwise_or,
-        operand0=-32769,
-    )
+    broken("more bits than an element, negative", dst=SHORTS, data=SHORTS, op0=nl.bitwise_or, operand0=-32769)
     .says("nl.bitwise_or on elements of 16 bits needs an operand in [-32768, 65535], got -32769")
     .fixed(operand0=-32768),
-    broken("bits of unlike widths", dst=Sbuf(2, 2, dtype=nl.int32), operand0=Sbuf(2, 1, dtype=nl.int8))
+    broken("bits of unlike widths", operand0=Sbuf(2, 1, dtype=nl.int8))
     .says("bit-wise operators cast nothing: the operands must have one width, got {data}, {dst}, {operand0}")
     .fixed(operand0=Sbuf(2, 1, dtype=nl.int32)),
     legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.rsqrt, operand0=0.0, engine=ENGINE.gpsimd),
@@ -294,14 +281,7 @@ def test_scalar_tensor_tensor_with_a_unary_first_operator() -> None:
     broken("both in PSUM", data=Psum(2, 2), operand0=1, operand1=Psum(2, 2))
     .says(not_both_in_psum("data", "operand1"))
     .fixed(dst=Psum(2, 2), data=Sbuf(2, 2), operand1=Sbuf(2, 2)),
-    broken(
-        "bit-wise op0",
-        dst=Sbuf(2, 2, dtype=nl.int32),
-        data=Sbuf(2, 2, dtype=nl.int32),
-        op0=nl.bitwise_and,
-        operand0=1,
-        operand1=Sbuf(2, 2, dtype=nl.int32),
-    )
+    broken("bit-wise op0", dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, operand0=1, operand1=INTEGERS)
     .says("nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported")
     .fixed(op0=nl.add),
     broken("bit-wise op1", operand0=1, op1=nl.bitwise_or)

@@ -209,6 +209,9 @@ def test_tensor_tensor_bits_are_patterns_whatever_the_sign_of_the_types() -> Non
         assert result.tolist() == [expected]
 
 
+INTEGERS = Sbuf(4, 2, dtype=nl.int32)
+
+
 @rules(
     legal(nisa.tensor_tensor, dst=Psum(4, 2), data1=Sbuf(4, 2), data2=Psum(4, 2), op=nl.add),
     broken("both in PSUM", dst=Sbuf(4, 2), data1=Psum(4, 2)).says(not_both_in_psum("data1", "data2")),
@@ -225,16 +228,10 @@ def test_tensor_tensor_bits_are_patterns_whatever_the_sign_of_the_types() -> Non
     legal(nisa.tensor_tensor, dst=Sbuf(4, 2), data1=Sbuf(4, 2), data2=Sbuf(4, 2), op=nl.multiply),
     broken("unary operator", op=nl.square).says("op=nl.square is no binary operator of tensor_tensor"),
     broken("no operator", op="add").says("op must be an operator such as nl.add, got 'add'").fixed(op=nl.add),
-    broken("bits of floats", dst=Sbuf(4, 2, dtype=nl.int32), data2=Sbuf(4, 2, dtype=nl.int32), op=nl.bitwise_or)
+    broken("bits of floats", dst=INTEGERS, data2=INTEGERS, op=nl.bitwise_or)
     .says(must("data1", "be an integer tensor with a bit-wise operator"))
     .fixed(data1=Sbuf(4, 2).view(nl.int32)),
-    broken(
-        "bits of unlike widths",
-        dst=Sbuf(4, 2, dtype=nl.int32),
-        data1=Sbuf(4, 2, dtype=nl.int32),
-        data2=Sbuf(4, 2, dtype=nl.int8),
-        op=nl.bitwise_or,
-    )
+    broken("bits of unlike widths", dst=INTEGERS, data1=INTEGERS, data2=Sbuf(4, 2, dtype=nl.int8), op=nl.bitwise_or)
     .says("bit-wise operators cast nothing: the operands must have one width, got {data1}, {dst}, {data2}")
     .fixed(data2=Sbuf(4, 2, dtype=nl.uint32)),
     broken("abs_max before trn3", op=nl.abs_max).says("op=nl.abs_max needs trn3; the target is trn2").fixed(on="trn3"),
