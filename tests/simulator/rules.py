@@ -11,6 +11,7 @@ A message starts after `nisa.<name of the instruction>: `, and `{dst}` in it is 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -143,19 +144,16 @@ def _with(operands: Operands, changes: Operands) -> Operands:
 def legal(
     function: Any, *args: Any, on: str = "trn2", error: Error = nisa.NkiValidationError, **operands: Any
 ) -> Legal:
-    """The head of rows about a function of `nisa` or `nl`: a call of it that runs."""
+    """The head of rows about a function of `nisa` or `nl`: a call of it that runs; rows change its operands by name."""
     name = function.__name__
     module = "nisa" if getattr(nisa, name, None) is function else "nl"
     assert getattr(nl if module == "nl" else nisa, name) is function
 
-    def kernel_of(*args: Any, **operands: Any) -> Body:
-        def kernel() -> Any:
-            made = in_kernel((args, operands))
-            return function(*made[0], **made[1])
+    def kernel_of(**operands: Any) -> Body:
+        return lambda: function(**in_kernel(operands))
 
-        return kernel
-
-    return Legal(kernel_of, f"{module}.{name}: ", args, operands, on, error)
+    by_name = dict(zip(inspect.signature(function).parameters, args, strict=False))
+    return Legal(kernel_of, f"{module}.{name}: ", (), by_name | operands, on, error)
 
 
 def legal_kernel(

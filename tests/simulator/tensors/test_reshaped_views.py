@@ -295,63 +295,35 @@ def test_dimensions_that_the_tensor_does_not_have(broken: Any, message: str, cor
     assert isinstance(corrected(), NkiTensor)
 
 
+ABC, ACB = ("a", "b", "c"), ("a", "c", "b")
+SPLIT, SWAPPED = ("a", "b", ("c", "d")), ("a", "c", "b", "d")
+
+
 @pytest.mark.parametrize(
     ("broken", "reason", "corrected"),
     [
+        ((("a", "b"), ABC), "both patterns must have the same names", (ABC, ACB)),
+        ((("a", "b"), ("b", "a")), "src_pattern must have 3 items, one for each dimension", (ABC, ACB)),
+        ((("a", "b", "b"), ("a", "b", "b")), "src_pattern must have every name once", (ABC, ABC)),
+        ((ABC, ("a", "b", 2)), "dst_pattern must be a tuple of names and tuples of names", (ABC, ACB)),
+        ((("a", (), "c"), ACB), "src_pattern must be a tuple of names and tuples of names", (("a", ("b",), "c"), ACB)),
+        (("abc", ACB), "src_pattern must be a tuple of names and tuples of names, got 'abc'", (ABC, ACB)),
+        ((ABC, ACB, {"d": 2}), "fixed_sizes names 'd', which the patterns do not have", (ABC, ACB, {"b": 2})),
+        ((ABC, ACB, {"b": 3}), "dimension 1, ('b',): sizes [3] do not make up 2", (ABC, ACB, {"b": 2})),
         (
-            (("a", "b"), ("a", "b", "c")),
-            "both patterns must have the same names",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b"), ("b", "a")),
-            "src_pattern must have 3 items, one for each dimension",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b", "b"), ("a", "b", "b")),
-            "src_pattern must have every name once",
-            (("a", "b", "c"), ("a", "b", "c")),
-        ),
-        (
-            (("a", "b", "c"), ("a", "b", 2)),
-            "dst_pattern must be a tuple of names and tuples of names",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", (), "c"), ("a", "c", "b")),
-            "src_pattern must be a tuple of names and tuples of names",
-            (("a", ("b",), "c"), ("a", "c", "b")),
-        ),
-        (
-            ("abc", ("a", "c", "b")),
-            "src_pattern must be a tuple of names and tuples of names, got 'abc'",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b", "c"), ("a", "c", "b"), {"d": 2}),
-            "fixed_sizes names 'd', which the patterns do not have",
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 2}),
-        ),
-        (
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 3}),
-            "dimension 1, ('b',): sizes [3] do not make up 2",
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 2}),
-        ),
-        (
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d")),
+            (SPLIT, SWAPPED),
             "dimension 2, ('c', 'd'): sizes must not be negative, except for one -1, got [-1, -1]",
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 3}),
+            (SPLIT, SWAPPED, {"d": 3}),
         ),
         (
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 4}),
+            (SPLIT, SWAPPED, {"d": 4}),
             "dimension 2, ('c', 'd'): sizes [-1, 4] do not make up 6",
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 3}),
+            (SPLIT, SWAPPED, {"d": 3}),
         ),
         (
-            (("a", "b", "c"), ("b", "a", "c")),
+            (ABC, ("b", "a", "c")),
             f"NkiTensor.permute: dimension 0 of {TILE} must stay first, got (1, 0, 2)",
-            (("a", "b", "c"), ("a", "c", "b")),
+            (ABC, ACB),
         ),
         (
             ((("a", "d"), "b", "c"), ("a", "d", "b", "c"), {"a": 2}),
@@ -359,10 +331,10 @@ def test_dimensions_that_the_tensor_does_not_have(broken: Any, message: str, cor
             (("a", ("d", "b"), "c"), ("a", "d", "b", "c"), {"d": 1}),
         ),
         (
-            (("a", "b", "c"), ("a", ("c", "b"))),
+            (ABC, ("a", ("c", "b"))),
             "NkiTensor.flatten_dims: dimensions 1 to 2 of tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) are "
             "not contiguous in memory",
-            (("a", "b", "c"), ("a", ("b", "c"))),
+            (ABC, ("a", ("b", "c"))),
         ),
     ],
 )

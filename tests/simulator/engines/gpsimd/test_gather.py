@@ -355,12 +355,7 @@ def indices(partitions: int, columns: int, value: int = 0) -> Made:
         same_partitions("src_buffer", "index")
     ),
     broken("as many partitions of results as of data", dst=Sbuf(16, 16)).says(same_partitions("src_buffer", "dst")),
-    legal(
-        nisa.local_gather,
-        dst=Sbuf(16, 16),
-        src_buffer=lazily(placed, (16, 4), nl.float32, 64),
-        index=indices(64, 1)[0:16],
-    ),
+    legal(nisa.local_gather, Sbuf(16, 16), lazily(placed, (16, 4), nl.float32, 64), indices(64, 1)[0:16]),
     broken("indices from the partitions of the data", src_buffer=Sbuf(64, 4)[32:48])
     .says(SAME_PARTITION.format("32 or 96 and 0 or 64"))
     .fixed(index=indices(64, 1)[32:48]),

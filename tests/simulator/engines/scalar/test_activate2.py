@@ -522,17 +522,7 @@ def activation_of(**options: Any) -> Any:
 
 
 @rules(
-    legal(
-        nisa.activate2,
-        on="trn3",
-        dst=Sbuf(2, 2),
-        op=nl.copy,
-        data=Sbuf(2, 2),
-        imm0=1.0,
-        imm1=1.0,
-        op0=nl.multiply,
-        op1=nl.add,
-    ),
+    legal(nisa.activate2, Sbuf(2, 2), nl.copy, Sbuf(2, 2), 1.0, 1.0, nl.multiply, nl.add, on="trn3"),
     broken("generation", on="trn2").says(needs("gen4", "trn2 (gen3)")),
     broken("older generation", on="trn1")
     .says(needs("gen4", "trn1 (gen2)"))

@@ -132,14 +132,7 @@ UNWRITTEN = Sbuf(2, 2, value=None)
 
 
 @rules(
-    legal(
-        nisa.sendrecv_compute,
-        src=Sbuf(2, 2),
-        dst=UNWRITTEN,
-        send_to_rank=OTHER,
-        recv_from_rank=OTHER,
-        reduce_op=nl.add,
-    ),
+    legal(nisa.sendrecv_compute, Sbuf(2, 2), UNWRITTEN, OTHER, OTHER, nl.add),
     broken("operator", reduce_op=nl.multiply)
     .says("reduce_op must be nl.add, nl.maximum or nl.minimum, got nl.multiply")
     .fixed(reduce_op=nl.max),

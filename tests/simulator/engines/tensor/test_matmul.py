@@ -514,13 +514,7 @@ ONE_BANK = (
     broken("type of dst", dst=Psum(4, 4, dtype=nl.bfloat16)).says(must("dst", "be float32 on trn2")).fixed(on="trn3"),
     legal(nisa.nc_matmul, on="trn3", dst=Psum(4, 4), stationary=Sbuf(4, 4), moving=Sbuf(4, 4)),
     broken("type of dst on trn3", dst=Psum(4, 4, dtype=nl.float16)).says(must("dst", "be bfloat16 or float32 on trn3")),
-    legal(
-        nisa.nc_matmul,
-        on="trn3",
-        dst=Psum(4, 4),
-        stationary=Sbuf(4, 4, dtype=nl.float8_e4m3fn),
-        moving=Sbuf(4, 4, dtype=nl.float8_e5m2),
-    ),
+    legal(nisa.nc_matmul, Psum(4, 4), Sbuf(4, 4, dtype=nl.float8_e4m3fn), Sbuf(4, 4, dtype=nl.float8_e5m2), on="trn3"),
     broken("float8_e4m3fn before trn3", on="trn2").says(
         "float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3"
     ),
@@ -557,13 +551,7 @@ ONE_BANK = (
     broken("moving hint", moving=Sbuf(4, 4, value=0.5), is_moving_onezero=True)
     .says("is_moving_onezero=True, but operand 'moving' holds values other than 0 and 1")
     .fixed(stationary=Sbuf(4, 4, value=0.5), moving=Sbuf(4, 4)),
-    legal(
-        nisa.nc_matmul,
-        dst=Psum(4, 4),
-        stationary=Sbuf(4, 2, 4, dtype=FP8),
-        moving=Sbuf(4, 2, 4, dtype=FP8),
-        perf_mode=DOUBLE_ROW,
-    ),
+    legal(nisa.nc_matmul, Psum(4, 4), Sbuf(4, 2, 4, dtype=FP8), Sbuf(4, 2, 4, dtype=FP8), perf_mode=DOUBLE_ROW),
     broken("perf_mode", perf_mode="double_column").says(
         "perf_mode must be a member of nki.isa.matmul_perf_mode, got 'double_column'"
     ),
@@ -585,9 +573,7 @@ ONE_BANK = (
     broken("double rows in column tiles", tile_position=(0, 0), tile_size=(128, 64))
     .says("perf_mode=double_row cannot be combined with column tiling")
     .fixed(tile_size=(64, 128)),
-    legal(
-        nisa.nc_matmul, dst=Psum(2, 1), stationary=Sbuf(1, 2), moving=lazily(unit_rectangle, 1, 1), is_transpose=True
-    ),
+    legal(nisa.nc_matmul, Psum(2, 1), Sbuf(1, 2), lazily(unit_rectangle, 1, 1), is_transpose=True),
     broken("transposition with a rectangle", dst=Psum(2, 2), moving=lazily(unit_rectangle, 1, 2)).says(
         "is_transpose=True needs an identity matrix as 'moving'"
     ),

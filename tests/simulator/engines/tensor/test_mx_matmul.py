@@ -24,7 +24,7 @@ from ...kernels import (
     store,
     tile,
 )
-from ...made import Psum, Sbuf
+from ...made import Made, Psum, Sbuf
 from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
 from ...sentences import needs
 from .mx_truth import FIELDS, MX, MXFP8, SCALES, TABLES, Matrix, check_product
@@ -383,6 +383,13 @@ ROW_TILES_ONLY = (
     "nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, 128), got "
     "tile_position={tile_position}, tile_size={tile_size}"
 )
+
+
+def scaled(scale: Made) -> dict[str, Made]:
+    """Both scales, which are alike."""
+    return {"stationary_scale": scale, "moving_scale": scale}
+
+
 OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4M3)
 
 
@@ -475,12 +482,13 @@ OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4
     .says(ROW_TILE)
     .fixed(tile_position=(64, 0)),
     legal(nisa.nc_matmul_mx, *OPERANDS, *[Sbuf(8, 4, dtype=U8)[0:4]] * 2, on="trn3"),
-    broken("scales in every other partition", *OPERANDS, *[Sbuf(8, 4, dtype=U8)[0:8:2]] * 2).says(
-        "operand 'stationary_scale': an access must take partitions that follow each other, got every 2th of {3}"
+    broken("scales in every other partition", **scaled(Sbuf(8, 4, dtype=U8)[0:8:2])).says(
+        "operand 'stationary_scale': an access must take partitions that follow each other, got every 2th of "
+        "{stationary_scale}"
     ),
     legal(nisa.nc_matmul_mx, *OPERANDS, *[Sbuf(4, 2, 2, dtype=U8)] * 2, on="trn3"),
-    broken("scales of too many dimensions", *OPERANDS, *[Sbuf(4, 4, dtype=U8).reshape((4, 2, 2, 1, 1, 1))] * 2).says(
-        "operand 'stationary_scale': at most 4 free dimensions, got {3}"
+    broken("scales of too many dimensions", **scaled(Sbuf(4, 4, dtype=U8).reshape((4, 2, 2, 1, 1, 1)))).says(
+        "operand 'stationary_scale': at most 4 free dimensions, got {stationary_scale}"
     ),
 )
 def test_nc_matmul_mx_rules(rule: Rule) -> None:

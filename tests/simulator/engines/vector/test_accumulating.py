@@ -315,15 +315,7 @@ def test_scalar_tensor_tensor_without_a_reduction_leaves_nothing_defined(options
 
 
 @rules(
-    legal(
-        nisa.scalar_tensor_tensor,
-        dst=Sbuf(2, 2, value=None),
-        data=Sbuf(2, 2),
-        op0=nl.add,
-        operand0=1,
-        op1=nl.add,
-        operand1=Sbuf(2, 2),
-    ),
+    legal(nisa.scalar_tensor_tensor, Sbuf(2, 2, value=None), Sbuf(2, 2), nl.add, 1, nl.add, Sbuf(2, 2)),
     broken("continues from nothing", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce, reduce_op=nl.add)
     .says(CONTINUES)
     .fixed(reduce_cmd=COMMAND.reset_reduce),
@@ -757,14 +749,7 @@ def test_idle_may_change_the_registers(idle: Body) -> None:
 @rules(
     legal(nisa.tensor_scalar_reduce, dst=Sbuf(2, 4), data=Sbuf(2, 4), op0=nl.add, operand0=1, reduce_op=nl.add),
     broken("tensor_scalar_reduce", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),
-    legal(
-        nisa.select_reduce,
-        dst=Sbuf(2, 4),
-        predicate=Sbuf(2, 4, dtype=nl.int8),
-        on_true=Sbuf(2, 4),
-        on_false=0.0,
-        reduce_cmd=COMMAND.reset_reduce,
-    ),
+    legal(nisa.select_reduce, Sbuf(2, 4), Sbuf(2, 4, dtype=nl.int8), Sbuf(2, 4), 0.0, reduce_cmd=COMMAND.reset_reduce),
     broken("select_reduce", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),
     legal(nisa.exponential, on="trn3", dst=Sbuf(2, 4), src=Sbuf(2, 4), reduce_cmd=COMMAND.load_reduce),
     broken("exponential", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),

@@ -205,14 +205,7 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
 
 
 @rules(
-    legal(
-        nisa.affine_select,
-        dst=Sbuf(2, 2),
-        pattern=[[1, 2]],
-        channel_multiplier=0,
-        on_true_tile=Sbuf(2, 2),
-        on_false_value=0.0,
-    ),
+    legal(nisa.affine_select, Sbuf(2, 2), [[1, 2]], 0, Sbuf(2, 2), 0.0),
     broken("dst in PSUM", dst=Psum(2, 2)).says(must("dst", "be in sbuf")),
     broken("on_true_tile in PSUM", on_true_tile=Psum(2, 2)).says(must("on_true_tile", "be in sbuf", COPY_FIRST)),
     broken("partitions", on_true_tile=Sbuf(1, 2)).says(same_partitions("dst", "on_true_tile")),

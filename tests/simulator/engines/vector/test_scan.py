@@ -251,15 +251,7 @@ def test_scan_runs_on_the_vector_engine_of_every_generation(target: str) -> None
 
 
 @rules(
-    legal(
-        nisa.tensor_tensor_scan,
-        dst=Sbuf(2, 2),
-        data0=Sbuf(2, 2),
-        data1=Sbuf(2, 2),
-        initial=0.0,
-        op0=nl.multiply,
-        op1=nl.maximum,
-    ),
+    legal(nisa.tensor_tensor_scan, Sbuf(2, 2), Sbuf(2, 2), Sbuf(2, 2), 0.0, nl.multiply, nl.maximum),
     broken("both in PSUM", data0=Psum(2, 2), data1=Psum(2, 2), op1=nl.add)
     .says(not_both_in_psum("data0", "data1"))
     .fixed(dst=Psum(2, 2), data0=Sbuf(2, 2), initial=Psum(2, 1)),

@@ -175,9 +175,7 @@ def test_bits_of_nothing(op: Any, identity: int) -> None:
     .says("axis must name the last free dimensions of {data}, ending with 1, and not 0; got 2")
     .fixed(axis=-1),
     broken("operator", op=nl.power, axis=1).says("op=nl.power is no legal reduction operator").fixed(op=nl.multiply),
-    legal(
-        nisa.tensor_reduce, dst=Sbuf(2, 1, dtype=nl.int32), op=nl.bitwise_or, data=Sbuf(2, 3, dtype=nl.int32), axis=1
-    ),
+    legal(nisa.tensor_reduce, Sbuf(2, 1, dtype=nl.int32), nl.bitwise_or, Sbuf(2, 3, dtype=nl.int32), 1),
     broken("negated bits", dst=Sbuf(2, 1, dtype=nl.int8), data=Sbuf(2, 3, dtype=nl.int8), negate=True)
     .says("negate needs an arithmetic operator")
     .fixed(op=nl.add),

@@ -269,15 +269,7 @@ def test_scalar_tensor_tensor_with_a_unary_first_operator() -> None:
 
 
 @rules(
-    legal(
-        nisa.scalar_tensor_tensor,
-        dst=Sbuf(2, 2),
-        data=Sbuf(2, 2),
-        op0=nl.add,
-        operand0=Sbuf(2, 1),
-        op1=nl.add,
-        operand1=Sbuf(2, 2),
-    ),
+    legal(nisa.scalar_tensor_tensor, Sbuf(2, 2), Sbuf(2, 2), nl.add, Sbuf(2, 1), nl.add, Sbuf(2, 2)),
     broken("both in PSUM", data=Psum(2, 2), operand0=1, operand1=Psum(2, 2))
     .says(not_both_in_psum("data", "operand1"))
     .fixed(dst=Psum(2, 2), data=Sbuf(2, 2), operand1=Sbuf(2, 2)),
