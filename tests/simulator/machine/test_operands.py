@@ -230,17 +230,15 @@ def test_partitions_follow_each_other(rule: Rule) -> None:
 # -- memories, types, read-only inputs -------------------------------------------------------------------------------
 
 
+UNWRITTEN = lazily(nl.ndarray, (2, 3), nl.float32, name="scale")
+
+
 @rules(
     legal(nisa.reciprocal, dst=Sbuf(2, 2), data=Psum(2, 2, value=1)),
     broken("memory", data=Hbm(2, 2, buffer=nl.shared_hbm)).says(must("data", "be in psum or sbuf", LOAD_FIRST)),
-    broken(
-        "unwritten input",
-        error=UNINITIALIZED,
-        dst=Sbuf(2, 3),
-        data=lazily(nl.ndarray, (2, 3), nl.float32, name="scale"),
-    )
+    broken("unwritten input", error=UNINITIALIZED, dst=Sbuf(2, 3), data=UNWRITTEN)
     .says("operand 'data': 6 of the 6 elements of tensor 'scale' [2, 3] float32 in sbuf were never written")
-    .fixed(dst=lazily(nl.ndarray, (2, 3), nl.float32, name="scale"), data=Sbuf(2, 3)),
+    .fixed(dst=UNWRITTEN, data=Sbuf(2, 3)),
     legal(nisa.iota, dst=Sbuf(2, 2, dtype=nl.int32, value=None), pattern=[[1, 2]]),
     broken("one memory", dst=Hbm(2, 2, dtype=nl.int32)).says(must("dst", "be in sbuf")),
     legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), bias=Sbuf(2, 1, dtype=nl.float16)),
