@@ -281,6 +281,7 @@ LEGAL = {
     "src": Sbuf(16, 2, dtype=BFLOAT16),
     "n": 16,
 }
+NOTHING, NO_INDEX = Sbuf(16, 1, dtype=BFLOAT16)[:, 0:0], Sbuf(16, 1, dtype=UINT32)[:, 0:0]
 SIZES = (
     "operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, {k}] bfloat16 in sbuf with n={n}"
 )
@@ -303,7 +304,7 @@ SIZES = (
     .says("operand 'val_dst' must have two dimensions, the first a multiple of 16, got tensor [24, 1] bfloat16 in sbuf")
     .fixed(partitions=48),
     legal(nisa.topk, **LEGAL),
-    broken("smallest K", val_dst=LEGAL["val_dst"][:, 0:0], idx_dst=LEGAL["idx_dst"][:, 0:0], n=8)
+    broken("smallest K", val_dst=NOTHING, idx_dst=NO_INDEX, src=Sbuf(16, 4, dtype=BFLOAT16), n=8)
     .says("operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got {val_dst} with n=8")
     .instead(sizes(8, 1)),
     broken("the name, fifth until NKI 0.6", sorted="the name")
