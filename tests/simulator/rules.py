@@ -149,10 +149,13 @@ def legal(
     module = "nisa" if getattr(nisa, name, None) is function else "nl"
     assert getattr(nl if module == "nl" else nisa, name) is function
 
-    def kernel_of(**operands: Any) -> Body:
-        return lambda: function(**in_kernel(operands))
+    signature = inspect.signature(function)
 
-    by_name = dict(zip(inspect.signature(function).parameters, args, strict=False))
+    def kernel_of(**operands: Any) -> Body:
+        bound = signature.bind(**operands)  # by position as far as there is no gap, as kernels call it
+        return lambda: function(*in_kernel(bound.args), **in_kernel(bound.kwargs))
+
+    by_name = dict(zip(signature.parameters, args, strict=False))
     return Legal(kernel_of, f"{module}.{name}: ", (), by_name | operands, on, error)
 
 

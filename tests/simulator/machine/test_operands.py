@@ -53,10 +53,10 @@ def test_what_is_neither_tensor_nor_number(value: Any) -> None:
         "argument and load it, or use nl.shared_constant"
     )
     .fixed(data=Sbuf(1, 1, value=1)),
-    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), bias=None),
-    broken("None for a number", scale=None, bias=LEFT_OUT).says(
-        "operand 'scale' must be a tensor or a number, got None"
-    ),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("None for a number", scale=None)
+    .says("operand 'scale' must be a tensor or a number, got None")
+    .fixed(bias=None, scale=LEFT_OUT),
     legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), reduce_res=None),
     broken("a number for an output", reduce_res=0.0).says("operand 'reduce_res' must be a tensor, got 0.0"),
 )
@@ -241,8 +241,10 @@ UNWRITTEN = lazily(nl.ndarray, (2, 3), nl.float32, name="scale")
     .fixed(dst=UNWRITTEN, data=Sbuf(2, 3)),
     legal(nisa.iota, dst=Sbuf(2, 2, dtype=nl.int32, value=None), pattern=[[1, 2]]),
     broken("one memory", dst=Hbm(2, 2, dtype=nl.int32)).says(must("dst", "be in sbuf")),
-    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), bias=Sbuf(2, 1, dtype=nl.float16)),
-    broken("type", scale=Sbuf(2, 1, dtype=nl.float16), bias=LEFT_OUT).says(one_type("scale", "float32")),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("type", scale=Sbuf(2, 1, dtype=nl.float16))
+    .says(one_type("scale", "float32"))
+    .fixed(bias=Sbuf(2, 1, dtype=nl.float16), scale=LEFT_OUT),
     broken("vector of a row", bias=Sbuf(1, 2)).says(one_each("bias", "data")).fixed(bias=Sbuf(2, 1, 1)),
     legal(nisa.tensor_tensor, dst=Sbuf(2, 2), data1=Sbuf(2, 2), data2=Psum(2, 2), op=nl.add, engine=nisa.engine.vector),
     broken("GpSimd and PSUM", engine=nisa.engine.gpsimd).says(out_of_reach("data2")),

@@ -13,7 +13,7 @@ from nkilib.nki import explain_index, nisa, nl
 
 from ...kernels import Body, engine_of, execute, hbm, launch, normal, refusal, sbuf, tile
 from ...made import Hbm, Psum, Sbuf, lazily
-from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, legal_kernel, rules
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
 from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
@@ -915,8 +915,10 @@ ONE_INDEX_A_ROW = (
     broken("scatter without DGE", dge_mode=DGE.none).says("a vector offset needs dge_mode unknown or swdge, got none"),
     legal_kernel("nisa.dma_copy", copying, on="trn1", dge_mode=DGE.swdge),
     broken("hwdge on trn1", dge_mode=DGE.hwdge).says("dge_mode=hwdge needs trn2 or newer"),
-    legal_kernel("nisa.dma_copy", copying, engine=ENGINE.scalar, dge_mode=DGE.hwdge),
-    broken("engine without hwdge", dge_mode=LEFT_OUT).says("engine=scalar is valid with dge_mode=hwdge only"),
+    legal_kernel("nisa.dma_copy", copying),
+    broken("engine without hwdge", engine=ENGINE.scalar)
+    .says("engine=scalar is valid with dge_mode=hwdge only")
+    .fixed(dge_mode=DGE.hwdge),
     legal_kernel("nisa.dma_copy", copying, engine=ENGINE.sync, dge_mode=DGE.hwdge),
     broken("engine with swdge", dge_mode=DGE.swdge).says("engine=sync is valid with dge_mode=hwdge only"),
     broken("engine", engine=ENGINE.gpsimd)
