@@ -8,6 +8,7 @@ is a call of `NkiTensor.ap` on what `flat()` makes, with the message after `NkiT
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import pytest
@@ -69,7 +70,8 @@ class Attempt(NamedTuple):
         )
 
 
-class TensorOf(NamedTuple):
+@dataclass(frozen=True)
+class TensorOf:
     """A tensor on which methods are attempted.
 
     Attributes:
@@ -77,6 +79,10 @@ class TensorOf(NamedTuple):
     """
 
     make: Callable[[], NkiTensor]
+
+    def __getitem__(self, index: Any) -> TensorOf:
+        """A part of the tensor."""
+        return TensorOf(lambda: self.make()[index])
 
     def __getattr__(self, method: str) -> Callable[..., Attempt]:
         """A method of the tensor."""

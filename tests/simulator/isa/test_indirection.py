@@ -591,6 +591,7 @@ def test_moving_values_and_scales_have_one_index_too() -> None:
         run(body, _mx_inputs(), Result((64, 32), nl.float32, nl.psum), target=TRN3)
 
 
+SIXTEENS = TensorOf(lambda: in_sbuf(counted(16, 8)))
 EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
 
 
@@ -599,12 +600,11 @@ EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
     .indirect(indices(*range(16)))
     .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 8] float32 in private_hbm")
     .instead(lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16)))),
-    TensorOf(lambda: in_sbuf(counted(16, 8))[:, ::2])
+    SIXTEENS[:, ::2]
     .indirect(indices(*range(16)))
     .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 4] float32 in sbuf")
     .instead(lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16)))),
-    TensorOf(lambda: in_sbuf(counted(16, 8)))
-    .indirect(indices(0))
+    SIXTEENS.indirect(indices(0))
     .says("the index must have shape (16, K), got tensor [1, 1] int32 in sbuf", on="tensor [16, 8] float32 in sbuf")
     .instead(lambda: in_sbuf(counted(1, 8)).indirect(indices(0))),
     EIGHTS.indirect(indices(0, 1, dtype=np.float32))

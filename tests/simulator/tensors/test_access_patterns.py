@@ -317,7 +317,7 @@ SHORTS = TensorOf(shorts)
     ON_CHIP.ap([[4, 6], [1, 8]], dtype=nl.bfloat16)
     .says("the first stride must be the 8 elements of a partition, got 4", on=SBUF)
     .fixed([[8, 6], [1, 8]], dtype=nl.bfloat16),
-    TensorOf(lambda: shorts()[:, 1:])
+    SHORTS[:, 1:]
     .ap([[2, 5], [1, 1]], dtype=nl.int32)
     .says("tensor [6, 3] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes of int32")
     .instead(lambda: shorts()[:, 2:].ap([[2, 5], [1, 1]], dtype=nl.int32)),
@@ -368,7 +368,7 @@ def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     FLAT.ap([[-1, 3]], offset=1)
     .says("pattern [(-1, 3)] at offset 1 touches elements -1 to 1 of a storage of 24", on=HBM)
     .fixed([[-1, 3]], offset=2),
-    TensorOf(lambda: flat()[5])
+    FLAT[5]
     .ap([[1, 4]], offset=1)
     .says(
         "pattern [(1, 4)] at offset 21 touches elements 21 to 24 of a storage of 24",

@@ -205,6 +205,10 @@ def _first(method: str, tensor: str, kind: str = "counts partitions") -> str:
     return f"NkiTensor.{method}: dimension 0 of {tensor} {kind} and must stay as it is"
 
 
+def _sizes(dim: int, fault: str) -> str:
+    return f"NkiTensor.reshape_dim of dimension {dim} of {CUBE}: sizes {fault}"
+
+
 ON_CHIP = TensorOf(tile)
 GATHERED = TensorOf(rows)
 IN_HBM = TensorOf(cube)
@@ -231,31 +235,16 @@ IN_HBM = TensorOf(cube)
     .squeeze_dim(0)
     .says("tensor [1] float32 in private_hbm must keep a dimension besides its partitions")
     .instead(lambda: in_hbm(counted(1, 1)).squeeze_dim(0)),
-    IN_HBM.reshape_dim(2, (2, 2))
-    .refused_with(f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [2, 2] do not make up 6")
-    .fixed(2, (2, 3)),
-    IN_HBM.reshape_dim(2, (4, -1))
-    .refused_with(f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [4, -1] do not make up 6")
-    .fixed(2, (3, -1)),
-    IN_HBM.reshape_dim(2, (0, -1))
-    .refused_with(f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [0, -1] do not make up 6")
-    .fixed(2, (6, -1)),
+    IN_HBM.reshape_dim(2, (2, 2)).refused_with(_sizes(2, "[2, 2] do not make up 6")).fixed(2, (2, 3)),
+    IN_HBM.reshape_dim(2, (4, -1)).refused_with(_sizes(2, "[4, -1] do not make up 6")).fixed(2, (3, -1)),
+    IN_HBM.reshape_dim(2, (0, -1)).refused_with(_sizes(2, "[0, -1] do not make up 6")).fixed(2, (6, -1)),
     IN_HBM.reshape_dim(2, (-1, 2, -1))
-    .refused_with(
-        f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes must not be negative, except for one -1, got "
-        "[-1, 2, -1]"
-    )
+    .refused_with(_sizes(2, "must not be negative, except for one -1, got [-1, 2, -1]"))
     .fixed(2, (-1, 2, 1)),
     IN_HBM.reshape_dim(2, (-2, -3))
-    .refused_with(
-        f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes must not be negative, except for one -1, got [-2, -3]"
-    )
+    .refused_with(_sizes(2, "must not be negative, except for one -1, got [-2, -3]"))
     .fixed(2, (2, 3)),
-    IN_HBM.reshape_dim(1, ())
-    .refused_with(
-        f"NkiTensor.reshape_dim of dimension 1 of {CUBE}: sizes must not be negative, except for one -1, got []"
-    )
-    .fixed(1, (2,)),
+    IN_HBM.reshape_dim(1, ()).refused_with(_sizes(1, "must not be negative, except for one -1, got []")).fixed(1, (2,)),
     ON_CHIP.reshape_dim(0, (2, 2))
     .refused_with(_first("reshape_dim", TILE))
     .instead(lambda: cube().reshape_dim(0, (2, 2))),
@@ -263,7 +252,7 @@ IN_HBM = TensorOf(cube)
     ON_CHIP.flatten_dims(0, 1).refused_with(_first("flatten_dims", TILE)).fixed(1, 2),
     GATHERED.flatten_dims(0, 1).refused_with(_first("flatten_dims", ROWS, "is indirect")).fixed(1, 2),
     IN_HBM.flatten_dims(2, 1).says(f"start_dim must not come after end_dim, got 2 and 1 for {CUBE}").fixed(1, 2),
-    TensorOf(lambda: cube()[:, :, 1:])
+    IN_HBM[:, :, 1:]
     .flatten_dims(1, 2)
     .says(
         "dimensions 1 to 2 of tensor [4, 2, 5] float32 in private_hbm with strides (12, 6, 1) are not "
@@ -283,10 +272,7 @@ def test_constraints(broken: Any, message: str, corrected: Any) -> None:
 @constraints(
     IN_HBM.expand_dim(4).says(f"dim must be in [0, 3] of {CUBE}, got 4").fixed(3),
     IN_HBM.expand_dim(-5).says(f"dim must be in [0, 3] of {CUBE}, got -5").fixed(-4),
-    TensorOf(lambda: cube()[:1])
-    .squeeze_dim(3)
-    .says("dim must be in [0, 3) of tensor [1, 2, 6] float32 in private_hbm, got 3")
-    .fixed(-3),
+    IN_HBM[:1].squeeze_dim(3).says("dim must be in [0, 3) of tensor [1, 2, 6] float32 in private_hbm, got 3").fixed(-3),
     IN_HBM.reshape_dim(3, (1,)).says(f"dim must be in [0, 3) of {CUBE}, got 3").fixed(2, (6,)),
     IN_HBM.flatten_dims(1, 3).says(f"dim must be in [0, 3) of {CUBE}, got 3").fixed(1, 2),
 )

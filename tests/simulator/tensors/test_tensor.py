@@ -21,7 +21,7 @@ from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
-from tests.simulator.refused_views import Constraint, TensorOf
+from tests.simulator.refused_views import Attempt, Constraint, TensorOf
 
 HBM = "tensor [4, 6] float32 in private_hbm"
 SBUF = "tensor [4, 6] float32 in sbuf"
@@ -194,34 +194,26 @@ def test_an_empty_slice_is_accepted() -> None:
     assert plain(4, 6).slice(0, 4, 4).reshape((3, 0, 2)).array.shape == (3, 0, 2)
 
 
-def _slice_message(dim: int, size: int, **given_bounds: int) -> str:
-    bounds = ", ".join(f"{name}={value}" for name, value in given_bounds.items())
-    return (
-        f"NkiTensor.slice: 0 <= start < end <= {size} and step >= 1 are required in dimension {dim} of {HBM}, "
-        f"got {bounds}"
-    )
-
-
 PLAIN = TensorOf(lambda: plain(4, 6))
 GATHERED = TensorOf(lambda: plain(4, 6).vector_select(0, indices(1, 2)))
 ON_CHIP = TensorOf(lambda: tile(4, 6))
+SHORTS = TensorOf(lambda: in_hbm(counted(4, 8, dtype=np.int16)))
+
+
+def _slice(dim: int, start: int, end: int, step: int = 1) -> Attempt:
+    """A slice that is refused."""
+    required = f"0 <= start < end <= {(4, 6)[dim]} and step >= 1 are required in dimension {dim} of {HBM}"
+    attempt = PLAIN.slice(dim, start, end, step)
+    return attempt.says(f"{required}, got start={start}, end={end}, step={step}", error=OutOfRangeError)
 
 
 @pytest.mark.parametrize(
     "constraint",
     [
-        PLAIN.slice(0, -1, 3)
-        .refused_with(_slice_message(0, 4, start=-1, end=3, step=1), error=OutOfRangeError)
-        .fixed(0, 0, 3),
-        PLAIN.slice(1, 2, 7)
-        .refused_with(_slice_message(1, 6, start=2, end=7, step=1), error=OutOfRangeError)
-        .fixed(1, 2, 6),
-        PLAIN.slice(1, 3, 2)
-        .refused_with(_slice_message(1, 6, start=3, end=2, step=1), error=OutOfRangeError)
-        .fixed(1, 2, 3),
-        PLAIN.slice(1, 2, 6, 0)
-        .refused_with(_slice_message(1, 6, start=2, end=6, step=0), error=OutOfRangeError)
-        .fixed(1, 2, 6, 1),
+        _slice(0, -1, 3).fixed(0, 0, 3),
+        _slice(1, 2, 7).fixed(1, 2, 6),
+        _slice(1, 3, 2).fixed(1, 2, 3),
+        _slice(1, 2, 6, 0).fixed(1, 2, 6, 1),
         PLAIN.slice(2, 0, 1).says(f"dim must be in [0, 2) of {HBM}, got 2", error=OutOfRangeError).fixed(1, 0, 1),
         GATHERED.slice(0, 0, 1)
         .refused_with("tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed")
@@ -436,7 +428,7 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
 @pytest.mark.parametrize(
     "constraint",
     [
-        TensorOf(lambda: plain(4, 6)[:, ::2])
+        PLAIN[:, ::2]
         .view(nl.uint8)
         .says("the last dimension of tensor [4, 3] float32 in private_hbm must be dense, got strides (6, 2)")
         .instead(lambda: plain(4, 6)[::2].view(nl.uint8)),
@@ -444,7 +436,7 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
         .view(nl.uint8)
         .says("the last dimension of tensor [6, 4] float32 in private_hbm must be dense, got strides (1, 6)")
         .instead(lambda: plain(4, 6).view(nl.uint8).permute((1, 0))),
-        TensorOf(lambda: plain(4, 6)[0:1, ::2])
+        PLAIN[0:1, ::2]
         .view(nl.uint8)
         .says("the last dimension of tensor [1, 3] float32 in private_hbm must be dense, got strides (6, 2)")
         .instead(lambda: plain(4, 6)[0:1].view(nl.uint8)),
@@ -466,7 +458,7 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
             "must be multiples of the 4 bytes of float32"
         )
         .instead(lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32)),
-        TensorOf(lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 1:7])
+        SHORTS[:, 1:7]
         .view(nl.float32)
         .says("tensor [4, 6] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes of float32")
         .instead(lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32)),

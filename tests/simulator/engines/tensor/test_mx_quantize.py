@@ -351,6 +351,7 @@ def quantize(
     return kernel
 
 
+IN_SBUF = "operand {!r} must be in sbuf, got tensor {} in psum"
 ONE_TYPE = "operand {!r} must have one of the types {}, got tensor {} in sbuf"
 DST_SHAPE = (
     "operand 'dst' must be of shape (32, 2), four elements of 'src' in each, got tensor {} float8_e4m3fn_x4 in sbuf"
@@ -369,14 +370,10 @@ SCALE_SHAPE = (
     legal_kernel("nisa.quantize_mx", quantize, on="trn3"),
     broken("trn3", on="trn2").says(needs("gen4", "trn2 (gen3)")),
     broken("src in SBUF", buffers=(PSUM, nl.sbuf, nl.sbuf)).says(
-        "operand 'src' must be in sbuf, got tensor [32, 8] bfloat16 in psum" + COPY_FIRST
+        IN_SBUF.format("src", "[32, 8] bfloat16") + COPY_FIRST
     ),
-    broken("dst in SBUF", buffers=(nl.sbuf, PSUM, nl.sbuf)).says(
-        "operand 'dst' must be in sbuf, got tensor [32, 2] float8_e4m3fn_x4 in psum"
-    ),
-    broken("dst_scale in SBUF", buffers=(nl.sbuf, nl.sbuf, PSUM)).says(
-        "operand 'dst_scale' must be in sbuf, got tensor [4, 2] uint8 in psum"
-    ),
+    broken("dst in SBUF", buffers=(nl.sbuf, PSUM, nl.sbuf)).says(IN_SBUF.format("dst", "[32, 2] float8_e4m3fn_x4")),
+    broken("dst_scale in SBUF", buffers=(nl.sbuf, nl.sbuf, PSUM)).says(IN_SBUF.format("dst_scale", "[4, 2] uint8")),
     broken("partitions in 32s", src=(48, 8), dst=(48, 2), scale=(48, 2))
     .says("operand 'src' must have a multiple of 32 partitions, got tensor [48, 8] bfloat16 in sbuf")
     .fixed(src=(64, 8), dst=(64, 2), scale=(64, 2)),
