@@ -84,6 +84,10 @@ class TensorOf:
         """A part of the tensor."""
         return TensorOf(lambda: self.make()[index])
 
+    def index(self, index: Any) -> Attempt:
+        """`tensor[index]`."""
+        return Attempt(self.make, "__getitem__", (index,), {})
+
     def __getattr__(self, method: str) -> Callable[..., Attempt]:
         """A method of the tensor."""
         if not hasattr(NkiTensor, method):
