@@ -19,7 +19,7 @@ from nkilib.simulator.isa.indirection import RULES
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
 from tests.simulator.kernels import Result, Tile, execute, normal, refusal, run, tile
 from tests.simulator.made import Made, Psum, Sbuf
-from tests.simulator.refused_views import Constraint, TensorOf, constraints
+from tests.simulator.refused_views import TensorOf, constraints
 from tests.simulator.rules import Rule, broken, check_rule, legal, legal_kernel, rules
 
 TRN3 = "trn3"
@@ -593,6 +593,8 @@ def test_moving_values_and_scales_have_one_index_too() -> None:
 
 SIXTEENS = TensorOf(lambda: in_sbuf(counted(16, 8)))
 EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
+INDIRECT = TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
+TWO_ROWS = "tensor [2, 8] float32 in sbuf"
 
 
 @constraints(
@@ -610,35 +612,27 @@ EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
     EIGHTS.indirect(indices(0, 1, dtype=np.float32))
     .says(
         "the index must be a static integer tensor in SBUF, got tensor [2, 1] float32 in sbuf",
-        on="tensor [2, 8] float32 in sbuf",
+        on=TWO_ROWS,
     )
     .fixed(indices(0, 1, dtype=np.uint16)),
     EIGHTS.indirect(in_hbm(np.zeros((2, 1), np.int32)))
     .says(
         "the index must be a static integer tensor in SBUF, got tensor [2, 1] int32 in private_hbm",
-        on="tensor [2, 8] float32 in sbuf",
+        on=TWO_ROWS,
     )
     .fixed(in_sbuf(np.zeros((2, 1), np.int32))),
     EIGHTS.indirect([0, 1])
-    .says("the index must be a static integer tensor in SBUF, got [0, 1]", on="tensor [2, 8] float32 in sbuf")
+    .says("the index must be a static integer tensor in SBUF, got [0, 1]", on=TWO_ROWS)
     .fixed(indices(0, 1)),
-    EIGHTS.indirect(indices(0, 1), 3)
-    .says("num_elem must be in [1, 2], got 3", on="tensor [2, 8] float32 in sbuf")
-    .fixed(indices(0, 1), 2),
-    EIGHTS.indirect(indices(0, 1), 0)
-    .says("num_elem must be in [1, 2], got 0", on="tensor [2, 8] float32 in sbuf")
-    .fixed(indices(0, 1), 1),
-    TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
-    .indirect(indices(0, 1))
+    EIGHTS.indirect(indices(0, 1), 3).says("num_elem must be in [1, 2], got 3", on=TWO_ROWS).fixed(indices(0, 1), 2),
+    EIGHTS.indirect(indices(0, 1), 0).says("num_elem must be in [1, 2], got 0", on=TWO_ROWS).fixed(indices(0, 1), 1),
+    INDIRECT.indirect(indices(0, 1))
     .says("tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index")
     .instead(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))),
-    Constraint(
-        lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
-        "tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed",
-        lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
-    ),
-    TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
-    .slice(0, 0, 1)
+    INDIRECT.index(np.s_[:, 0:1])
+    .refused_with("tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed")
+    .fixed(np.s_[:, 0:2]),
+    INDIRECT.slice(0, 0, 1)
     .refused_with("tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed")
     .fixed(0, 0, 2),
 )
