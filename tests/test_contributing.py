@@ -78,7 +78,7 @@ def changes_of(section: str) -> list[Change]:
     return found
 
 
-def run(root: Path, *command: str) -> None:
+def assert_runs(root: Path, *command: str) -> None:
     """Run Python there; it must succeed."""
     environment = with_checkout(PYTHONPATH=str(root))
     done = subprocess.run(
@@ -128,10 +128,10 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
             change.apply(alone)
             change.apply(every)
         sources += [path for path in paths_of(section) if path.endswith(".py")]
-    run(every, "-m", "ruff", "check", "--quiet", *sources)
-    run(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
-    run(every, "-m", "tools.write_tables", "--but-times")
-    run(every, "-c", TESTS, "-q", "-x", "-k", CHOSEN, *new_tests(), *OF_TABLES)
+    assert_runs(every, "-m", "ruff", "check", "--quiet", *sources)
+    assert_runs(every, "-m", "ruff", "format", "--quiet", "--check", *sources)
+    assert_runs(every, "-m", "tools.write_tables", "--but-times")
+    assert_runs(every, "-c", TESTS, "-q", "-x", "-k", CHOSEN, *new_tests(), *OF_TABLES)
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:

@@ -165,42 +165,6 @@ def engine_of(body: Body, target: str = "trn2") -> str:
     return engine
 
 
-class Rule(NamedTuple):
-    """A rule of the documentation: a kernel that breaks it, the message, and the kernel put right.
-
-    Attributes:
-        name: of the rule, for the test's id.
-        broken: the kernel that is refused.
-        message: with which it is refused, after `file:line: `.
-        corrected: the kernel that runs.
-        target: generation for the broken kernel.
-        corrected_target: generation for the corrected one; None for the same.
-        error: the class of the refusal.
-    """
-
-    name: str
-    broken: Body
-    message: str
-    corrected: Body
-    target: str = "trn2"
-    corrected_target: str | None = None
-    error: type[Exception] = nisa.NkiValidationError
-
-
-def check_rule(rule: Rule) -> None:
-    """Assert that the broken kernel is refused with its message and that the corrected one runs.
-
-    What the corrected one gives is no result of a kernel: it may be a register, an instruction or a tile.
-    """
-    assert refusal(rule.broken, rule.target, error=rule.error) == rule.message
-    execute(lambda: (rule.corrected(), None)[1], rule.corrected_target or rule.target)
-
-
-def rules(*table: Rule) -> Any:
-    """Parametrize a test over rules."""
-    return pytest.mark.parametrize("rule", table, ids=[rule.name for rule in table])
-
-
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> npt.NDArray[np.float32]:
     """Reproducible float32 values from a normal distribution."""
     values: npt.NDArray[np.float32] = (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)

@@ -17,7 +17,10 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError, UninitializedReadError, using
 from nkilib.simulator.isa.indirection import RULES
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused
-from tests.simulator.kernels import Result, Rule, Tile, check_rule, execute, normal, refusal, rules, run, tile
+from tests.simulator.kernels import Result, Tile, execute, normal, refusal, run, tile
+from tests.simulator.made import Made, Psum, Sbuf
+from tests.simulator.refused_views import TensorOf, constraints
+from tests.simulator.rules import Rule, broken, check_rule, legal, legal_kernel, rules
 
 TRN3 = "trn3"
 
@@ -386,9 +389,9 @@ def test_the_offsets_must_be_written() -> None:
 # -- what is refused -------------------------------------------------------------------------------------------
 
 
-def at(partitions: int = 16, columns: int = 1, value: int = 0) -> Any:
-    """In a kernel: offsets that are all the same."""
-    return tile(partitions, columns, dtype=nl.int32, value=value)
+def at(partitions: int = 16, columns: int = 1, value: int = 0) -> Made:
+    """Offsets that are all the same."""
+    return Sbuf(partitions, columns, dtype=nl.int32, value=value)
 
 
 def _matmul(dtype: Any = nl.bfloat16, **options: Any) -> Any:
@@ -397,124 +400,80 @@ def _matmul(dtype: Any = nl.bfloat16, **options: Any) -> Any:
     def body() -> None:
         stationary, moving = tile(32, 32, dtype=dtype), tile(32, 32, dtype=dtype)
         result = nl.ndarray((32, 8), dtype if options.get("is_transpose") else nl.float32, nl.psum)
-        nisa.nc_matmul(result, stationary, moving.indirect(at(32), 8), **options)
+        nisa.nc_matmul(result, stationary, moving.indirect(at(32).make(), 8), **options)
 
     return body
 
 
+OUTSIDE = (
+    "operand {!r}: index {} in partition 0 of tensor [16, 1] int32 in sbuf is out of range [0, 32) of tensor [16, 32] "
+    "float32 in sbuf"
+)
+
+
+ITS_OWN = (
+    "operand 'src': {{dst}} takes {} offsets of tensor {} int32 in sbuf, of which each group of 16 partitions holds "
+    "its own: {} here; pass num_elem={} or less, or an index of more columns"
+)
+NO_VIEW = "operand {!r} must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it first"
+TILE, VIEW = Sbuf(16, 16), Sbuf(16, 32).indirect(at())
+
+
 @rules(
-    Rule(
-        "offsets lie in a partition",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(value=32))),
-        "nisa.tensor_copy: operand 'src': index 32 in partition 0 of tensor [16, 1] int32 in sbuf is out of range "
-        "[0, 32) of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(value=31))),
-        TRN3,
-        error=OutOfRangeError,
+    legal(nisa.tensor_copy, on="trn3", dst=TILE, src=VIEW),
+    broken("offsets lie in a partition", error=OutOfRangeError, src=Sbuf(16, 32).indirect(at(value=32)))
+    .says(OUTSIDE.format("src", 32))
+    .fixed(src=Sbuf(16, 32).indirect(at(value=31))),
+    broken("offsets are not negative", error=OutOfRangeError, dst=Sbuf(16, 32).indirect(at(value=-1)), src=TILE)
+    .says(OUTSIDE.format("dst", -1))
+    .fixed(dst=VIEW),
+    broken("a group of 16 holds the offsets", dst=Sbuf(32, 17), src=Sbuf(32, 32).indirect(at(32), 17))
+    .says(ITS_OWN.format(17, "[32, 1]", 16, 16))
+    .fixed(src=Sbuf(32, 32).indirect(at(32, 2), 17)),
+    broken(
+        "a part of a group has offsets of as many partitions", dst=Sbuf(24, 9), src=Sbuf(24, 32).indirect(at(24, 2), 9)
+    )
+    .says(ITS_OWN.format(9, "[24, 2]", 8, 8))
+    .fixed(dst=Sbuf(24, 8), src=Sbuf(24, 32).indirect(at(24, 2), 8)),
+    broken("an engine that cannot", engine=nisa.engine.gpsimd)
+    .says("a view of indirect() needs nki.isa.engine.scalar or nki.isa.engine.vector, got nki.isa.engine.gpsimd")
+    .fixed(engine=nisa.engine.scalar),
+    broken("the base obeys the rules of the engine", src=Sbuf(128, 32)[16:32].indirect(at()))
+    .says(
+        "operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got a start at 16 of "
+        "tensor [16, 32] float32 in sbuf"
+    )
+    .fixed(src=Sbuf(128, 32)[32:48].indirect(at())),
+    broken("the index starts on a quadrant", src=Sbuf(16, 32).indirect(at(128)[16:32]))
+    .says(
+        "operand 'src': the index of a view of indirect() must start on a partition that is a multiple of 32, got a "
+        "start at 16 of tensor [16, 1] int32 in sbuf"
+    )
+    .fixed(src=Sbuf(16, 32).indirect(at(128)[32:48])),
+    legal(nisa.tensor_tensor, on="trn3", dst=TILE, data1=VIEW, data2=TILE, op=nl.add),
+    broken("an operand that does not document it", data1=TILE, data2=VIEW).says(NO_VIEW.format("data2")),
+    legal(nisa.reciprocal, on="trn3", dst=TILE, data=Sbuf(16, 16, value=1)),
+    broken("an instruction that does not document it", data=Sbuf(16, 32, value=1).indirect(at())).says(
+        NO_VIEW.format("data")
     ),
-    Rule(
-        "offsets are not negative",
-        lambda: nisa.tensor_copy(tile(16, 32).indirect(at(value=-1)), tile(16, 16)),
-        "nisa.tensor_copy: operand 'dst': index -1 in partition 0 of tensor [16, 1] int32 in sbuf is out of range "
-        "[0, 32) of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 32).indirect(at(value=0)), tile(16, 16)),
-        TRN3,
-        error=OutOfRangeError,
+    legal(nisa.dma_copy, on="trn3", dst=TILE, src=Sbuf(16, 32)[:, :16]),
+    broken("DMA", src=VIEW).says(NO_VIEW.format("src")),
+    legal(nisa.activation, on="trn3", dst=VIEW, op=nl.copy, data=Psum(16, 16)),
+    broken("the Scalar engine does not scatter to PSUM", dst=Psum(16, 32).indirect(at()), data=TILE).says(
+        "operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum"
     ),
-    Rule(
-        "a group of 16 holds the offsets",
-        lambda: nisa.tensor_copy(tile(32, 17), tile(32, 32).indirect(at(32), 17)),
-        "nisa.tensor_copy: operand 'src': tensor [32, 17] float32 in sbuf takes 17 offsets of tensor [32, 1] int32 in "
-        "sbuf, of which each group of 16 partitions holds its own: 16 here; pass num_elem=16 or less, or an index of "
-        "more columns",
-        lambda: nisa.tensor_copy(tile(32, 17), tile(32, 32).indirect(at(32, 2), 17)),
-        TRN3,
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", tile_position=(0, 0), tile_size=(32, 32)),
+    broken("hardware tiling", tile_position=(0, 32)).says(
+        "tile_position must be (0, 0) or unset with a view of indirect(), got (0, 32)"
     ),
-    Rule(
-        "a part of a group has offsets of as many partitions",
-        lambda: nisa.tensor_copy(tile(24, 9), tile(24, 32).indirect(at(24, 2), 9)),
-        "nisa.tensor_copy: operand 'src': tensor [24, 9] float32 in sbuf takes 9 offsets of tensor [24, 2] int32 in "
-        "sbuf, of which each group of 16 partitions holds its own: 8 here; pass num_elem=8 or less, or an index of "
-        "more columns",
-        lambda: nisa.tensor_copy(tile(24, 8), tile(24, 32).indirect(at(24, 2), 8)),
-        TRN3,
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", is_transpose=False),
+    broken("a moving tile that is transposed", is_transpose=True).says(
+        "operand 'moving' cannot be a view of indirect() with is_transpose=True"
     ),
-    Rule(
-        "an operand that does not document it",
-        lambda: nisa.tensor_tensor(tile(16, 16), tile(16, 16), tile(16, 32).indirect(at()), nl.add),
-        "nisa.tensor_tensor: operand 'data2' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; "
-        "copy it first",
-        lambda: nisa.tensor_tensor(tile(16, 16), tile(16, 32).indirect(at()), tile(16, 16), nl.add),
-        TRN3,
-    ),
-    Rule(
-        "an instruction that does not document it",
-        lambda: nisa.reciprocal(tile(16, 16), tile(16, 32, value=1).indirect(at())),
-        "nisa.reciprocal: operand 'data' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy "
-        "it first",
-        lambda: nisa.reciprocal(tile(16, 16), tile(16, 16, value=1)),
-        TRN3,
-    ),
-    Rule(
-        "DMA",
-        lambda: nisa.dma_copy(tile(16, 16), tile(16, 32).indirect(at())),
-        "nisa.dma_copy: operand 'src' must not be a view of indirect(), got tensor [16, 16] float32 in sbuf; copy it "
-        "first",
-        lambda: nisa.dma_copy(tile(16, 16), tile(16, 32)[:, :16]),
-        TRN3,
-    ),
-    Rule(
-        "an engine that cannot",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at()), engine=nisa.engine.gpsimd),
-        "nisa.tensor_copy: a view of indirect() needs nki.isa.engine.scalar or nki.isa.engine.vector, got "
-        "nki.isa.engine.gpsimd",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at()), engine=nisa.engine.scalar),
-        TRN3,
-    ),
-    Rule(
-        "the Scalar engine does not scatter to PSUM",
-        lambda: nisa.activation(tile(16, 32, buffer=nl.psum).indirect(at()), nl.copy, tile(16, 16)),
-        "nisa.activation: operand 'dst': the Scalar engine cannot scatter to psum, got tensor [16, 16] float32 in psum",
-        lambda: nisa.activation(tile(16, 32).indirect(at()), nl.copy, tile(16, 16, buffer=nl.psum)),
-        TRN3,
-    ),
-    Rule(
-        "the base obeys the rules of the engine",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(128, 32)[16:32].indirect(at())),
-        "nisa.tensor_copy: operand 'src': an access to 16 partitions must start at partition 0 or 32 or 64 or 96, got "
-        "a start at 16 of tensor [16, 32] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(128, 32)[32:48].indirect(at())),
-        TRN3,
-    ),
-    Rule(
-        "the index starts on a quadrant",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(128)[16:32])),
-        "nisa.tensor_copy: operand 'src': the index of a view of indirect() must start on a partition that is a "
-        "multiple of 32, got a start at 16 of tensor [16, 1] int32 in sbuf",
-        lambda: nisa.tensor_copy(tile(16, 16), tile(16, 32).indirect(at(128)[32:48])),
-        TRN3,
-    ),
-    Rule(
-        "hardware tiling",
-        _matmul(tile_position=(0, 32), tile_size=(32, 32)),
-        "nisa.nc_matmul: tile_position must be (0, 0) or unset with a view of indirect(), got (0, 32)",
-        _matmul(tile_position=(0, 0), tile_size=(32, 32)),
-        TRN3,
-    ),
-    Rule(
-        "a moving tile that is transposed",
-        _matmul(is_transpose=True),
-        "nisa.nc_matmul: operand 'moving' cannot be a view of indirect() with is_transpose=True",
-        _matmul(is_transpose=False),
-        TRN3,
-    ),
-    Rule(
-        "types of a matmul",
-        _matmul(nl.float32),
-        "nisa.nc_matmul: operand 'moving': a view of indirect() needs one of the types bfloat16, float16, "
-        "float8_e4m3, float8_e4m3fn, float8_e5m2, got tensor [32, 32] float32 in sbuf",
-        _matmul(nl.float16),
-        TRN3,
+    legal_kernel("nisa.nc_matmul", _matmul, on="trn3", dtype=nl.float16),
+    broken("types of a matmul", dtype=nl.float32).says(
+        "operand 'moving': a view of indirect() needs one of the types bfloat16, float16, float8_e4m3, "
+        "float8_e4m3fn, float8_e5m2, got tensor [32, 32] float32 in sbuf"
     ),
 )
 def test_rules(rule: Rule) -> None:
@@ -553,39 +512,29 @@ def _placed_in_psum(source_at: int, index_at: int, *, is_gathered: bool) -> Any:
     return body
 
 
+ON_THE_PARTITION = (
+    "operand 'index of dst' must start on the partition of the index of 'src', which is 64, got partition 32 of tensor "
+    "[32, 1] int32 in sbuf"
+)
+
+
 @rules(
-    Rule(
-        "the index of a scatter starts where that of a gather from PSUM does",
-        _placed_in_psum(64, 32, is_gathered=True),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
-        "partition 32 of tensor [32, 1] int32 in sbuf",
-        _placed_in_psum(32, 32, is_gathered=True),
-        TRN3,
+    legal_kernel("nisa.tensor_copy", _placed_in_psum, on="trn3", source_at=32, index_at=32, is_gathered=True),
+    broken("the index of a scatter starts where that of a gather from PSUM does", source_at=64).says(ON_THE_PARTITION),
+    broken("the same, unless PSUM is read without an index", source_at=64)
+    .says(ON_THE_PARTITION)
+    .fixed(is_gathered=False),
+    legal_kernel("nisa.tensor_copy", _placed, on="trn3", data_at=32, index_at=32),
+    broken("a gathered operand starts where its index does", data_at=0).says(
+        "operand 'src' must start on the partition of the index of 'src', which is 32, got partition 0 of tensor "
+        "[32, 16] float32 in sbuf"
     ),
-    Rule(
-        "the same, unless PSUM is read without an index",
-        _placed_in_psum(64, 32, is_gathered=True),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of the index of 'src', which is 64, got "
-        "partition 32 of tensor [32, 1] int32 in sbuf",
-        _placed_in_psum(64, 32, is_gathered=False),
-        TRN3,
-    ),
-    Rule(
-        "a gathered operand starts where its index does",
-        _placed(0, 32),
-        "nisa.tensor_copy: operand 'src' must start on the partition of the index of 'src', which is 32, got partition "
-        "0 of tensor [32, 16] float32 in sbuf",
-        _placed(32, 32),
-        TRN3,
-    ),
-    Rule(
-        "the index of a scatter starts where the source does",
-        _placed(0, 32, source_at=64),
-        "nisa.tensor_copy: operand 'index of dst' must start on the partition of 'src', which is 64, got partition 32 "
-        "of tensor [32, 1] int32 in sbuf",
-        _placed(0, 32, source_at=32),
-        TRN3,
-    ),
+    broken("the index of a scatter starts where the source does", data_at=0, source_at=64)
+    .says(
+        "operand 'index of dst' must start on the partition of 'src', which is 64, got partition 32 of tensor "
+        "[32, 1] int32 in sbuf"
+    )
+    .fixed(source_at=32),
 )
 def test_rules_for_operands_that_are_placed_by_hand(rule: Rule) -> None:
     check_rule(rule)
@@ -642,71 +591,50 @@ def test_moving_values_and_scales_have_one_index_too() -> None:
         run(body, _mx_inputs(), Result((64, 32), nl.float32, nl.psum), target=TRN3)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: in_hbm(counted(16, 8)).indirect(indices(*range(16))),
-            "NkiTensor.indirect on tensor [16, 8] float32 in private_hbm: needs an on-chip tensor whose free "
-            "dimensions are dense",
-            lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16))),
-        ),
-        (
-            lambda: in_sbuf(counted(16, 8))[:, ::2].indirect(indices(*range(16))),
-            "NkiTensor.indirect on tensor [16, 4] float32 in sbuf: needs an on-chip tensor whose free dimensions are "
-            "dense",
-            lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16))),
-        ),
-        (
-            lambda: in_sbuf(counted(16, 8)).indirect(indices(0)),
-            "NkiTensor.indirect on tensor [16, 8] float32 in sbuf: the index must have shape (16, K), got tensor "
-            "[1, 1] int32 in sbuf",
-            lambda: in_sbuf(counted(1, 8)).indirect(indices(0)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.float32)),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got tensor [2, 1] float32 in sbuf",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1, dtype=np.uint16)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(in_hbm(np.zeros((2, 1), np.int32))),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got tensor [2, 1] int32 in private_hbm",
-            lambda: in_sbuf(counted(2, 8)).indirect(in_sbuf(np.zeros((2, 1), np.int32))),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect([0, 1]),  # type: ignore[arg-type]
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: the index must be a static integer tensor in SBUF, "
-            "got [0, 1]",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 3),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 3",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 2),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 0),
-            "NkiTensor.indirect on tensor [2, 8] float32 in sbuf: num_elem must be in [1, 2], got 0",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1), 1),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).indirect(indices(0, 1)),
-            "NkiTensor.indirect: tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)),
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:1],
-            "tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))[:, 0:2],
-        ),
-        (
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 1),
-            "tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed",
-            lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)).slice(0, 0, 2),
-        ),
-    ],
+SIXTEENS = TensorOf(lambda: in_sbuf(counted(16, 8)))
+EIGHTS = TensorOf(lambda: in_sbuf(counted(2, 8)))
+INDIRECT = TensorOf(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1)))
+TWO_ROWS = "tensor [2, 8] float32 in sbuf"
+
+
+@constraints(
+    TensorOf(lambda: in_hbm(counted(16, 8)))
+    .indirect(indices(*range(16)))
+    .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 8] float32 in private_hbm")
+    .instead(lambda: in_sbuf(counted(16, 8)).indirect(indices(*range(16)))),
+    SIXTEENS[:, ::2]
+    .indirect(indices(*range(16)))
+    .says("needs an on-chip tensor whose free dimensions are dense", on="tensor [16, 4] float32 in sbuf")
+    .instead(lambda: in_sbuf(counted(16, 8))[:, 2:6].indirect(indices(*range(16)))),
+    SIXTEENS.indirect(indices(0))
+    .says("the index must have shape (16, K), got tensor [1, 1] int32 in sbuf", on="tensor [16, 8] float32 in sbuf")
+    .instead(lambda: in_sbuf(counted(1, 8)).indirect(indices(0))),
+    EIGHTS.indirect(indices(0, 1, dtype=np.float32))
+    .says(
+        "the index must be a static integer tensor in SBUF, got tensor [2, 1] float32 in sbuf",
+        on=TWO_ROWS,
+    )
+    .fixed(indices(0, 1, dtype=np.uint16)),
+    EIGHTS.indirect(in_hbm(np.zeros((2, 1), np.int32)))
+    .says(
+        "the index must be a static integer tensor in SBUF, got tensor [2, 1] int32 in private_hbm",
+        on=TWO_ROWS,
+    )
+    .fixed(in_sbuf(np.zeros((2, 1), np.int32))),
+    EIGHTS.indirect([0, 1])
+    .says("the index must be a static integer tensor in SBUF, got [0, 1]", on=TWO_ROWS)
+    .fixed(indices(0, 1)),
+    EIGHTS.indirect(indices(0, 1), 3).says("num_elem must be in [1, 2], got 3", on=TWO_ROWS).fixed(indices(0, 1), 2),
+    EIGHTS.indirect(indices(0, 1), 0).says("num_elem must be in [1, 2], got 0", on=TWO_ROWS).fixed(indices(0, 1), 1),
+    INDIRECT.indirect(indices(0, 1))
+    .says("tensor [2, 2] float32 in sbuf is indirect already; a view has one dynamic index")
+    .instead(lambda: in_sbuf(counted(2, 8)).indirect(indices(0, 1))),
+    INDIRECT.index(np.s_[:, 0:1])
+    .refused_with("tensor [2, 2] float32 in sbuf: dimension 1 is indirect and cannot be indexed")
+    .fixed(np.s_[:, 0:2]),
+    INDIRECT.slice(0, 0, 1)
+    .refused_with("tensor [2, 2] float32 in sbuf: dimension 0 is indirect and cannot be indexed")
+    .fixed(0, 0, 2),
 )
 def test_constraints_of_the_view(broken: Any, message: str, corrected: Any) -> None:
     with using(target=TRN3):
@@ -727,7 +655,7 @@ def test_a_refused_instruction_leaves_no_gathered_operand_behind() -> None:
     def body() -> Any:
         out = tile(16, 32, value=1)
         try:
-            nisa.tensor_copy(out.indirect(at()), tile(16, 15))
+            nisa.tensor_copy(out.indirect(at().make()), tile(16, 15))
         except NkiValidationError:
             nisa.memset(tile(16, 1), 0)
         result = nl.ndarray((16, 32), nl.float32, nl.shared_hbm)

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import nkilib.simulator
 from nkilib.nki import nki
 
-from ..kernels import Array, Rule, Tile, check_rule, load, store
+from ..kernels import Array, Tile, load, store
+from ..rules import Rule, check_rule
 
 EPSILON = 2.0**-24  # half a unit in the last place of a float32 in [1, 2)
 

@@ -12,7 +12,9 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
-from ..kernels import Rule, check_rule, ending, execute, normal, refusal, rules, store, tile
+from ..kernels import ending, execute, normal, refusal, store, tile
+from ..made import Psum, Sbuf
+from ..rules import Rule, broken, check_rule, legal, rules
 
 
 @pytest.mark.parametrize(
@@ -223,73 +225,32 @@ TYPES = (
 
 
 @rules(
-    Rule(
-        "no array",
-        lambda: nl.shared_constant([1.0]),
-        "nl.shared_constant: constant must be a numpy array or the path of a .npy file, got [1.0]",
-        lambda: nl.shared_constant(np.array([1.0], np.float32)),
-    ),
-    Rule(
-        "float64",
-        lambda: nl.shared_constant(np.zeros(2)),
-        f"nl.shared_constant: a constant must have one of the types {TYPES}, got float64; cast it first",
-        lambda: nl.shared_constant(np.zeros(2, np.float16)),
-    ),
-    Rule(
-        "bool",
-        lambda: nl.shared_constant(np.zeros(2, np.bool_)),
-        f"nl.shared_constant: a constant must have one of the types {TYPES}, got bool; cast it first",
-        lambda: nl.shared_constant(np.zeros(2, np.uint8)),
-    ),
-    Rule(
-        "no dimension",
-        lambda: nl.shared_constant(np.array(1, np.float32)),
-        "nl.shared_constant: constant must have elements and at least one dimension, got ()",
-        lambda: nl.shared_constant(np.ones(1, np.float32)),
-    ),
-    Rule(
-        "no element",
-        lambda: nl.shared_constant(np.zeros((0, 2), np.float32)),
-        "nl.shared_constant: constant must have elements and at least one dimension, got (0, 2)",
-        lambda: nl.shared_constant(np.zeros((1, 2), np.float32)),
-    ),
-    Rule(
-        "no file",
-        lambda: nl.shared_constant("missing.npy"),
-        "nl.shared_constant: constant: 'missing.npy' is no readable .npy file: [Errno 2] No such file or directory: "
-        "'missing.npy'",
-        lambda: nl.shared_constant(np.ones(1, np.float32)),
-    ),
-    Rule(
-        "size of an identity matrix",
-        lambda: nl.shared_identity_matrix(129),
-        "nl.shared_identity_matrix: n must be an integer from 1 to 128, got 129",
-        lambda: nl.shared_identity_matrix(128),
-    ),
-    Rule(
-        "no size",
-        lambda: nl.shared_identity_matrix(0),
-        "nl.shared_identity_matrix: n must be an integer from 1 to 128, got 0",
-        lambda: nl.shared_identity_matrix(1),
-    ),
-    Rule(
-        "type of an identity matrix",
-        lambda: nl.shared_identity_matrix(2, nl.bool_),
-        f"nl.shared_identity_matrix: a constant must have one of the types {TYPES}, got bool; cast it first",
-        lambda: nl.shared_identity_matrix(2, nl.uint8),
-    ),
-    Rule(
-        "shape of dst",
-        lambda: nl.shared_identity_matrix(2, dst=tile(2, 3)),
-        "nl.shared_identity_matrix: dst must be a tile of shape [2, 2] in sbuf, got tensor [2, 3] float32 in sbuf",
-        lambda: nl.shared_identity_matrix(2, dst=tile(2, 2)),
-    ),
-    Rule(
-        "memory of dst",
-        lambda: nl.shared_identity_matrix(2, dst=tile(2, 2, buffer=nl.psum)),
-        "nl.shared_identity_matrix: dst must be a tile of shape [2, 2] in sbuf, got tensor [2, 2] float32 in psum",
-        lambda: nl.shared_identity_matrix(2, dst=tile(2, 2)),
-    ),
+    legal(nl.shared_constant, constant=np.array([1.0], np.float32)),
+    broken("no array", constant=[1.0]).says("constant must be a numpy array or the path of a .npy file, got [1.0]"),
+    broken("float64", constant=np.zeros(2))
+    .says(f"a constant must have one of the types {TYPES}, got float64; cast it first")
+    .fixed(constant=np.zeros(2, np.float16)),
+    broken("bool", constant=np.zeros(2, np.bool_))
+    .says(f"a constant must have one of the types {TYPES}, got bool; cast it first")
+    .fixed(constant=np.zeros(2, np.uint8)),
+    broken("no dimension", constant=np.array(1, np.float32))
+    .says("constant must have elements and at least one dimension, got ()")
+    .fixed(constant=np.ones(1, np.float32)),
+    broken("no element", constant=np.zeros((0, 2), np.float32))
+    .says("constant must have elements and at least one dimension, got (0, 2)")
+    .fixed(constant=np.zeros((1, 2), np.float32)),
+    broken("no file", constant="missing.npy")
+    .says("constant: 'missing.npy' is no readable .npy file: [Errno 2] No such file or directory: 'missing.npy'")
+    .fixed(constant=np.ones(1, np.float32)),
+    legal(nl.shared_identity_matrix, n=128),
+    broken("size of an identity matrix", n=129).says("n must be an integer from 1 to 128, got 129"),
+    broken("no size", n=0).says("n must be an integer from 1 to 128, got 0").fixed(n=1),
+    broken("type of an identity matrix", n=2, dtype=nl.bool_)
+    .says(f"a constant must have one of the types {TYPES}, got bool; cast it first")
+    .fixed(dtype=nl.uint8),
+    legal(nl.shared_identity_matrix, n=2, dst=Sbuf(2, 2)),
+    broken("shape of dst", dst=Sbuf(2, 3)).says("dst must be a tile of shape [2, 2] in sbuf, got {dst}"),
+    broken("memory of dst", dst=Psum(2, 2)).says("dst must be a tile of shape [2, 2] in sbuf, got {dst}"),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule._replace(corrected=ending(rule.corrected)))

@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.language.promotion import promoted
 
-from ..kernels import Result, Rule, Tile, normal, refusal, rules, run, tile
+from ..kernels import Result, Tile, normal, refusal, run, tile
+from ..made import Hbm, Psum, Sbuf, lazily
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32, I32 = np.float32, np.int32
@@ -102,9 +104,9 @@ def test_bits(name: str, dtype: Any) -> None:
 
 def test_bits_of_a_column_and_of_a_row() -> None:
     x, column, row = np.array([[1, 2], [4, 8]], I32), np.array([[3], [12]], I32), np.array([[5, 6]], I32)
-    assert call(lambda x, y: nl.bitwise_and(x, y), x, column).tolist() == [[1, 2], [4, 8]]
-    assert call(lambda x, y: nl.bitwise_or(x, y), x, row).tolist() == [[5, 6], [5, 14]]
-    assert call(lambda x, y: nl.left_shift(x, y), column, row).tolist() == [[96, 192], [384, 768]]
+    assert call(nl.bitwise_and, x, column).tolist() == [[1, 2], [4, 8]]
+    assert call(nl.bitwise_or, x, row).tolist() == [[5, 6], [5, 14]]
+    assert call(nl.left_shift, column, row).tolist() == [[96, 192], [384, 768]]
 
 
 def test_bits_cast_to_another_type_afterwards() -> None:
@@ -118,15 +120,15 @@ def test_bits_cast_to_another_type_afterwards() -> None:
 def test_powers() -> None:
     """The engine's power is rounded once: half a unit, and one for the library's function."""
     x, y = np.array([[3.0, 2.0, 9.0]], F32), np.array([[2.0, -1.0, 0.5]], F32)
-    assert close(call(lambda x, y: nl.power(x, y), x, y), [[9, 0.5, 3]], 1)
+    assert close(call(nl.power, x, y), [[9, 0.5, 3]], 1)
     assert close(call(lambda x: nl.power(x, 3), x), [[27, 8, 729]], 1)
     assert close(call(lambda y: nl.power(2.0, y), y), [[4, 0.5, math.sqrt(2)]], 1)
 
 
 def test_magnitudes_keep_their_sign_and_a_tie_gives_y() -> None:
     x, y = np.array([[-5.0, 1.0, 2.0]], F32), np.array([[3.0, -1.0, -4.0]], F32)
-    assert call(lambda x, y: nl.abs_max(x, y), x, y, target="trn3").tolist() == [[-5, -1, -4]]
-    assert call(lambda x, y: nl.abs_min(x, y), x, y, target="trn3").tolist() == [[3, -1, 2]]
+    assert call(nl.abs_max, x, y, target="trn3").tolist() == [[-5, -1, -4]]
+    assert call(nl.abs_min, x, y, target="trn3").tolist() == [[3, -1, 2]]
     assert call(lambda x: nl.abs_max(x, -1.0), x, target="trn3").tolist() == [[-5, -1, 2]]
     assert call(lambda x: nl.abs_max(-1.0, x), x, target="trn3").tolist() == [[-5, 1, 2]]
 
@@ -148,12 +150,12 @@ def test_remainders_have_the_sign_of_one_operand() -> None:
 def test_remainders_of_integers_are_exact(x: int, y: int, is_negative: bool) -> None:
     y = -y if is_negative else y
     tiles = np.full((1, 2), x, I32), np.full((1, 2), y, I32)
-    assert call(lambda x, y: nl.mod(x, y), *tiles).tolist() == [[x % y] * 2]
-    assert call(lambda x, y: nl.fmod(x, y), *tiles).tolist() == [[math.fmod(x, y)] * 2]
+    assert call(nl.mod, *tiles).tolist() == [[x % y] * 2]
+    assert call(nl.fmod, *tiles).tolist() == [[math.fmod(x, y)] * 2]
 
 
 def test_integers_divide_into_floats() -> None:
-    got = outcome(lambda x, y: nl.divide(x, y), np.array([[7, -1]], I32), np.array([[2, 4]], I32))
+    got = outcome(nl.divide, np.array([[7, -1]], I32), np.array([[2, 4]], I32))
     assert got.dtype == nl.float32 and close(got.values, [[3.5, -0.25]], 2)
 
 
@@ -161,7 +163,7 @@ def test_the_error_of_a_quotient() -> None:
     """A reciprocal and a product are rounded, each by 2^-24 of the value at most."""
     x, y = normal(64, 300, seed=15), normal(64, 300, seed=16)
     for result, truth in (
-        (call(lambda x, y: nl.divide(x, y), x, y), wide(x) / wide(y)),
+        (call(nl.divide, x, y), wide(x) / wide(y)),
         (call(lambda x: nl.divide(x, 0.7), x), wide(x) / 0.7),
         (call(lambda y: nl.divide(0.7, y), y), 0.7 / wide(y)),
     ):
@@ -217,7 +219,7 @@ def test_dimensions_of_size_one_are_broadcast(x_shape: tuple[int, ...], y_shape:
     """The partition dimension too. Differences of float32 values are rounded once."""
     x, y = normal(*x_shape, seed=1), normal(*y_shape, seed=2)
     for first, second in ((x, y), (y, x)):
-        result = call(lambda x, y: nl.subtract(x, y), first, second)
+        result = call(nl.subtract, first, second)
         assert result.tolist() == (first - second).tolist()
 
 
@@ -336,9 +338,9 @@ def test_results_are_computed_in_float32_and_cast_once() -> None:
 def test_two_tiles_of_32_bit_integers_are_exact_and_a_number_is_not() -> None:
     """GpSimd computes with integers, the Vector engine in float32 (docstrings of tensor_tensor and tensor_scalar)."""
     x = np.array([[2**30 + 1, 2**24 + 1]], I32)
-    got = outcome(lambda x, y: nl.add(x, y), x, np.array([[2, 2]], I32))
+    got = outcome(nl.add, x, np.array([[2, 2]], I32))
     assert got.values.tolist() == [[2**30 + 3, 2**24 + 3]] and got.engines == {"gpsimd": 1}
-    assert call(lambda x, y: nl.add(x, y), x, np.array([[2]], I32)).tolist() == [[2**30 + 3, 2**24 + 3]]
+    assert call(nl.add, x, np.array([[2]], I32)).tolist() == [[2**30 + 3, 2**24 + 3]]
     assert call(lambda x: nl.add(x, 2), x).tolist() == [[2**30, 2**24 + 2]]
 
 
@@ -379,7 +381,7 @@ def test_instructions(function: Any, inputs: list[Any], instructions: Any, engin
 
 
 def test_a_row_reaches_the_partitions_through_the_tensor_engine() -> None:
-    got = outcome(lambda x, y: nl.add(x, y), X, Y[:1])
+    got = outcome(nl.add, X, Y[:1])
     assert got.engines["tensor"] == 1 and got.instructions["tensor_tensor"] == 1
 
 
@@ -506,100 +508,45 @@ def test_what_is_computed_of_a_comparison_has_no_truth_value() -> None:
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
-def output() -> Any:
-    return nl.ndarray((2, 4), nl.float32, nl.shared_hbm)
-
-
 @rules(
-    Rule(
-        "one operand is a tile",
-        lambda: nl.add(1, 2.0),
-        "nl.add: x or y must be a tile, got 1 and 2.0",
-        lambda: nl.add(tile(2, 4), 2.0),
+    legal(nl.add, x=Sbuf(2, 4), y=lazily(nl.load, lazily(nl.shared_constant, np.ones((2, 4), F32)))),
+    broken("one operand is a tile", x=1, y=2.0).says("x or y must be a tile, got 1 and 2.0").fixed(x=Sbuf(2, 4)),
+    broken("an operand is on chip", x=Hbm(2, 4, buffer=nl.shared_hbm), y=1.0)
+    .says("x must be a tile in sbuf or psum, got {x}: load it first, with nl.load")
+    .fixed(x=Sbuf(2, 4)),
+    broken("shapes broadcast", y=Sbuf(2, 3))
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {x} and {y}")
+    .fixed(y=Sbuf(2, 1)),
+    broken("ranks are equal", y=Sbuf(2, 1, 4))
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {x} and {y}")
+    .fixed(x=Sbuf(2, 1, 4), y=Sbuf(2, 3, 4)),
+    broken("a type holds both", x=Sbuf(2, 4, dtype=nl.int32), y=Sbuf(2, 4, dtype=nl.uint32))
+    .says("no type holds the values of both int32 and uint32: say which one with dtype=")
+    .fixed(dtype=nl.int32),
+    broken("an array of the host is no tile", y=np.ones((2, 4), F32)).says(
+        "y must be a tile, got a numpy ndarray [2, 4] float32: pass it to the kernel as an argument and load it, "
+        "or use nl.shared_constant"
     ),
-    Rule(
-        "one operand of a quotient is a tile",
-        lambda: nl.divide(1, 2),
-        "nl.divide: x or y must be a tile, got 1 and 2",
-        lambda: nl.divide(1, tile(2, 4, value=1)),
+    legal(nl.divide, x=1, y=Sbuf(2, 4, value=1)),
+    broken("one operand of a quotient is a tile", y=2).says("x or y must be a tile, got 1 and 2"),
+    legal(nl.exp, x=Sbuf(2, 4)),
+    broken("an operand is a tile", x="x").says("x must be a tile, got 'x'"),
+    legal(nl.bitwise_and, x=Sbuf(2, 4, dtype=nl.int32), y=1),
+    broken("bits are of integers", x=Sbuf(2, 4)).says("bit-wise operators take integers, got {x}"),
+    legal(nl.left_shift, x=Sbuf(2, 4, dtype=nl.int32), y=Sbuf(2, 4, dtype=nl.int32)),
+    broken("bits of two tiles are of integers", y=Sbuf(2, 4)).says("bit-wise operators take integers, got {y}"),
+    legal(nl.invert, x=Sbuf(2, 4, dtype=nl.uint8)),
+    broken("bits are not inverted in floats", x=Sbuf(2, 4)).says("bit-wise operators take integers, got {x}"),
+    legal(nl.bitwise_or, x=1, y=Sbuf(2, 4, dtype=nl.int32)),
+    broken("bits of a number are of an integer", x=1.5).says("bit-wise operators take integers, got 1.5"),
+    legal(nl.rsqrt, x=lazily(nl.copy, Psum(2, 4))),
+    broken("rsqrt in SBUF", x=Psum(2, 4)).says(
+        "x must be in sbuf, which the GpSimd engine can access, got {x}: copy it there first, with nl.copy, or "
+        "use nisa.activation"
     ),
-    Rule(
-        "an operand is on chip",
-        lambda: nl.add(output(), 1.0),
-        "nl.add: x must be a tile in sbuf or psum, got tensor [2, 4] float32 in shared_hbm: load it first, with "
-        "nl.load",
-        lambda: nl.add(tile(2, 4), 1.0),
-    ),
-    Rule(
-        "an operand is a tile",
-        lambda: nl.exp("x"),
-        "nl.exp: x must be a tile, got 'x'",
-        lambda: nl.exp(tile(2, 4)),
-    ),
-    Rule(
-        "shapes broadcast",
-        lambda: nl.add(tile(2, 4), tile(2, 3)),
-        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
-        "float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        lambda: nl.add(tile(2, 4), tile(2, 1)),
-    ),
-    Rule(
-        "ranks are equal",
-        lambda: nl.add(tile(2, 4), tile(2, 1, 4)),
-        "nl.add: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 4] "
-        "float32 in sbuf and tensor [2, 1, 4] float32 in sbuf",
-        lambda: nl.add(tile(2, 1, 4), tile(2, 3, 4)),
-    ),
-    Rule(
-        "a type holds both",
-        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32)),
-        "nl.add: no type holds the values of both int32 and uint32: say which one with dtype=",
-        lambda: nl.add(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.uint32), dtype=nl.int32),
-    ),
-    Rule(
-        "bits are of integers",
-        lambda: nl.bitwise_and(tile(2, 4), 1),
-        "nl.bitwise_and: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.bitwise_and(tile(2, 4, dtype=nl.int32), 1),
-    ),
-    Rule(
-        "bits of two tiles are of integers",
-        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4)),
-        "nl.left_shift: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.left_shift(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.int32)),
-    ),
-    Rule(
-        "bits are not inverted in floats",
-        lambda: nl.invert(tile(2, 4)),
-        "nl.invert: bit-wise operators take integers, got tensor [2, 4] float32 in sbuf",
-        lambda: nl.invert(tile(2, 4, dtype=nl.uint8)),
-    ),
-    Rule(
-        "bits of a number are of an integer",
-        lambda: nl.bitwise_or(1.5, tile(2, 4, dtype=nl.int32)),
-        "nl.bitwise_or: bit-wise operators take integers, got 1.5",
-        lambda: nl.bitwise_or(1, tile(2, 4, dtype=nl.int32)),
-    ),
-    Rule(
-        "rsqrt in SBUF",
-        lambda: nl.rsqrt(tile(2, 4, buffer=nl.psum)),
-        "nl.rsqrt: x must be in sbuf, which the GpSimd engine can access, got tensor [2, 4] float32 in psum: copy it "
-        "there first, with nl.copy, or use nisa.activation",
-        lambda: nl.rsqrt(nl.copy(tile(2, 4, buffer=nl.psum))),
-    ),
-    Rule(
-        "an array of the host is no tile",
-        lambda: nl.add(tile(2, 4), np.ones((2, 4), F32)),
-        "nl.add: y must be a tile, got a numpy ndarray [2, 4] float32: pass it to the kernel as an argument and load "
-        "it, or use nl.shared_constant",
-        lambda: nl.add(tile(2, 4), nl.load(nl.shared_constant(np.ones((2, 4), F32)))),
-    ),
-    Rule(
-        "magnitudes are compared on trn3",
-        lambda: nl.abs_max(tile(2, 4), 1.0),
-        "nl.abs_max: nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2",
-        lambda: nl.abs_max(tile(2, 4), 1.0),
-        corrected_target="trn3",
+    legal(nl.abs_max, on="trn3", x=Sbuf(2, 4), y=1.0),
+    broken("magnitudes are compared on trn3", on="trn2").says(
+        "nisa.tensor_scalar: op0=nl.abs_max needs trn3; the target is trn2"
     ),
 )
 def test_refusals(rule: Rule) -> None:

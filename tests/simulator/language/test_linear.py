@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ..kernels import Result, Rule, Tile, normal, rules, run, tile
+from ..kernels import Result, Tile, normal, run
+from ..made import Psum, Sbuf, lazily
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32, BF16 = np.float32, ml_dtypes.bfloat16
@@ -29,7 +31,7 @@ def is_product(result: Any, x: Any, y: Any) -> bool:
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
 def test_matmul(m: int, k: int, n: int, dtype: Any) -> None:
     x, y = normal(m, k, seed=1).astype(dtype), normal(k, n, seed=2).astype(dtype)
-    plain = outcome(lambda x, y: nl.matmul(x, y), x, y)
+    plain = outcome(nl.matmul, x, y)
     turned = outcome(lambda x, y: nl.matmul(x, y, transpose_x=True), np.ascontiguousarray(x.T), y)
     for got in (plain, turned):
         assert (got.dtype, got.buffer, got.values.shape) == (nl.float32, nl.psum, (m, n))
@@ -79,7 +81,7 @@ def test_attention() -> None:
 @given(st.integers(1, 128), st.integers(1, 128))
 def test_transposes(rows: int, columns: int) -> None:
     x = normal(rows, columns)
-    got = outcome(lambda x: nl.transpose(x), x)
+    got = outcome(nl.transpose, x)
     assert (got.buffer, got.dtype, got.engines) == (nl.psum, nl.float32, {"tensor": 1})
     assert got.values.tolist() == x.T.tolist()
 
@@ -87,7 +89,7 @@ def test_transposes(rows: int, columns: int) -> None:
 @pytest.mark.parametrize("dtype", [F32, BF16, np.int32, np.uint8], ids=lambda dtype: dtype.__name__)
 def test_transposes_keep_the_type(dtype: Any) -> None:
     x = np.arange(6).reshape(2, 3).astype(dtype)
-    got = outcome(lambda x: nl.transpose(x), x)
+    got = outcome(nl.transpose, x)
     assert got.dtype == np.dtype(dtype).name and got.values.tolist() == x.T.tolist()
 
 
@@ -95,73 +97,37 @@ def test_a_transpose_with_a_cast_and_of_a_tile_in_psum() -> None:
     x = np.array([[1.5, 257, -3]], F32)
     got = outcome(lambda x: nl.transpose(x, dtype=nl.bfloat16), Tile(x, buffer=nl.psum))
     assert (got.dtype, got.values.astype(F32).tolist()) == (nl.bfloat16, [[1.5], [256], [-3]])
-    assert call(lambda x: nl.transpose(x), Tile(x, buffer=nl.psum)).tolist() == x.T.tolist()
+    assert call(nl.transpose, Tile(x, buffer=nl.psum)).tolist() == x.T.tolist()
 
 
 def test_a_transpose_moves_nan_and_infinities() -> None:
     """From trn2 on; on trn1 it is a product, in which they spread."""
     x = np.array([[math.inf, 1], [2, 3]], F32)
-    assert call(lambda x: nl.transpose(x), x).tolist() == [[math.inf, 2], [1, 3]]
-    assert np.isnan(call(lambda x: nl.transpose(x), x, target="trn1")).any()
+    assert call(nl.transpose, x).tolist() == [[math.inf, 2], [1, 3]]
+    assert np.isnan(call(nl.transpose, x, target="trn1")).any()
 
 
 def test_the_transpose_of_the_identity_is_the_identity() -> None:
     """The documentation's example."""
     x = np.eye(128, dtype=F32)
-    assert call(lambda x: nl.transpose(x), x).tolist() == x.tolist()
+    assert call(nl.transpose, x).tolist() == x.tolist()
 
 
 @rules(
-    Rule(
-        "inner sizes",
-        lambda: nl.matmul(tile(4, 3), tile(4, 5)),
-        "nl.matmul: dimension 1 of x must be as large as dimension 0 of y, got tensor [4, 3] float32 in sbuf and "
-        "tensor [4, 5] float32 in sbuf",
-        lambda: nl.matmul(tile(4, 3), tile(3, 5)),
-    ),
-    Rule(
-        "inner sizes of a transposed operand",
-        lambda: nl.matmul(tile(4, 3), tile(3, 5), transpose_x=True),
-        "nl.matmul: dimension 0 of x must be as large as dimension 0 of y (transpose_x=True), got tensor [4, 3] "
-        "float32 in sbuf and tensor [3, 5] float32 in sbuf",
-        lambda: nl.matmul(tile(4, 3), tile(4, 5), transpose_x=True),
-    ),
-    Rule(
-        "512 columns",
-        lambda: nl.matmul(tile(4, 3), tile(3, 513)),
-        "nl.matmul: y must have at most 512 columns, got tensor [3, 513] float32 in sbuf",
-        lambda: nl.matmul(tile(4, 3), tile(3, 512)),
-    ),
-    Rule(
-        "128 columns of x",
-        lambda: nl.matmul(tile(4, 129), tile(4, 5), transpose_x=True),
-        "nl.matmul: x must have at most 128 columns, got tensor [4, 129] float32 in sbuf",
-        lambda: nl.matmul(tile(4, 128), tile(4, 5), transpose_x=True),
-    ),
-    Rule(
-        "operands in sbuf",
-        lambda: nl.matmul(tile(4, 3, buffer=nl.psum), tile(3, 5)),
-        "nl.matmul: x must be in sbuf, got tensor [4, 3] float32 in psum: copy it there first, with nl.copy",
-        lambda: nl.matmul(nl.copy(tile(4, 3, buffer=nl.psum)), tile(3, 5)),
-    ),
-    Rule(
-        "matrices",
-        lambda: nl.matmul(tile(4, 3), tile(3, 5, 1)),
-        "nl.matmul: y must have 2 dimensions, got tensor [3, 5, 1] float32 in sbuf",
-        lambda: nl.matmul(tile(4, 3), tile(3, 5)),
-    ),
-    Rule(
-        "a matrix to transpose",
-        lambda: nl.transpose(tile(4, 3, 2)),
-        "nl.transpose: x must have 2 dimensions, got tensor [4, 3, 2] float32 in sbuf",
-        lambda: nl.transpose(tile(4, 6)),
-    ),
-    Rule(
-        "128 columns to transpose",
-        lambda: nl.transpose(tile(4, 129)),
-        "nl.transpose: x must have at most 128 columns, got tensor [4, 129] float32 in sbuf",
-        lambda: nl.transpose(tile(4, 128)),
-    ),
+    legal(nl.matmul, x=Sbuf(4, 3), y=Sbuf(3, 5)),
+    broken("inner sizes", y=Sbuf(4, 5)).says("dimension 1 of x must be as large as dimension 0 of y, got {x} and {y}"),
+    broken("inner sizes of a transposed operand", transpose_x=True)
+    .says("dimension 0 of x must be as large as dimension 0 of y (transpose_x=True), got {x} and {y}")
+    .fixed(y=Sbuf(4, 5)),
+    broken("512 columns", y=Sbuf(3, 513)).says("y must have at most 512 columns, got {y}").fixed(y=Sbuf(3, 512)),
+    legal(nl.matmul, x=Sbuf(4, 128), y=Sbuf(4, 5), transpose_x=True),
+    broken("128 columns of x", x=Sbuf(4, 129)).says("x must have at most 128 columns, got {x}"),
+    legal(nl.matmul, x=lazily(nl.copy, Psum(4, 3)), y=Sbuf(3, 5)),
+    broken("operands in sbuf", x=Psum(4, 3)).says("x must be in sbuf, got {x}: copy it there first, with nl.copy"),
+    broken("matrices", x=Sbuf(4, 3), y=Sbuf(3, 5, 1)).says("y must have 2 dimensions, got {y}").fixed(y=Sbuf(3, 5)),
+    legal(nl.transpose, x=Sbuf(4, 128)),
+    broken("a matrix to transpose", x=Sbuf(4, 3, 2)).says("x must have 2 dimensions, got {x}").fixed(x=Sbuf(4, 6)),
+    broken("128 columns to transpose", x=Sbuf(4, 129)).says("x must have at most 128 columns, got {x}"),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)

@@ -88,6 +88,12 @@ def test_outside_a_kernel_there_is_no_line_to_name() -> None:
     )
 
 
+MASK = (
+    "got an unexpected keyword argument 'mask'; 'mask' was removed from NKI: slice the tensors to what is inside, "
+    "t[:rows, :columns]"
+)
+
+
 @pytest.mark.parametrize(
     ("body", "expected"),
     [
@@ -98,16 +104,8 @@ def test_outside_a_kernel_there_is_no_line_to_name() -> None:
             "nl.softmax: got an unexpected keyword argument 'dim'; did you mean 'axis'?",
         ),
         (lambda: nl.zeros((2, 2)), "nl.zeros: missing a required argument: 'dtype'"),
-        (
-            lambda: nl.load(tile(2, 2), mask=None),
-            "nl.load: got an unexpected keyword argument 'mask'; 'mask' was removed from NKI: slice the tensors to "
-            "what is inside, t[:rows, :columns]",
-        ),
-        (
-            lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), mask=None),
-            "nisa.tensor_copy: got an unexpected keyword argument 'mask'; 'mask' was removed from NKI: slice the "
-            "tensors to what is inside, t[:rows, :columns]",
-        ),
+        (lambda: nl.load(tile(2, 2), mask=None), "nl.load: " + MASK),
+        (lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), mask=None), "nisa.tensor_copy: " + MASK),
         (
             lambda: nisa.dma_copy(tile(2, 2), tile(2, 2), dst_rmw_op=nl.add),
             "nisa.dma_copy: got an unexpected keyword argument 'dst_rmw_op'; 'dst_rmw_op' was removed from NKI: use "

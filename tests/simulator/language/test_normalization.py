@@ -12,7 +12,9 @@ import pytest
 
 from nkilib.nki import nl
 
-from ..kernels import Rule, Tile, normal, rules, tile
+from ..kernels import Tile, normal
+from ..made import Sbuf
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32 = np.float32
@@ -29,7 +31,7 @@ def softmax(x: Any, axis: Any) -> npt.NDArray[np.float64]:
 def test_softmax(partitions: int, scale: float, target: str) -> None:
     """The exponent's rounding is |x - max| * 2^-24, and a sum of 500 terms, a reciprocal and two products follow."""
     x = normal(partitions, 500, seed=6, scale=scale)
-    result, truth = wide(call(lambda x: nl.softmax(x), x, target=target)), softmax(x, -1)
+    result, truth = wide(call(nl.softmax, x, target=target)), softmax(x, -1)
     assert np.all(np.abs(result - truth) <= truth * EPSILON * (8 * scale + 16) + 2.0**-126)
 
 
@@ -61,7 +63,7 @@ def test_softmax_over_several_but_not_all_free_dimensions() -> None:
 
 def test_types_of_softmax() -> None:
     x = normal(2, 40, seed=8).astype(ml_dtypes.bfloat16)
-    half, full = outcome(lambda x: nl.softmax(x), x), outcome(lambda x: nl.softmax(x, dtype=nl.float32), x)
+    half, full = outcome(nl.softmax, x), outcome(lambda x: nl.softmax(x, dtype=nl.float32), x)
     assert (half.dtype, full.dtype) == (nl.bfloat16, nl.float32)
     assert half.values.tolist() == full.values.astype(ml_dtypes.bfloat16).tolist()
     assert np.all(np.abs(wide(full.values) - softmax(x, 1)) <= 32 * EPSILON * softmax(x, 1))
@@ -69,7 +71,7 @@ def test_types_of_softmax() -> None:
 
 def test_softmax_in_five_instructions() -> None:
     """With one row a partition, the activation sums what it writes."""
-    got = outcome(lambda x: nl.softmax(x), Tile(np.ones((2, 3), F32), buffer=nl.psum))
+    got = outcome(nl.softmax, Tile(np.ones((2, 3), F32), buffer=nl.psum))
     assert got.instructions == {"tensor_reduce": 1, "activation_reduce": 1, "reciprocal": 1, "tensor_scalar": 1}
     assert got.engines == {"vector": 3, "scalar": 1} and got.buffer == nl.sbuf
 
@@ -126,32 +128,16 @@ def test_types_of_rms_norm() -> None:
 
 
 @rules(
-    Rule(
-        "the partition dimension of softmax",
-        lambda: nl.softmax(tile(2, 3), 0),
-        "nl.softmax: axis must be the last free dimension 1 of tensor [2, 3] float32 in sbuf, or several up to it, and "
-        "not the partition dimension 0; got 0",
-        lambda: nl.softmax(tile(2, 3), 1),
+    legal(nl.softmax, x=Sbuf(2, 3), axis=1),
+    broken("the partition dimension of softmax", axis=0).says(
+        "axis must be the last free dimension 1 of {x}, or several up to it, and not the partition dimension 0; got 0"
     ),
-    Rule(
-        "the partition dimension of rms_norm",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 0, 2),
-        "nl.rms_norm: axis must be the last free dimension 1 of tensor [2, 3] float32 in sbuf, or several up to it, "
-        "and not the partition dimension 0; got 0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
+    legal(nl.rms_norm, x=Sbuf(2, 3), w=Sbuf(2, 3), axis=1, n=3),
+    broken("the partition dimension of rms_norm", axis=0, n=2).says(
+        "axis must be the last free dimension 1 of {x}, or several up to it, and not the partition dimension 0; got 0"
     ),
-    Rule(
-        "n counts",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 0),
-        "nl.rms_norm: n, the number of values of the mean, must be a positive number, got 0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
-    ),
-    Rule(
-        "weights are a tile",
-        lambda: nl.rms_norm(tile(2, 3), 1.0, 1, 3),
-        "nl.rms_norm: w must be a tile, got 1.0",
-        lambda: nl.rms_norm(tile(2, 3), tile(2, 3), 1, 3),
-    ),
+    broken("n counts", n=0).says("n, the number of values of the mean, must be a positive number, got 0"),
+    broken("weights are a tile", w=1.0).says("w must be a tile, got 1.0"),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)

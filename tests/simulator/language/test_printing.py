@@ -11,7 +11,9 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
-from ..kernels import Rule, check_rule, execute, rules, tile
+from ..kernels import execute, tile
+from ..made import Hbm, Psum, Sbuf, lazily
+from ..rules import Rule, broken, check_rule, legal, rules
 
 
 def test_prefix_tensor_and_values(capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,33 +90,15 @@ def test_nothing_is_recorded() -> None:
 
 
 @rules(
-    Rule(
-        "prefix",
-        lambda: nl.device_print(1, tile(1, 1)),
-        "nl.device_print: print_prefix must be a string, got 1",
-        lambda: nl.device_print("1", tile(1, 1)),
-    ),
-    Rule(
-        "PSUM",
-        lambda: nl.device_print("tile", tile(1, 1, buffer=nl.psum)),
-        "nl.device_print: tensor must be in sbuf or HBM, got tensor [1, 1] float32 in psum; bring it there with "
-        "nl.copy",
-        lambda: nl.device_print("tile", nl.copy(tile(1, 1, buffer=nl.psum))),
-    ),
-    Rule(
-        "no tensor",
-        lambda: nl.device_print("number", 3.0),
-        "nl.device_print: tensor must be in sbuf or HBM, got 3.0; bring it there with nl.copy",
-        lambda: nl.device_print("number", tile(1, 1, value=3)),
-    ),
-    Rule(
-        "rows chosen at run time",
-        lambda: nl.device_print(
-            "rows", nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, tile(2, 1, dtype=nl.int32))
-        ),
-        "nl.device_print: operand 'tensor': only DMA accepts a view with a vector offset, got tensor [2, 2] float32 in "
-        "private_hbm",
-        lambda: nl.device_print("rows", nl.zeros((4, 2), nl.float32, nl.private_hbm)),
+    legal(nl.device_print, print_prefix="1", tensor=Sbuf(1, 1)),
+    broken("prefix", print_prefix=1).says("print_prefix must be a string, got 1"),
+    legal(nl.device_print, print_prefix="tile", tensor=lazily(nl.copy, Psum(1, 1))),
+    broken("PSUM", tensor=Psum(1, 1)).says("tensor must be in sbuf or HBM, got {tensor}; bring it there with nl.copy"),
+    legal(nl.device_print, print_prefix="number", tensor=Sbuf(1, 1, value=3)),
+    broken("no tensor", tensor=3.0).says("tensor must be in sbuf or HBM, got 3.0; bring it there with nl.copy"),
+    legal(nl.device_print, print_prefix="rows", tensor=Hbm(4, 2)),
+    broken("rows chosen at run time", tensor=Hbm(4, 2).vector_select(0, Sbuf(2, 1, dtype=nl.int32))).says(
+        "operand 'tensor': only DMA accepts a view with a vector offset, got tensor [2, 2] float32 in private_hbm"
     ),
 )
 def test_rules(rule: Rule) -> None:

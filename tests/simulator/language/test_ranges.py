@@ -259,53 +259,44 @@ def float_register() -> Any:
 
 TILE = "tensor [1, 1] int32 in sbuf"
 FLOAT = "must be an integer, got a register loaded with the float32 1.5"
+LOWER = "nl.fori_loop: lower must be an int32, a register or a scalar, got"
+UPPER = "nl.fori_loop: upper must be an int32, a register or a scalar, got"
+STEP = "nl.fori_loop: step must be a positive integer, got"
+INIT = "nl.while_loop: init must be a register of nisa.register_alloc, got"
+RETURNED = "nl.while_loop: what body_fun returns"
+
+
+def nothing(_: Any) -> None:
+    """A body."""
+
+
+def same(register: Any) -> Any:
+    """A body that returns its register."""
+    return register
 
 
 @pytest.mark.parametrize(
     ("start", "message"),
     [
+        (lambda: nl.fori_loop(0, 2, nothing, 0), f"{STEP} 0"),
+        (lambda: nl.fori_loop(None, 2, nothing), f"{LOWER} None"),
+        (lambda: nl.fori_loop(0, 2.0, nothing), f"{UPPER} 2.0"),
+        (lambda: nl.fori_loop(0, 2**31, nothing), f"{UPPER} 2147483648"),
+        (lambda: nl.fori_loop(-(2**31) - 1, 0, nothing), f"{LOWER} -2147483649"),
         (
-            lambda: nl.fori_loop(0, 2, lambda i: None, 0),
-            "nl.fori_loop: step must be a positive integer, got 0",
+            lambda: nl.fori_loop(0, nl.zeros((1, 1), nl.int32), nothing),  # type: ignore[arg-type]
+            f"{UPPER} {TILE}; nisa.scalar_load reads a scalar from it",
         ),
+        (lambda: nl.fori_loop(0, float_register(), nothing), f"nl.fori_loop: upper: {FLOAT}"),
         (
-            lambda: nl.fori_loop(None, 2, lambda i: None),
-            "nl.fori_loop: lower must be an int32, a register or a scalar, got None",
-        ),
-        (
-            lambda: nl.fori_loop(0, 2.0, lambda i: None),
-            "nl.fori_loop: upper must be an int32, a register or a scalar, got 2.0",
-        ),
-        (
-            lambda: nl.fori_loop(0, 2**31, lambda i: None),
-            "nl.fori_loop: upper must be an int32, a register or a scalar, got 2147483648",
-        ),
-        (
-            lambda: nl.fori_loop(-(2**31) - 1, 0, lambda i: None),
-            "nl.fori_loop: lower must be an int32, a register or a scalar, got -2147483649",
-        ),
-        (
-            lambda: nl.fori_loop(0, nl.zeros((1, 1), nl.int32), lambda i: None),  # type: ignore[arg-type]
-            f"nl.fori_loop: upper must be an int32, a register or a scalar, got {TILE}; nisa.scalar_load reads a "
-            "scalar from it",
-        ),
-        (lambda: nl.fori_loop(0, float_register(), lambda i: None), f"nl.fori_loop: upper: {FLOAT}"),
-        (
-            lambda: nl.fori_loop(0, scalar(0, nl.int64), lambda i: None),
+            lambda: nl.fori_loop(0, scalar(0, nl.int64), nothing),
             "nl.fori_loop: upper must be an int32, got NkiScalar(0, int64); nisa.scalar_load it from a tensor of int32",
         ),
+        (lambda: nl.fori_loop(0, 4, nothing, register(1)), f"{STEP} VirtualRegister(1)"),  # type: ignore[arg-type]
+        (lambda: nl.fori_loop(0, 4, nothing, scalar(1)), f"{STEP} NkiScalar(1, int32)"),
         (
-            lambda: nl.fori_loop(0, 4, lambda i: None, register(1)),  # type: ignore[arg-type]
-            "nl.fori_loop: step must be a positive integer, got VirtualRegister(1)",
-        ),
-        (
-            lambda: nl.fori_loop(0, 4, lambda i: None, scalar(1)),
-            "nl.fori_loop: step must be a positive integer, got NkiScalar(1, int32)",
-        ),
-        (
-            lambda: nl.while_loop(scalar(1), lambda r: r),
-            "nl.while_loop: init must be a register of nisa.register_alloc, got NkiScalar(1, int32); nisa.scalar_store "
-            "it, and nisa.register_load it from there",
+            lambda: nl.while_loop(scalar(1), same),
+            f"{INIT} NkiScalar(1, int32); nisa.scalar_store it, and nisa.register_load it from there",
         ),
         (lambda: nl.fori_loop(0, 2, None), "nl.fori_loop: body_fun must be a function, got None"),
         (
@@ -313,20 +304,14 @@ FLOAT = "must be an integer, got a register loaded with the float32 1.5"
             "nl.fori_loop: body_fun must return nothing, got 5; carry values from one iteration to the next in SBUF or "
             "HBM",
         ),
-        (
-            lambda: nl.while_loop(1, lambda r: r),
-            "nl.while_loop: init must be a register of nisa.register_alloc, got 1",
-        ),
-        (lambda: nl.while_loop(float_register(), lambda r: r), f"nl.while_loop: init: {FLOAT}"),
+        (lambda: nl.while_loop(1, same), f"{INIT} 1"),
+        (lambda: nl.while_loop(float_register(), same), f"nl.while_loop: init: {FLOAT}"),
         (lambda: nl.while_loop(register(1), 5), "nl.while_loop: body_fun must be a function, got 5"),
         (
             lambda: nl.while_loop(register(1), lambda r: None),
-            "nl.while_loop: what body_fun returns must be a register of nisa.register_alloc, got None",
+            f"{RETURNED} must be a register of nisa.register_alloc, got None",
         ),
-        (
-            lambda: nl.while_loop(register(1), lambda r: float_register()),
-            f"nl.while_loop: what body_fun returns: {FLOAT}",
-        ),
+        (lambda: nl.while_loop(register(1), lambda r: float_register()), f"{RETURNED}: {FLOAT}"),
     ],
 )
 def test_what_a_dynamic_loop_refuses(start: Any, message: str) -> None:

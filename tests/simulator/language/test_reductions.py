@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nl
 
-from ..kernels import Rule, Tile, normal, rules, tile
+from ..kernels import Tile, normal
+from ..made import Sbuf
+from ..rules import Rule, broken, legal, rules
 from .calls import EPSILON, call, check_call, outcome, wide
 
 F32 = np.float32
@@ -180,30 +182,21 @@ AXIS += "partition dimension 0; got "
 
 
 @rules(
+    legal(nl.sum, x=Sbuf(2, 3, 4), axis=2),
     *(
-        Rule(
-            f"axis {axis!r}",
-            lambda axis=axis: nl.sum(tile(2, 3, 4), axis),
-            f"nl.sum: {AXIS}{axis!r}",
-            lambda: nl.sum(tile(2, 3, 4), 2),
-        )
+        broken(f"axis {axis!r}", axis=axis).says(f"{AXIS}{axis!r}")
         for axis in (0, 1, (0, 1, 2), (2, 2), (0, 2), 3, -4, (), None, "x")
     ),
     *(
-        Rule(
-            f"axis of {name}",
-            lambda name=name: getattr(nl, name)(tile(2, 3, 4), 1),
-            f"nl.{name}: {AXIS}1",
-            lambda name=name: getattr(nl, name)(tile(2, 3, 4), (1, 2)),
-        )
+        entry
         for name in LAST
+        for entry in (
+            legal(getattr(nl, name), x=Sbuf(2, 3, 4), axis=(1, 2)),
+            broken(f"axis of {name}", axis=1).says(f"{AXIS}1"),
+        )
     ),
-    Rule(
-        "a tile",
-        lambda: nl.max(3, 1),
-        "nl.max: x must be a tile, got 3",
-        lambda: nl.max(tile(2, 3), 1),
-    ),
+    legal(nl.max, x=Sbuf(2, 3), axis=1),
+    broken("a tile", x=3).says("x must be a tile, got 3"),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)

@@ -15,7 +15,9 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 from nkilib.simulator import OutOfRangeError
 
-from ..kernels import Result, Rule, Tile, normal, rules, run, tile
+from ..kernels import Result, Tile, normal, run
+from ..made import Sbuf
+from ..rules import Rule, broken, legal, rules
 from .calls import call, check_call, outcome
 
 F32, I32 = np.float32, np.int32
@@ -26,7 +28,7 @@ X = np.array([[1.5, -2, 300], [4, 5, 6]], F32)
 
 @pytest.mark.parametrize("buffer", [nl.sbuf, nl.psum])
 def test_a_copy_is_in_sbuf(buffer: Any) -> None:
-    got = outcome(lambda x: nl.copy(x), Tile(X, buffer=buffer))
+    got = outcome(nl.copy, Tile(X, buffer=buffer))
     assert (got.buffer, got.dtype, got.instructions) == (nl.sbuf, nl.float32, {"tensor_copy": 1})
     assert got.values.tolist() == X.tolist()
 
@@ -46,7 +48,7 @@ def test_a_copy_casts() -> None:
 
 def test_copies_of_integers_are_exact() -> None:
     x = np.array([[2**30 + 1, -7]], I32)
-    assert call(lambda x: nl.copy(x), x).tolist() == x.tolist()
+    assert call(nl.copy, x).tolist() == x.tolist()
 
 
 # -- expand_dims -------------------------------------------------------------------------------------------------------
@@ -168,22 +170,22 @@ Y = np.array([[10, 20, 30], [40, 50, 60]], F32)
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.uint8, np.int32, np.int8], ids=str)
 def test_where(dtype: Any) -> None:
-    result = call(lambda c, x, y: nl.where(c, x, y), CONDITION.astype(dtype), X, Y)
+    result = call(nl.where, CONDITION.astype(dtype), X, Y)
     assert result.tolist() == [[1.5, 20, 300], [40, 5, 60]]
 
 
 def test_what_is_not_chosen_does_not_matter() -> None:
     """NaN and infinities of the other side do not spread; a condition of NaN is not 0."""
     x, y = np.full((2, 3), math.nan, F32), np.full((2, 3), math.inf, F32)
-    result = call(lambda c, x, y: nl.where(c, x, y), CONDITION.astype(F32), x, Y)
+    result = call(nl.where, CONDITION.astype(F32), x, Y)
     assert np.isnan(result[CONDITION == 1]).all() and (result[CONDITION == 0] == Y[CONDITION == 0]).all()
-    assert (call(lambda c, x, y: nl.where(c, x, y), np.full((2, 3), math.nan, F32), X, y) == X).all()
+    assert (call(nl.where, np.full((2, 3), math.nan, F32), X, y) == X).all()
 
 
 def test_a_condition_of_unsigned_integers_is_taken_as_it_is() -> None:
     copies = {"tensor_copy": 1, "tensor_copy_predicated": 1}
     for condition, more in ((CONDITION.astype(np.uint8), {}), (CONDITION.astype(F32), {"tensor_scalar": 1})):
-        assert outcome(lambda c, x, y: nl.where(c, x, y), condition, X, Y).instructions == copies | more
+        assert outcome(nl.where, condition, X, Y).instructions == copies | more
 
 
 def test_numbers_and_broadcasting() -> None:
@@ -191,8 +193,8 @@ def test_numbers_and_broadcasting() -> None:
     assert call(lambda c, x: nl.where(c, x, -1), condition, X).tolist() == [[1.5, -1, 300], [-1, 5, -1]]
     assert call(lambda c, y: nl.where(c, 0.5, y), condition, Y).tolist() == [[0.5, 20, 0.5], [40, 0.5, 60]]
     assert call(lambda c: nl.where(c, 1, 0.25), condition).tolist() == [[1, 0.25, 1], [0.25, 1, 0.25]]
-    assert call(lambda c, x, y: nl.where(c, x, y), condition, X[:, :1], Y[:1]).tolist() == [[1.5, 20, 1.5], [10, 4, 30]]
-    assert call(lambda c, x, y: nl.where(c, x, y), condition[:, :1], X, Y).tolist() == [X[0].tolist(), Y[1].tolist()]
+    assert call(nl.where, condition, X[:, :1], Y[:1]).tolist() == [[1.5, 20, 1.5], [10, 4, 30]]
+    assert call(nl.where, condition[:, :1], X, Y).tolist() == [X[0].tolist(), Y[1].tolist()]
 
 
 def test_types_of_where() -> None:
@@ -201,7 +203,7 @@ def test_types_of_where() -> None:
     got = outcome(lambda c, x: nl.where(c, x, 5), condition, x)
     assert (got.dtype, got.values[0].tolist()) == (nl.int32, [2**30 + 1, 5, 2**30 + 1])
     assert outcome(lambda c, x: nl.where(c, x, 0.5), condition, x).dtype == nl.float32
-    assert outcome(lambda c, x, y: nl.where(c, x, y), condition, X.astype(ml_dtypes.bfloat16), Y).dtype == nl.float32
+    assert outcome(nl.where, condition, X.astype(ml_dtypes.bfloat16), Y).dtype == nl.float32
     assert outcome(lambda c, x, y: nl.where(c, x, y, dtype=nl.int16), condition, X, Y).values.tolist() == [
         [2, 20, 300],
         [40, 5, 60],
@@ -210,70 +212,40 @@ def test_types_of_where() -> None:
 
 def test_examples_of_the_documentation() -> None:
     ten, zero, five = (np.full((128, 512), value, F32) for value in (10, 0, 5))
-    assert (call(lambda c, x, y: nl.where(c, x, y), np.ones((128, 512), F32), ten, zero) == 10).all()
-    assert (call(lambda c, x, y: nl.where(c, x, y), zero, ten, five) == 5).all()
+    assert (call(nl.where, np.ones((128, 512), F32), ten, zero) == 10).all()
+    assert (call(nl.where, zero, ten, five) == 5).all()
 
 
 def test_operands_of_where_in_psum() -> None:
     tiles = [Tile(array, buffer=nl.psum) for array in (CONDITION.astype(np.uint8), X, Y)]
-    assert call(lambda c, x, y: nl.where(c, x, y), *tiles).tolist() == [[1.5, 20, 300], [40, 5, 60]]
+    assert call(nl.where, *tiles).tolist() == [[1.5, 20, 300], [40, 5, 60]]
 
 
 @rules(
-    Rule(
-        "the partition dimension stays first",
-        lambda: nl.expand_dims(tile(2, 3), 0),
-        "nl.expand_dims: NkiTensor.expand_dim: dimension 0 of tensor [2, 3] float32 in sbuf counts partitions and must "
-        "stay as it is",
-        lambda: nl.expand_dims(tile(2, 3), 1),
+    legal(nl.expand_dims, x=Sbuf(2, 3), axis=1),
+    broken("the partition dimension stays first", axis=0).says(
+        "NkiTensor.expand_dim: dimension 0 of {x} counts partitions and must stay as it is"
     ),
-    Rule(
-        "a tile to expand",
-        lambda: nl.expand_dims(3, 1),
-        "nl.expand_dims: x must be a tile, got 3",
-        lambda: nl.expand_dims(tile(2, 3), 1),
+    broken("a tile to expand", x=3).says("x must be a tile, got 3"),
+    broken("a position in the shape", error=OutOfRangeError, axis=3)
+    .says("NkiTensor.expand_dim: dim must be in [0, 2] of {x}, got 3")
+    .fixed(axis=2),
+    legal(nl.broadcast_to, x=Sbuf(1, 3), shape=(128, 3)),
+    broken("a size that is not 1", x=Sbuf(2, 3), shape=(4, 3))
+    .says("shape must have the 2 dimensions of {x}, each of the same size or where that is 1, got [4, 3]")
+    .fixed(x=Sbuf(1, 3)),
+    broken("the rank", x=Sbuf(2, 3), shape=(2, 2, 3))
+    .says("shape must have the 2 dimensions of {x}, each of the same size or where that is 1, got [2, 2, 3]")
+    .fixed(x=Sbuf(2, 1, 3)),
+    broken("partitions that exist", shape=(129, 3)).says(
+        "nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129"
     ),
-    Rule(
-        "a position in the shape",
-        lambda: nl.expand_dims(tile(2, 3), 3),
-        "nl.expand_dims: NkiTensor.expand_dim: dim must be in [0, 2] of tensor [2, 3] float32 in sbuf, got 3",
-        lambda: nl.expand_dims(tile(2, 3), 2),
-        error=OutOfRangeError,
-    ),
-    Rule(
-        "a size that is not 1",
-        lambda: nl.broadcast_to(tile(2, 3), (4, 3)),
-        "nl.broadcast_to: shape must have the 2 dimensions of tensor [2, 3] float32 in sbuf, each of the same size or "
-        "where that is 1, got [4, 3]",
-        lambda: nl.broadcast_to(tile(1, 3), (4, 3)),
-    ),
-    Rule(
-        "the rank",
-        lambda: nl.broadcast_to(tile(2, 3), (2, 2, 3)),
-        "nl.broadcast_to: shape must have the 2 dimensions of tensor [2, 3] float32 in sbuf, each of the same size or "
-        "where that is 1, got [2, 2, 3]",
-        lambda: nl.broadcast_to(tile(2, 1, 3), (2, 2, 3)),
-    ),
-    Rule(
-        "partitions that exist",
-        lambda: nl.broadcast_to(tile(1, 3), (129, 3)),
-        "nl.broadcast_to: nl.ndarray: tensor [129, 3] float32 in sbuf: the partition dimension must be at most 128 "
-        "(nl.tile_size.pmax), got 129",
-        lambda: nl.broadcast_to(tile(1, 3), (128, 3)),
-    ),
-    Rule(
-        "a condition",
-        lambda: nl.where(1.0, tile(2, 3), tile(2, 3)),
-        "nl.where: condition must be a tile, got 1.0",
-        lambda: nl.where(tile(2, 3), tile(2, 3), tile(2, 3)),
-    ),
-    Rule(
-        "shapes that broadcast",
-        lambda: nl.where(tile(2, 3), tile(2, 4), 0.0),
-        "nl.where: tiles must have equal numbers of dimensions, each of the same size or of size 1, got tensor [2, 3] "
-        "float32 in sbuf and tensor [2, 4] float32 in sbuf",
-        lambda: nl.where(tile(2, 3), tile(2, 1), 0.0),
-    ),
+    legal(nl.where, condition=Sbuf(2, 3), x=Sbuf(2, 3), y=Sbuf(2, 3)),
+    broken("a condition", condition=1.0).says("condition must be a tile, got 1.0"),
+    broken("shapes that broadcast", x=Sbuf(2, 4), y=0.0)
+    .says("tiles must have equal numbers of dimensions, each of the same size or of size 1, got {condition} and {x}")
+    .fixed(x=Sbuf(2, 1)),
 )
 def test_refusals(rule: Rule) -> None:
     check_call(rule)

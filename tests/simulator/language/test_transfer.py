@@ -11,7 +11,9 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ..kernels import Rule, check_rule, ending, execute, hbm_zeros, launch, normal, rules, store, tile
+from ..kernels import ending, execute, launch, normal, store, tile
+from ..made import Hbm, Psum, Sbuf, lazily
+from ..rules import Rule, broken, check_rule, legal, rules
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 
@@ -186,86 +188,44 @@ def test_another_axis_is_not_implemented() -> None:
 
 
 @rules(
-    Rule(
-        "load from SBUF",
-        lambda: nl.load(tile(2, 2)),
-        "nl.load: src must be a tensor in HBM, got tensor [2, 2] float32 in sbuf; to copy a tile, use nl.copy",
-        lambda: nl.load(hbm_zeros(2, 2)),
+    legal(nl.load, src=Hbm(1, 2)),
+    broken("load from SBUF", src=Sbuf(2, 2))
+    .says("src must be a tensor in HBM, got {src}; to copy a tile, use nl.copy")
+    .fixed(src=Hbm(2, 2)),
+    broken("load of an array", src=np.zeros((1, 2))).says(
+        "src must be a tensor in HBM, got a numpy ndarray [1, 2] float64: pass it to the kernel as an argument "
+        "and load it, or use nl.shared_constant"
     ),
-    Rule(
-        "load of an array",
-        lambda: nl.load(np.zeros((1, 2))),
-        "nl.load: src must be a tensor in HBM, got a numpy ndarray [1, 2] float64: pass it to the kernel as an "
-        "argument and load it, or use nl.shared_constant",
-        lambda: nl.load(hbm_zeros(1, 2)),
-    ),
-    Rule(
-        "load of one dimension",
-        lambda: nl.load(hbm_zeros(4)),
-        "nl.load: src must have a dimension of partitions and at least one more, got tensor [4] float32 in "
-        "private_hbm; reshape it",
-        lambda: nl.load(hbm_zeros(4).reshape((1, 4))),
-    ),
-    Rule(
-        "load of 129 partitions",
-        lambda: nl.load(hbm_zeros(129, 2)),
-        "nl.load: nl.ndarray: tensor [129, 2] float32 in sbuf: the partition dimension must be at most 128 "
-        "(nl.tile_size.pmax), got 129",
-        lambda: nl.load(hbm_zeros(129, 2)[1:]),
-    ),
-    Rule(
-        "store to SBUF",
-        lambda: nl.store(tile(2, 2), tile(2, 2)),
-        "nl.store: dst must be a tensor in HBM, got tensor [2, 2] float32 in sbuf",
-        lambda: nl.store(hbm_zeros(2, 2), tile(2, 2)),
-    ),
-    Rule(
-        "store from PSUM",
-        lambda: nl.store(hbm_zeros(2, 2), tile(2, 2, buffer=nl.psum)),
-        "nl.store: value must be a tile in sbuf, got tensor [2, 2] float32 in psum; bring it there with nl.copy or "
-        "nl.load",
-        lambda: nl.store(hbm_zeros(2, 2), nl.copy(tile(2, 2, buffer=nl.psum))),
-    ),
-    Rule(
-        "store from HBM",
-        lambda: nl.store(hbm_zeros(2, 2), hbm_zeros(2, 2)),
-        "nl.store: value must be a tile in sbuf, got tensor [2, 2] float32 in private_hbm; bring it there with nl.copy "
-        "or nl.load",
-        lambda: nl.store(hbm_zeros(2, 2), nl.load(hbm_zeros(2, 2))),
-    ),
-    Rule(
-        "store of another number of elements",
-        lambda: nl.store(hbm_zeros(2, 3), tile(2, 2)),
-        "nl.store: nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got tensor [2, 3] float32 "
-        "in private_hbm and tensor [2, 2] float32 in sbuf",
-        lambda: nl.store(hbm_zeros(4), tile(2, 2)),
-    ),
-    Rule(
-        "transposed load of three dimensions",
-        lambda: nl.load_transpose2d(hbm_zeros(2, 3, 4)),
-        "nl.load_transpose2d: src must have two dimensions, got tensor [2, 3, 4] float32 in private_hbm",
-        lambda: nl.load_transpose2d(hbm_zeros(2, 3, 4).reshape((6, 4))),
-    ),
-    Rule(
-        "transposed load from SBUF",
-        lambda: nl.load_transpose2d(tile(2, 3)),
-        "nl.load_transpose2d: src must be a tensor in HBM, got tensor [2, 3] float32 in sbuf; to copy a tile, use "
-        "nl.copy",
-        lambda: nl.load_transpose2d(hbm_zeros(2, 3)),
-    ),
-    Rule(
-        "gather by floats",
-        lambda: nl.gather_flattened(tile(2, 3), tile(2, 1)),
-        "nl.gather_flattened: indices must be integers, got tensor [2, 1] float32 in sbuf",
-        lambda: nl.gather_flattened(tile(2, 3), tile(2, 1, dtype=nl.int16)),
-    ),
-    Rule(
-        "gather from HBM",
-        lambda: nl.gather_flattened(hbm_zeros(2, 3), tile(2, 1, dtype=nl.uint32)),
-        "nl.gather_flattened: data must be a tile in sbuf or psum, got tensor [2, 3] float32 in private_hbm: load it "
-        "first, with nl.load",
-        lambda: nl.gather_flattened(nl.load(hbm_zeros(2, 3)), tile(2, 1, dtype=nl.uint32)),
-    ),
+    broken("load of one dimension", src=Hbm(4))
+    .says("src must have a dimension of partitions and at least one more, got {src}; reshape it")
+    .fixed(src=Hbm(4).reshape((1, 4))),
+    broken("load of 129 partitions", src=Hbm(129, 2))
+    .says(
+        "nl.ndarray: tensor [129, 2] float32 in sbuf: the partition dimension must be at most 128 "
+        "(nl.tile_size.pmax), got 129"
+    )
+    .fixed(src=Hbm(129, 2)[1:]),
+    legal(nl.store, dst=Hbm(2, 2), value=Sbuf(2, 2)),
+    broken("store to SBUF", dst=Sbuf(2, 2)).says("dst must be a tensor in HBM, got {value}"),
+    broken("store from PSUM", value=Psum(2, 2))
+    .says("value must be a tile in sbuf, got {value}; bring it there with nl.copy or nl.load")
+    .fixed(value=lazily(nl.copy, Psum(2, 2))),
+    broken("store from HBM", value=Hbm(2, 2))
+    .says("value must be a tile in sbuf, got {value}; bring it there with nl.copy or nl.load")
+    .fixed(value=lazily(nl.load, Hbm(2, 2))),
+    broken("store of another number of elements", dst=Hbm(2, 3))
+    .says("nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got {dst} and {value}")
+    .fixed(dst=Hbm(4)),
+    legal(nl.load_transpose2d, src=Hbm(2, 3, 4).reshape((6, 4))),
+    broken("transposed load of three dimensions", src=Hbm(2, 3, 4)).says("src must have two dimensions, got {src}"),
+    broken("transposed load from SBUF", src=Sbuf(2, 3))
+    .says("src must be a tensor in HBM, got {src}; to copy a tile, use nl.copy")
+    .fixed(src=Hbm(2, 3)),
+    legal(nl.gather_flattened, data=Sbuf(2, 3), indices=Sbuf(2, 1, dtype=nl.int16)),
+    broken("gather by floats", indices=Sbuf(2, 1)).says("indices must be integers, got {indices}"),
+    broken("gather from HBM", data=Hbm(2, 3), indices=Sbuf(2, 1, dtype=nl.uint32))
+    .says("data must be a tile in sbuf or psum, got {data}: load it first, with nl.load")
+    .fixed(data=lazily(nl.load, Hbm(2, 3))),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule._replace(corrected=ending(rule.corrected)))

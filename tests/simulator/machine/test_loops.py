@@ -10,7 +10,8 @@ from nkilib.nki import nisa, nl
 from nkilib.simulator import NkiValidationError
 
 from ..frame import refused, run, without_line
-from ..kernels import Rule, check_rule, rules, tile
+from ..kernels import tile
+from ..rules import Rule, check_rule, rules
 
 RUNTIME = nisa.dependency.runtime
 

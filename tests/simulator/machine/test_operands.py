@@ -17,7 +17,10 @@ from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.partitions import start_partition
 from nkilib.simulator.tensors.tensor import NkiTensor
 
-from ..kernels import Body, Result, Rule, check_rule, execute, refusal, rules, run, tile
+from ..kernels import Body, Result, execute, refusal, run, tile
+from ..made import Hbm, Psum, Sbuf, lazily
+from ..rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
+from ..sentences import LOAD_FIRST, must, one_each, one_type, out_of_reach
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -40,37 +43,22 @@ def test_what_is_neither_tensor_nor_number(value: Any) -> None:
 
 
 @rules(
-    Rule(
-        "a number for a tensor",
-        lambda: nisa.reciprocal(tile(2, 2), 3.0),
-        "nisa.reciprocal: operand 'data' must be a tensor, got 3.0",
-        lambda: nisa.reciprocal(tile(2, 2), tile(2, 2, value=3.0)),
-    ),
-    Rule(
-        "None for a tensor",
-        lambda: nisa.reciprocal(None, tile(2, 2)),
-        "nisa.reciprocal: operand 'dst' must be a tensor, got None",
-        lambda: nisa.reciprocal(tile(2, 2), tile(2, 2)),
-    ),
-    Rule(
-        "None for a number",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=None),
-        "nisa.activation: operand 'scale' must be a tensor or a number, got None",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=None),
-    ),
-    Rule(
-        "a number for an output",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_res=0.0),
-        "nisa.activation: operand 'reduce_res' must be a tensor, got 0.0",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_res=None),
-    ),
-    Rule(
-        "an array of the host",
-        lambda: nisa.reciprocal(tile(1, 1), np.ones((1, 1), np.float32)),
-        "nisa.reciprocal: operand 'data' must be a tensor, got a numpy ndarray [1, 1] float32: pass it to the kernel "
-        "as an argument and load it, or use nl.shared_constant",
-        lambda: nisa.reciprocal(tile(1, 1), tile(1, 1, value=1)),
-    ),
+    legal(nisa.reciprocal, dst=Sbuf(2, 2), data=Sbuf(2, 2, value=3.0)),
+    broken("a number for a tensor", data=3.0).says("operand 'data' must be a tensor, got 3.0"),
+    legal(nisa.reciprocal, dst=Sbuf(2, 2), data=Sbuf(2, 2)),
+    broken("None for a tensor", dst=None).says("operand 'dst' must be a tensor, got None"),
+    broken("an array of the host", dst=Sbuf(1, 1), data=np.ones((1, 1), np.float32))
+    .says(
+        "operand 'data' must be a tensor, got a numpy ndarray [1, 1] float32: pass it to the kernel as an "
+        "argument and load it, or use nl.shared_constant"
+    )
+    .fixed(data=Sbuf(1, 1, value=1)),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("None for a number", scale=None)
+    .says("operand 'scale' must be a tensor or a number, got None")
+    .fixed(bias=None, scale=LEFT_OUT),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), reduce_res=None),
+    broken("a number for an output", reduce_res=0.0).says("operand 'reduce_res' must be a tensor, got 0.0"),
 )
 def test_kinds(rule: Rule) -> None:
     check_rule(rule)
@@ -79,62 +67,34 @@ def test_kinds(rule: Rule) -> None:
 # -- sizes -----------------------------------------------------------------------------------------------------------
 
 
+STRIDE = "operand {!r}: a free dimension has a stride of at most 32767 elements (signed 16-bit strides), got {} in {}"
+
+
 @rules(
-    Rule(
-        "free dimensions",
-        lambda: nisa.memset(nl.ndarray((2, 1, 2, 1, 2, 1), nl.float32), 0),
-        "nisa.memset: operand 'dst': at most 4 free dimensions, got tensor [2, 1, 2, 1, 2, 1] float32 in sbuf",
-        lambda: nisa.memset(nl.ndarray((2, 1, 2, 1, 2, 1), nl.float32).reshape((2, 2, 1, 2, 1)), 0),
+    legal(nisa.memset, dst=Sbuf(1, 2, 32767, dtype=nl.int8, value=None), value=0),
+    broken("free dimensions", dst=Sbuf(2, 1, 2, 1, 2, 1, value=None))
+    .says("operand 'dst': at most 4 free dimensions, got {dst}")
+    .fixed(dst=Sbuf(2, 1, 2, 1, 2, 1, value=None).reshape((2, 2, 1, 2, 1))),
+    broken("elements of a free dimension", dst=Sbuf(2, 65536, dtype=nl.int8, value=None))
+    .says("operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got {dst}")
+    .fixed(dst=Sbuf(2, 65536, dtype=nl.int8, value=None)[:, 0:65535]),
+    broken("elements of an inner free dimension", dst=Sbuf(1, 1, 70000, dtype=nl.int8, value=None))
+    .says("operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got {dst}")
+    .fixed(dst=Sbuf(1, 1, 70000, dtype=nl.int8, value=None).reshape((1, 4, 17500))),
+    broken("stride of a free dimension", dst=Sbuf(1, 2, 32768, dtype=nl.int8, value=None)).says(
+        STRIDE.format("dst", 32768, "{dst}")
     ),
-    Rule(
-        "elements of a free dimension",
-        lambda: nisa.memset(nl.ndarray((2, 65536), nl.int8), 0),
-        "nisa.memset: operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got tensor [2, 65536] "
-        "int8 in sbuf",
-        lambda: nisa.memset(nl.ndarray((2, 65536), nl.int8)[:, 0:65535], 0),
-    ),
-    Rule(
-        "elements of an inner free dimension",
-        lambda: nisa.memset(nl.ndarray((1, 1, 70000), nl.int8), 0),
-        "nisa.memset: operand 'dst': a free dimension has at most 65535 elements (16-bit sizes), got tensor [1, 1, "
-        "70000] int8 in sbuf",
-        lambda: nisa.memset(nl.ndarray((1, 1, 70000), nl.int8).reshape((1, 4, 17500)), 0),
-    ),
-    Rule(
-        "stride of a free dimension",
-        lambda: nisa.memset(nl.ndarray((1, 2, 32768), nl.int8), 0),
-        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
-        "got 32768 in tensor [1, 2, 32768] int8 in sbuf",
-        lambda: nisa.memset(nl.ndarray((1, 2, 32767), nl.int8), 0),
-    ),
-    Rule(
-        "stride of an inner free dimension",
-        lambda: nisa.memset(nl.ndarray((1, 2, 70000), nl.int8)[:, 0:1, 0:40000:39999], 0),
-        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
-        "got 39999 in tensor [1, 1, 2] int8 in sbuf",
-        lambda: nisa.memset(nl.ndarray((1, 2, 70000), nl.int8)[:, 0:1, 0:32768:32767], 0),
-    ),
-    Rule(
-        "stride of an input",
-        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000)[:, 0:32769:32768]),
-        "nisa.tensor_copy: operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit "
-        "strides), got 32768 in tensor [1, 2] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000)[:, 0:32768:32767]),
-    ),
-    Rule(
-        "stride backwards",
-        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000).ap([[40000, 1], [-32768, 2]], offset=32768)),
-        "nisa.tensor_copy: operand 'src': a free dimension has a stride of at most 32767 elements (signed 16-bit "
-        "strides), got -32768 in tensor [1, 2] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(1, 2), tile(1, 40000).ap([[40000, 1], [-32767, 2]], offset=32767)),
-    ),
-    Rule(
-        "stride in elements of the view's type",
-        lambda: nisa.memset(nl.ndarray((1, 2, 20000), nl.float32).view(nl.int16), 0),
-        "nisa.memset: operand 'dst': a free dimension has a stride of at most 32767 elements (signed 16-bit strides), "
-        "got 40000 in tensor [1, 2, 40000] int16 in sbuf",
-        lambda: nisa.memset(nl.ndarray((1, 2, 20000), nl.float32), 0),
-    ),
+    broken("stride of an inner free dimension", dst=Sbuf(1, 2, 70000, dtype=nl.int8, value=None)[:, 0:1, 0:40000:39999])
+    .says(STRIDE.format("dst", 39999, "{dst}"))
+    .fixed(dst=Sbuf(1, 2, 70000, dtype=nl.int8, value=None)[:, 0:1, 0:32768:32767]),
+    broken("stride in elements of the view's type", dst=Sbuf(1, 2, 20000, value=None).view(nl.int16))
+    .says(STRIDE.format("dst", 40000, "tensor [1, 2, 40000] int16 in sbuf"))
+    .fixed(dst=Sbuf(1, 2, 20000, value=None)),
+    legal(nisa.tensor_copy, dst=Sbuf(1, 2), src=Sbuf(1, 40000)[:, 0:32768:32767]),
+    broken("stride of an input", src=Sbuf(1, 40000)[:, 0:32769:32768]).says(STRIDE.format("src", 32768, "{src}")),
+    broken("stride backwards", src=Sbuf(1, 40000).ap([[40000, 1], [-32768, 2]], offset=32768))
+    .says(STRIDE.format("src", -32768, "tensor [1, 2] float32 in sbuf"))
+    .fixed(src=Sbuf(1, 40000).ap([[40000, 1], [-32767, 2]], offset=32767)),
 )
 def test_tile_sizes(rule: Rule) -> None:
     check_rule(rule)
@@ -254,19 +214,13 @@ def test_start_partition() -> None:
 
 
 @rules(
-    Rule(
-        "every other partition",
-        lambda: nisa.memset(nl.ndarray((128, 1), nl.float32)[0:64:2], 0),
-        "nisa.memset: operand 'dst': an access must take partitions that follow each other, got every 2th of tensor "
-        "[32, 1] float32 in sbuf",
-        lambda: nisa.memset(nl.ndarray((128, 1), nl.float32)[0:32], 0),
+    legal(nisa.memset, dst=Sbuf(128, 1, value=None)[0:32], value=0),
+    broken("every other partition", dst=Sbuf(128, 1, value=None)[0:64:2]).says(
+        "operand 'dst': an access must take partitions that follow each other, got every 2th of {dst}"
     ),
-    Rule(
-        "one partition with a step",
-        lambda: nisa.tensor_copy(tile(2, 1), tile(128, 1)[0:128:64]),
-        "nisa.tensor_copy: operand 'src': an access must take partitions that follow each other, got every 64th of "
-        "tensor [2, 1] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(1, 1), tile(128, 1)[64:128:64]),
+    legal(nisa.tensor_copy, dst=Sbuf(1, 1), src=Sbuf(128, 1)[64:128:64]),
+    broken("one partition with a step", dst=Sbuf(2, 1), src=Sbuf(128, 1)[0:128:64]).says(
+        "operand 'src': an access must take partitions that follow each other, got every 64th of {src}"
     ),
 )
 def test_partitions_follow_each_other(rule: Rule) -> None:
@@ -276,47 +230,24 @@ def test_partitions_follow_each_other(rule: Rule) -> None:
 # -- memories, types, read-only inputs -------------------------------------------------------------------------------
 
 
+UNWRITTEN = lazily(nl.ndarray, (2, 3), nl.float32, name="scale")
+
+
 @rules(
-    Rule(
-        "memory",
-        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32, nl.shared_hbm)),
-        "nisa.reciprocal: operand 'data' must be in psum or sbuf, got tensor [2, 2] float32 in shared_hbm"
-        "; load it to sbuf first, with nisa.dma_copy",
-        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32, nl.psum)),
-    ),
-    Rule(
-        "one memory",
-        lambda: nisa.iota(nl.ndarray((2, 2), nl.int32, nl.private_hbm), [[1, 2]]),
-        "nisa.iota: operand 'dst' must be in sbuf, got tensor [2, 2] int32 in private_hbm",
-        lambda: nisa.iota(nl.ndarray((2, 2), nl.int32, nl.sbuf), [[1, 2]]),
-    ),
-    Rule(
-        "type",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=tile(2, 1, dtype=nl.float16)),
-        "nisa.activation: operand 'scale' must have one of the types float32, got tensor [2, 1] float16 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, dtype=nl.float16)),
-    ),
-    Rule(
-        "vector of a row",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(1, 2)),
-        "nisa.activation: operand 'bias' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[1, 2] float32 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, 1)),
-    ),
-    Rule(
-        "unwritten input",
-        lambda: nisa.reciprocal(tile(2, 3), nl.ndarray((2, 3), nl.float32, name="scale")),
-        "nisa.reciprocal: operand 'data': 6 of the 6 elements of tensor 'scale' [2, 3] float32 in sbuf were never "
-        "written",
-        lambda: nisa.reciprocal(nl.ndarray((2, 3), nl.float32, name="scale"), tile(2, 3)),
-        error=UNINITIALIZED,
-    ),
-    Rule(
-        "GpSimd and PSUM",
-        lambda: nisa.tensor_tensor(tile(2, 2), tile(2, 2), tile(2, 2, buffer=PSUM), nl.add, nisa.engine.gpsimd),
-        "nisa.tensor_tensor: operand 'data2': the GpSimd engine cannot access psum, got tensor [2, 2] float32 in psum",
-        lambda: nisa.tensor_tensor(tile(2, 2), tile(2, 2), tile(2, 2, buffer=PSUM), nl.add, nisa.engine.vector),
-    ),
+    legal(nisa.reciprocal, dst=Sbuf(2, 2), data=Psum(2, 2, value=1)),
+    broken("memory", data=Hbm(2, 2, buffer=nl.shared_hbm)).says(must("data", "be in psum or sbuf", LOAD_FIRST)),
+    broken("unwritten input", error=UNINITIALIZED, dst=Sbuf(2, 3), data=UNWRITTEN)
+    .says("operand 'data': 6 of the 6 elements of tensor 'scale' [2, 3] float32 in sbuf were never written")
+    .fixed(dst=UNWRITTEN, data=Sbuf(2, 3)),
+    legal(nisa.iota, dst=Sbuf(2, 2, dtype=nl.int32, value=None), pattern=[[1, 2]]),
+    broken("one memory", dst=Hbm(2, 2, dtype=nl.int32)).says(must("dst", "be in sbuf")),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("type", scale=Sbuf(2, 1, dtype=nl.float16))
+    .says(one_type("scale", "float32"))
+    .fixed(bias=Sbuf(2, 1, dtype=nl.float16), scale=LEFT_OUT),
+    broken("vector of a row", bias=Sbuf(1, 2)).says(one_each("bias", "data")).fixed(bias=Sbuf(2, 1, 1)),
+    legal(nisa.tensor_tensor, dst=Sbuf(2, 2), data1=Sbuf(2, 2), data2=Psum(2, 2), op=nl.add, engine=nisa.engine.vector),
+    broken("GpSimd and PSUM", engine=nisa.engine.gpsimd).says(out_of_reach("data2")),
 )
 def test_memories_types_and_vectors(rule: Rule) -> None:
     check_rule(rule)

@@ -299,7 +299,9 @@ def test_what_other_engines_write_starts_none_and_ends_none() -> None:
         lambda other: nisa.nc_transpose(other, tile(32, 32), engine=nisa.engine.vector),
         lambda other: nisa.activation(other, nl.exp, tile(32, 32)),
     ):
-        execute(between(write))
+        with nkilib.simulator.recording() as record:
+            execute(between(write))
+        assert record.instruction_counts["nc_matmul"] == 2
 
 
 @pytest.mark.parametrize("columns", [slice(0, 16), slice(0, 4)], ids=["whole", "part"])
@@ -376,7 +378,9 @@ def test_tensors_that_the_kernel_does_not_place_have_banks_of_their_own() -> Non
             product(one, step > 0)
             product(two, step > 0)
 
-    execute(body)
+    with nkilib.simulator.recording() as record:
+        execute(body)
+    assert record.instruction_counts["nc_matmul"] == 4
 
 
 def test_a_tensor_of_several_banks_has_a_group_in_each() -> None:

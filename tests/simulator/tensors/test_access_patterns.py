@@ -16,6 +16,7 @@ from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.tensors.tensor import NkiTensor
 from tests.simulator.frame import counted, empty, fetched, in_hbm, in_sbuf, indices, refused, run, stored, without_place
 from tests.simulator.kernels import load
+from tests.simulator.refused_views import TensorOf, constraints
 
 HBM = "tensor [6, 4] float32 in private_hbm"
 SBUF = "tensor [6, 4] float32 in sbuf"
@@ -290,157 +291,105 @@ def shorts() -> NkiTensor:
     return in_hbm(counted(6, 4, dtype=np.int16))
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: flat().ap([]),
-            "NkiTensor.ap: pattern needs a dimension and counts >= 0, got []",
-            lambda: flat().ap([[1, 1]]),
-        ),
-        (
-            lambda: flat().ap([[1, -1]]),
-            "NkiTensor.ap: pattern needs a dimension and counts >= 0, got [[1, -1]]",
-            lambda: flat().ap([[1, 0]]),
-        ),
-        (
-            lambda: flat().ap([4, 6]),  # type: ignore[list-item]
-            "NkiTensor.ap: pattern must be [[stride, count], ...], got [4, 6]",
-            lambda: flat().ap([[4, 6]]),
-        ),
-        (
-            lambda: flat().ap([[4, 6, 1]]),
-            "NkiTensor.ap: pattern must be [[stride, count], ...], got [[4, 6, 1]]",
-            lambda: flat().ap([[4, 6]]),
-        ),
-        (
-            lambda: flat().ap([[1.5, 2]]),  # type: ignore[list-item]
-            "NkiTensor.ap: pattern must be [[stride, count], ...], got [[1.5, 2]]",
-            lambda: flat().ap([[1, 2]]),
-        ),
-        (
-            lambda: tile().ap([[4, 6]]),
-            f"NkiTensor.ap on {SBUF}: an on-chip pattern starts with the partition dimension and has at least one "
-            "free dimension, got [[4, 6]]",
-            lambda: tile().ap([[4, 6], [1, 1]]),
-        ),
-        (
-            lambda: tile().ap([[8, 3], [1, 4]]),
-            f"NkiTensor.ap on {SBUF}: the first stride must be the 4 elements of a partition, got 8",
-            lambda: tile().ap([[4, 3], [1, 4]]),
-        ),
-        (
-            lambda: tile().ap([[1, 2], [1, 4]]),
-            f"NkiTensor.ap on {SBUF}: the first stride must be the 4 elements of a partition, got 1",
-            lambda: tile().ap([[1, 1], [1, 4]]),
-        ),
-        (
-            lambda: tile().ap([[4, 6], [1, 8]], dtype=nl.bfloat16),
-            f"NkiTensor.ap on {SBUF}: the first stride must be the 8 elements of a partition, got 4",
-            lambda: tile().ap([[8, 6], [1, 8]], dtype=nl.bfloat16),
-        ),
-        (
-            lambda: shorts()[:, 1:].ap([[2, 5], [1, 1]], dtype=nl.int32),
-            "NkiTensor.ap: tensor [6, 3] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes of "
-            "int32",
-            lambda: shorts()[:, 2:].ap([[2, 5], [1, 1]], dtype=nl.int32),
-        ),
-        (
-            lambda: shorts().ap([[2, 5]], scalar_offset=indices(0), indirect_dim=1, dtype=nl.int32),
-            "NkiTensor.ap on tensor [6, 4] int16 in private_hbm: a step of dimension 1 is 2 bytes, which is no "
-            "multiple of the 4 bytes of int32",
-            lambda: shorts().ap([[2, 5]], scalar_offset=indices(0), indirect_dim=0, dtype=nl.int32),
-        ),
-        (
-            lambda: flat().ap([[4, 1]], scalar_offset=indices(0), vector_offset=indices(0)),
-            f"NkiTensor.ap on {HBM}: give scalar_offset or vector_offset, not both",
-            lambda: flat().ap([[4, 1]], vector_offset=indices(0)),
-        ),
-        (
-            lambda: flat().ap([[1, 1]], vector_offset=indices(0), indirect_dim=1),
-            f"NkiTensor.ap on {HBM}: a vector offset needs indirect_dim=0, got 1",
-            lambda: flat().ap([[1, 1]], scalar_offset=indices(0), indirect_dim=1),
-        ),
-        (
-            lambda: tile().ap([[4, 2], [1, 1]], vector_offset=indices(0, 1)),
-            f"NkiTensor.ap: a vector offset needs a tensor in HBM, got {SBUF}",
-            lambda: flat().ap([[4, 2], [1, 1]], vector_offset=indices(0, 1)),
-        ),
-        (
-            lambda: flat().ap([[4, 3], [1, 1]], vector_offset=indices(0, 1)),
-            f"NkiTensor.ap on {HBM}: the vector offset must have one index for each of the 3 rows of the pattern, got "
-            "tensor [2, 1] int32 in sbuf",
-            lambda: flat().ap([[4, 2], [1, 1]], vector_offset=indices(0, 1)),
-        ),
-        (
-            lambda: flat().ap([[4, 2]], vector_offset=indices(0, 1, dtype=np.float32)),
-            f"NkiTensor.ap on {HBM}: the vector offset must be an integer tensor in SBUF, got tensor [2, 1] float32 in "
-            "sbuf",
-            lambda: flat().ap([[4, 2]], vector_offset=indices(0, 1)),
-        ),
-        (
-            lambda: tile().ap([[4, 2], [1, 1]], scalar_offset=indices(0)),
-            f"NkiTensor.ap: the partition dimension of {SBUF} has no dynamic index",
-            lambda: tile().ap([[4, 2], [1, 1]], scalar_offset=indices(0), indirect_dim=1),
-        ),
-        (
-            lambda: flat().ap([[4, 2]], scalar_offset=indices(0, 1)),
-            f"NkiTensor.ap on {HBM}: the scalar offset must have shape (1, 1), got tensor [2, 1] int32 in sbuf",
-            lambda: flat().ap([[4, 2]], scalar_offset=indices(1)),
-        ),
-        (
-            lambda: flat().vector_select(0, indices(0)).ap([[4, 1], [1, 4]]),
-            "NkiTensor.ap: tensor [1, 4] float32 in private_hbm is indirect already; a view has one dynamic index",
-            lambda: flat().ap([[4, 1], [1, 4]], vector_offset=indices(0)),
-        ),
-    ],
+FLAT = TensorOf(flat)
+ON_CHIP = TensorOf(tile)
+SHORTS = TensorOf(shorts)
+
+
+@constraints(
+    FLAT.ap([]).says("pattern needs a dimension and counts >= 0, got []").fixed([[1, 1]]),
+    FLAT.ap([[1, -1]]).says("pattern needs a dimension and counts >= 0, got [[1, -1]]").fixed([[1, 0]]),
+    FLAT.ap([4, 6]).says("pattern must be [[stride, count], ...], got [4, 6]").fixed([[4, 6]]),
+    FLAT.ap([[4, 6, 1]]).says("pattern must be [[stride, count], ...], got [[4, 6, 1]]").fixed([[4, 6]]),
+    FLAT.ap([[1.5, 2]]).says("pattern must be [[stride, count], ...], got [[1.5, 2]]").fixed([[1, 2]]),
+    ON_CHIP.ap([[4, 6]])
+    .says(
+        "an on-chip pattern starts with the partition dimension and has at least one free dimension, got [[4, 6]]",
+        on=SBUF,
+    )
+    .fixed([[4, 6], [1, 1]]),
+    ON_CHIP.ap([[8, 3], [1, 4]])
+    .says("the first stride must be the 4 elements of a partition, got 8", on=SBUF)
+    .fixed([[4, 3], [1, 4]]),
+    ON_CHIP.ap([[1, 2], [1, 4]])
+    .says("the first stride must be the 4 elements of a partition, got 1", on=SBUF)
+    .fixed([[1, 1], [1, 4]]),
+    ON_CHIP.ap([[4, 6], [1, 8]], dtype=nl.bfloat16)
+    .says("the first stride must be the 8 elements of a partition, got 4", on=SBUF)
+    .fixed([[8, 6], [1, 8]], dtype=nl.bfloat16),
+    SHORTS[:, 1:]
+    .ap([[2, 5], [1, 1]], dtype=nl.int32)
+    .says("tensor [6, 3] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes of int32")
+    .instead(lambda: shorts()[:, 2:].ap([[2, 5], [1, 1]], dtype=nl.int32)),
+    SHORTS.ap([[2, 5]], scalar_offset=indices(0), indirect_dim=1, dtype=nl.int32)
+    .says(
+        "a step of dimension 1 is 2 bytes, which is no multiple of the 4 bytes of int32",
+        on="tensor [6, 4] int16 in private_hbm",
+    )
+    .fixed([[2, 5]], scalar_offset=indices(0), indirect_dim=0, dtype=nl.int32),
+    FLAT.ap([[4, 1]], scalar_offset=indices(0), vector_offset=indices(0))
+    .says("give scalar_offset or vector_offset, not both", on=HBM)
+    .fixed([[4, 1]], vector_offset=indices(0)),
+    FLAT.ap([[1, 1]], vector_offset=indices(0), indirect_dim=1)
+    .says("a vector offset needs indirect_dim=0, got 1", on=HBM)
+    .fixed([[1, 1]], scalar_offset=indices(0), indirect_dim=1),
+    ON_CHIP.ap([[4, 2], [1, 1]], vector_offset=indices(0, 1))
+    .says(f"a vector offset needs a tensor in HBM, got {SBUF}")
+    .instead(lambda: flat().ap([[4, 2], [1, 1]], vector_offset=indices(0, 1))),
+    FLAT.ap([[4, 3], [1, 1]], vector_offset=indices(0, 1))
+    .says(
+        "the vector offset must have one index for each of the 3 rows of the pattern, got tensor [2, 1] int32 in sbuf",
+        on=HBM,
+    )
+    .fixed([[4, 2], [1, 1]], vector_offset=indices(0, 1)),
+    FLAT.ap([[4, 2]], vector_offset=indices(0, 1, dtype=np.float32))
+    .says("the vector offset must be an integer tensor in SBUF, got tensor [2, 1] float32 in sbuf", on=HBM)
+    .fixed([[4, 2]], vector_offset=indices(0, 1)),
+    ON_CHIP.ap([[4, 2], [1, 1]], scalar_offset=indices(0))
+    .says(f"the partition dimension of {SBUF} has no dynamic index")
+    .fixed([[4, 2], [1, 1]], scalar_offset=indices(0), indirect_dim=1),
+    FLAT.ap([[4, 2]], scalar_offset=indices(0, 1))
+    .says("the scalar offset must have shape (1, 1), got tensor [2, 1] int32 in sbuf", on=HBM)
+    .fixed([[4, 2]], scalar_offset=indices(1)),
+    TensorOf(lambda: flat().vector_select(0, indices(0)))
+    .ap([[4, 1], [1, 4]])
+    .says("tensor [1, 4] float32 in private_hbm is indirect already; a view has one dynamic index")
+    .instead(lambda: flat().ap([[4, 1], [1, 4]], vector_offset=indices(0))),
 )
 def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     assert refused(NkiValidationError, broken) == message
     assert isinstance(corrected(), NkiTensor)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: flat().ap([[4, 7], [1, 1]]),
-            f"NkiTensor.ap on {HBM}: pattern [(4, 7), (1, 1)] at offset 0 touches elements 0 to 24 of a storage of 24",
-            lambda: flat().ap([[4, 6], [1, 1]]),
-        ),
-        (
-            lambda: flat().ap([[-1, 3]], offset=1),
-            f"NkiTensor.ap on {HBM}: pattern [(-1, 3)] at offset 1 touches elements -1 to 1 of a storage of 24",
-            lambda: flat().ap([[-1, 3]], offset=2),
-        ),
-        (
-            lambda: flat()[5].ap([[1, 4]], offset=1),
-            "NkiTensor.ap on tensor [4] float32 in private_hbm: pattern [(1, 4)] at offset 21 touches elements 21 to "
-            "24 of a storage of 24",
-            lambda: flat()[5].ap([[1, 3]], offset=1),
-        ),
-        (
-            lambda: shorts().ap([[1, 13]], dtype=nl.int32),
-            "NkiTensor.ap on tensor [6, 4] int16 in private_hbm: pattern [(1, 13)] at offset 0 touches elements 0 to "
-            "12 of a storage of 12",
-            lambda: shorts().ap([[1, 12]], dtype=nl.int32),
-        ),
-        (
-            lambda: tile().ap([[4, 2], [1, 3]], offset=2),
-            f"NkiTensor.ap on {SBUF}: the free pattern [(1, 3)] at offset 2 leaves the 4 elements of a partition",
-            lambda: tile().ap([[4, 2], [1, 2]], offset=2),
-        ),
-        (
-            lambda: tile().ap([[4, 2], [-1, 3]], offset=5),
-            f"NkiTensor.ap on {SBUF}: the free pattern [(-1, 3)] at offset 5 leaves the 4 elements of a partition",
-            lambda: tile().ap([[4, 2], [-1, 2]], offset=5),
-        ),
-        (
-            lambda: flat().ap([[1, 1]], scalar_offset=indices(0), indirect_dim=2),
-            f"NkiTensor.ap: dim must be in [0, 2) of {HBM}, got 2",
-            lambda: flat().ap([[1, 1]], scalar_offset=indices(0), indirect_dim=1),
-        ),
-    ],
+@constraints(
+    FLAT.ap([[4, 7], [1, 1]])
+    .says("pattern [(4, 7), (1, 1)] at offset 0 touches elements 0 to 24 of a storage of 24", on=HBM)
+    .fixed([[4, 6], [1, 1]]),
+    FLAT.ap([[-1, 3]], offset=1)
+    .says("pattern [(-1, 3)] at offset 1 touches elements -1 to 1 of a storage of 24", on=HBM)
+    .fixed([[-1, 3]], offset=2),
+    FLAT[5]
+    .ap([[1, 4]], offset=1)
+    .says(
+        "pattern [(1, 4)] at offset 21 touches elements 21 to 24 of a storage of 24",
+        on="tensor [4] float32 in private_hbm",
+    )
+    .fixed([[1, 3]], offset=1),
+    SHORTS.ap([[1, 13]], dtype=nl.int32)
+    .says(
+        "pattern [(1, 13)] at offset 0 touches elements 0 to 12 of a storage of 12",
+        on="tensor [6, 4] int16 in private_hbm",
+    )
+    .fixed([[1, 12]], dtype=nl.int32),
+    ON_CHIP.ap([[4, 2], [1, 3]], offset=2)
+    .says("the free pattern [(1, 3)] at offset 2 leaves the 4 elements of a partition", on=SBUF)
+    .fixed([[4, 2], [1, 2]], offset=2),
+    ON_CHIP.ap([[4, 2], [-1, 3]], offset=5)
+    .says("the free pattern [(-1, 3)] at offset 5 leaves the 4 elements of a partition", on=SBUF)
+    .fixed([[4, 2], [-1, 2]], offset=5),
+    FLAT.ap([[1, 1]], scalar_offset=indices(0), indirect_dim=2)
+    .says(f"dim must be in [0, 2) of {HBM}, got 2")
+    .fixed([[1, 1]], scalar_offset=indices(0), indirect_dim=1),
 )
 def test_patterns_that_leave_the_tensor(broken: Any, message: str, corrected: Any) -> None:
     assert refused(OutOfRangeError, lambda: broken().array) == message

@@ -25,6 +25,7 @@ from tests.simulator.frame import (
     without_place,
 )
 from tests.simulator.kernels import load
+from tests.simulator.refused_views import TensorOf, constraints
 
 # -- select ----------------------------------------------------------------------------------------------------
 
@@ -137,82 +138,48 @@ CUBE = "tensor [4, 3, 8] float32 in private_hbm"
 TILE = "tensor [4, 3, 8] float32 in sbuf"
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: hbm_cube().vector_select(1, indices(0)),
-            "NkiTensor.vector_select: dim must be 0, got 1",
-            lambda: hbm_cube().vector_select(0, indices(0)),
-        ),
-        (
-            lambda: sbuf_cube().vector_select(0, indices(0)),
-            f"NkiTensor.vector_select: a vector offset needs a tensor in HBM, got {TILE}",
-            lambda: hbm_cube().vector_select(0, indices(0)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, in_hbm(np.zeros((2, 1), np.int32))),
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must be an integer tensor in SBUF, got tensor "
-            "[2, 1] int32 in private_hbm",
-            lambda: hbm_cube().vector_select(0, indices(0, 0)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, indices(0, 0, dtype=np.float32)),
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must be an integer tensor in SBUF, got tensor "
-            "[2, 1] float32 in sbuf",
-            lambda: hbm_cube().vector_select(0, indices(0, 0, dtype=np.int16)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32))),
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must have shape (P, 1), got tensor [2, 2] int32 "
-            "in sbuf",
-            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32))[:, 1:]),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, np.zeros((1, 1), np.int32)),  # type: ignore[arg-type]
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1), got "
-            "array([[0]], dtype=int32)",
-            lambda: hbm_cube().vector_select(0, indices(0)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, None),  # type: ignore[arg-type]
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1), got None",
-            lambda: hbm_cube().vector_select(0, indices(0)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, indices(0))),
-            f"NkiTensor.vector_select on {CUBE}: the vector offset must not be an indirect view itself, got tensor "
-            "[2, 1] int32 in sbuf",
-            lambda: hbm_cube().vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, 0)),
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, indices(0)).vector_select(0, indices(0)),
-            "NkiTensor.vector_select: tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one "
-            "dynamic index",
-            lambda: hbm_cube().vector_select(0, indices(0)).select(1, 0),
-        ),
-        (
-            lambda: hbm_cube().select(0, indices(0)).select(0, indices(0)),
-            "NkiTensor.select: tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic index",
-            lambda: hbm_cube().select(0, indices(0)).select(0, 0),
-        ),
-        (
-            lambda: sbuf_cube().select(0, indices(0)),
-            f"NkiTensor.select: the partition dimension of {TILE} has no dynamic index",
-            lambda: sbuf_cube().select(1, indices(0)),
-        ),
-        (
-            lambda: hbm_cube().select(0, indices(0, 1)),
-            f"NkiTensor.select on {CUBE}: the scalar offset must have shape (1, 1), got tensor [2, 1] int32 in sbuf",
-            lambda: hbm_cube().select(0, indices(0, 1)[1]),
-        ),
-        (
-            lambda: hbm_cube().select(0, indices(0, dtype=np.float32)),
-            f"NkiTensor.select on {CUBE}: the scalar offset must be an integer tensor in SBUF, got tensor [1, 1] "
-            "float32 in sbuf",
-            lambda: hbm_cube().select(0, indices(0, dtype=np.uint8)),
-        ),
-    ],
+IN_HBM = TensorOf(hbm_cube)
+ON_CHIP = TensorOf(sbuf_cube)
+
+
+@constraints(
+    IN_HBM.vector_select(1, indices(0)).says("dim must be 0, got 1").fixed(0, indices(0)),
+    ON_CHIP.vector_select(0, indices(0))
+    .says(f"a vector offset needs a tensor in HBM, got {TILE}")
+    .instead(lambda: hbm_cube().vector_select(0, indices(0))),
+    IN_HBM.vector_select(0, in_hbm(np.zeros((2, 1), np.int32)))
+    .says("the vector offset must be an integer tensor in SBUF, got tensor [2, 1] int32 in private_hbm", on=CUBE)
+    .fixed(0, indices(0, 0)),
+    IN_HBM.vector_select(0, indices(0, 0, dtype=np.float32))
+    .says("the vector offset must be an integer tensor in SBUF, got tensor [2, 1] float32 in sbuf", on=CUBE)
+    .fixed(0, indices(0, 0, dtype=np.int16)),
+    IN_HBM.vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)))
+    .says("the vector offset must have shape (P, 1), got tensor [2, 2] int32 in sbuf", on=CUBE)
+    .fixed(0, in_sbuf(np.zeros((2, 2), np.int32))[:, 1:]),
+    IN_HBM.vector_select(0, np.zeros((1, 1), np.int32))
+    .says("the vector offset must be an SBUF tensor of shape (P, 1), got array([[0]], dtype=int32)", on=CUBE)
+    .fixed(0, indices(0)),
+    IN_HBM.vector_select(0, None)
+    .says("the vector offset must be an SBUF tensor of shape (P, 1), got None", on=CUBE)
+    .fixed(0, indices(0)),
+    IN_HBM.vector_select(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, indices(0)))
+    .says("the vector offset must not be an indirect view itself, got tensor [2, 1] int32 in sbuf", on=CUBE)
+    .fixed(0, in_sbuf(np.zeros((2, 2), np.int32)).select(1, 0)),
+    TensorOf(lambda: hbm_cube().vector_select(0, indices(0)))
+    .vector_select(0, indices(0))
+    .says("tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one dynamic index")
+    .instead(lambda: hbm_cube().vector_select(0, indices(0)).select(1, 0)),
+    TensorOf(lambda: hbm_cube().select(0, indices(0)))
+    .select(0, indices(0))
+    .says("tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic index")
+    .fixed(0, 0),
+    ON_CHIP.select(0, indices(0)).says(f"the partition dimension of {TILE} has no dynamic index").fixed(1, indices(0)),
+    IN_HBM.select(0, indices(0, 1))
+    .says("the scalar offset must have shape (1, 1), got tensor [2, 1] int32 in sbuf", on=CUBE)
+    .fixed(0, indices(0, 1)[1]),
+    IN_HBM.select(0, indices(0, dtype=np.float32))
+    .says("the scalar offset must be an integer tensor in SBUF, got tensor [1, 1] float32 in sbuf", on=CUBE)
+    .fixed(0, indices(0, dtype=np.uint8)),
 )
 def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     assert refused(NkiValidationError, broken) == message

@@ -16,7 +16,9 @@ from nkilib.simulator.machine.issue import REGISTRY
 from nkilib.simulator.terms.dtypes import COPYABLE, MOVABLE
 
 from ..frame import run
-from ..kernels import Body, Rule, check_rule, execute, load, refusal, rules, store, tile
+from ..kernels import Body, execute, load, refusal, store, tile
+from ..made import Made, Sbuf
+from ..rules import Broken, Legal, Rule, broken, check_rule, legal, rules
 
 E4M3, E5M2, E2M1 = nl.float8_e4m3fn_x4, nl.float8_e5m2_x4, nl.float4_e2m1fn_x4
 PACKED = [E4M3, E5M2, E2M1]
@@ -218,46 +220,41 @@ def no_result(tensor: Any) -> None:
     """A kernel returns tensors in HBM only."""
 
 
-def fill_with(dtype: Any, value: Any) -> Body:
-    return lambda: nisa.memset(nl.ndarray((2, 3), dtype), value)
-
-
-def copy_between(dst: Any, src: Any, copy: Any) -> Body:
-    return lambda: copy(nl.ndarray((2, 3), dst), tile(2, 3, dtype=src))
-
-
+ONLY_ZERO = "value must be 0 for the packed type {}, got 1; load other values with nisa.dma_copy"
 NO_CAST = (
-    "packed types are copied bit by bit and never cast: 'dst' and 'src' must have one type, got tensor [2, 3] {} in "
-    "sbuf and tensor [2, 3] {} in sbuf; view one as the type of the other"
+    "packed types are copied bit by bit and never cast: 'dst' and 'src' must have one type, got {dst} and {src}; view "
+    "one as the type of the other"
 )
 
 
+def words(dtype: Any, value: Any = 0) -> Made:
+    return Sbuf(2, 3, dtype=dtype, value=value)
+
+
+def without_casts(copy: Any) -> list[Legal | Broken]:
+    """The rules of a copy that does not cast."""
+    pairs = ((E4M3, nl.uint32), (nl.uint32, E4M3), (E4M3, E5M2), (nl.float32, E2M1))
+    return [
+        legal(copy, dst=words(E4M3, None), src=words(E4M3)),
+        *(
+            broken(f"{copy.__name__} {src} to {dst}", dst=words(dst, None), src=words(src))
+            .says(NO_CAST)
+            .fixed(src=words(dst))
+            for dst, src in pairs
+        ),
+    ]
+
+
 @rules(
+    legal(nisa.memset, dst=words(E4M3, None), value=0),
     *(
-        Rule(
-            f"memset {dtype}",
-            fill_with(dtype, 1),
-            f"nisa.memset: value must be 0 for the packed type {dtype}, got 1; load other values with nisa.dma_copy",
-            fill_with(dtype, 0),
-        )
+        broken(f"memset {dtype}", dst=words(dtype, None), value=1).says(ONLY_ZERO.format(dtype)).fixed(value=0)
         for dtype in PACKED
     ),
-    Rule(
-        "nl.ones",
-        lambda: no_result(nl.ones((2, 3), E4M3)),
-        "nl.ones: value must be 0 for the packed type float8_e4m3fn_x4, got 1; load other values with nisa.dma_copy",
-        lambda: no_result(nl.zeros((2, 3), E4M3)),
-    ),
-    *(
-        Rule(
-            f"{copy.__name__} {src} to {dst}",
-            copy_between(dst, src, copy),
-            f"nisa.{copy.__name__}: " + NO_CAST.format(dst, src),
-            copy_between(dst, dst, copy),
-        )
-        for copy in (nisa.dma_copy, nisa.tensor_copy)
-        for dst, src in ((E4M3, nl.uint32), (nl.uint32, E4M3), (E4M3, E5M2), (nl.float32, E2M1))
-    ),
+    legal(nl.ones, shape=(2, 3), dtype=nl.float32),
+    broken("nl.ones", dtype=E4M3).says(ONLY_ZERO.format("float8_e4m3fn_x4")).instead(lambda: nl.zeros((2, 3), E4M3)),
+    *without_casts(nisa.dma_copy),
+    *without_casts(nisa.tensor_copy),
     Rule(
         "packed views need dense words",
         lambda: no_result(tile(2, 6, dtype=nl.uint8).view(E4M3)),

@@ -21,6 +21,7 @@ from tests.simulator.frame import (
     without_place,
 )
 from tests.simulator.kernels import load
+from tests.simulator.refused_views import TensorOf, constraints
 
 CUBE = "tensor [4, 3, 8] float32 in private_hbm"
 TILE = "tensor [4, 3, 8] float32 in sbuf"
@@ -199,65 +200,38 @@ def test_a_register_that_was_never_set_is_no_index() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: sbuf_cube()[register()],
-            f"NkiTensor.__getitem__: the partition dimension of {TILE} has no dynamic index",
-            lambda: sbuf_cube()[:, register()],
-        ),
-        (
-            lambda: sbuf_cube()[nl.ds(register(), 2), 0],
-            f"NkiTensor.__getitem__: the partition dimension of {TILE} has no dynamic index",
-            lambda: sbuf_cube()[nl.ds(0, 2), register()],
-        ),
-        (
-            lambda: sbuf_cube().select(0, register()),
-            f"NkiTensor.select: the partition dimension of {TILE} has no dynamic index",
-            lambda: sbuf_cube().select(1, register()),
-        ),
-        (
-            lambda: sbuf_cube().ap([[24, 4], [1, 1]], scalar_offset=register()),
-            f"NkiTensor.ap: the partition dimension of {TILE} has no dynamic index",
-            lambda: sbuf_cube().ap([[24, 4], [1, 1]], scalar_offset=register(), indirect_dim=1),
-        ),
-        (
-            lambda: hbm_cube()[register(), 0, register()],
-            f"NkiTensor.__getitem__: only one register may index {CUBE}",
-            lambda: hbm_cube()[register(), 0, 0],
-        ),
-        (
-            lambda: hbm_cube()[register()][register()],
-            "NkiTensor.__getitem__: tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic "
-            "index",
-            lambda: hbm_cube()[register()][0],
-        ),
-        (
-            lambda: hbm_cube().vector_select(0, indices(0)).select(1, register()),
-            "NkiTensor.select: tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one dynamic "
-            "index",
-            lambda: hbm_cube().vector_select(0, indices(0)).select(1, 0),
-        ),
-        (
-            lambda: hbm_cube()[0 : register(3)],  # type: ignore[misc]
-            f"{CUBE} can be indexed with integers, slices, ... and nl.ds, got slice(0, VirtualRegister(3), None) for "
-            "dimension 0; use nl.ds(register, size)",
-            lambda: hbm_cube()[nl.ds(register(3), 1)],
-        ),
-        (
-            lambda: hbm_cube()[nl.ds(register(), register(3))],  # type: ignore[arg-type]
-            f"{CUBE} can be indexed with integers, slices, ... and nl.ds, got DynamicSlice(start=VirtualRegister(0), "
-            "size=VirtualRegister(3)) for dimension 0; use nl.ds(register, size)",
-            lambda: hbm_cube()[nl.ds(register(), 3)],
-        ),
-        (
-            lambda: hbm_cube().ap([[24, 1]], vector_offset=register()),  # type: ignore[arg-type]
-            f"NkiTensor.ap on {CUBE}: the vector offset must be an SBUF tensor of shape (P, 1) or (P, N), got "
-            "VirtualRegister(0)",
-            lambda: hbm_cube().ap([[24, 1]], scalar_offset=register()),
-        ),
-    ],
+ON_CHIP, IN_HBM = TensorOf(sbuf_cube), TensorOf(hbm_cube)
+NO_INDEX = f"the partition dimension of {TILE} has no dynamic index"
+INDICES = (
+    f"{CUBE} can be indexed with integers, slices, ... and nl.ds, got {{}} for dimension 0; use nl.ds(register, size)"
+)
+
+
+@constraints(
+    ON_CHIP.index(register()).says(NO_INDEX).fixed(np.s_[:, register()]),
+    ON_CHIP.index((nl.ds(register(), 2), 0)).says(NO_INDEX).fixed((nl.ds(0, 2), register())),
+    ON_CHIP.select(0, register()).says(NO_INDEX).fixed(1, register()),
+    ON_CHIP.ap([[24, 4], [1, 1]], scalar_offset=register())
+    .says(NO_INDEX)
+    .fixed([[24, 4], [1, 1]], scalar_offset=register(), indirect_dim=1),
+    IN_HBM.index((register(), 0, register())).says(f"only one register may index {CUBE}").fixed((register(), 0, 0)),
+    IN_HBM[register()]
+    .index(register())
+    .says("tensor [3, 8] float32 in private_hbm is indirect already; a view has one dynamic index")
+    .fixed(0),
+    TensorOf(lambda: hbm_cube().vector_select(0, indices(0)))
+    .select(1, register())
+    .says("tensor [1, 3, 8] float32 in private_hbm is indirect already; a view has one dynamic index")
+    .fixed(1, 0),
+    IN_HBM.index(np.s_[0 : register(3)])
+    .refused_with(INDICES.format("slice(0, VirtualRegister(3), None)"))
+    .fixed(nl.ds(register(3), 1)),
+    IN_HBM.index(nl.ds(register(), register(3)))
+    .refused_with(INDICES.format("DynamicSlice(start=VirtualRegister(0), size=VirtualRegister(3))"))
+    .fixed(nl.ds(register(), 3)),
+    IN_HBM.ap([[24, 1]], vector_offset=register())
+    .says("the vector offset must be an SBUF tensor of shape (P, 1) or (P, N), got VirtualRegister(0)", on=CUBE)
+    .fixed([[24, 1]], scalar_offset=register()),
 )
 def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     assert refused(NkiValidationError, broken) == message

@@ -13,6 +13,7 @@ from nkilib.nki import nl
 from nkilib.simulator import NkiValidationError, OutOfRangeError
 from nkilib.simulator.tensors.tensor import NkiTensor
 from tests.simulator.frame import counted, empty, fetched, in_hbm, in_sbuf, indices, refused
+from tests.simulator.refused_views import TensorOf, constraints
 
 CUBE = "tensor [4, 2, 6] float32 in private_hbm"
 TILE = "tensor [4, 2, 6] float32 in sbuf"
@@ -204,197 +205,111 @@ def _first(method: str, tensor: str, kind: str = "counts partitions") -> str:
     return f"NkiTensor.{method}: dimension 0 of {tensor} {kind} and must stay as it is"
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (lambda: tile().expand_dim(0), _first("expand_dim", TILE), lambda: cube().expand_dim(0)),
-        (lambda: tile().expand_dim(-4), _first("expand_dim", TILE), lambda: tile().expand_dim(-3)),
-        (lambda: rows().expand_dim(0), _first("expand_dim", ROWS, "is indirect"), lambda: rows().expand_dim(1)),
-        (
-            lambda: in_sbuf(counted(1, 6)).squeeze_dim(0),
-            _first("squeeze_dim", "tensor [1, 6] float32 in sbuf"),
-            lambda: in_hbm(counted(1, 6)).squeeze_dim(0),
-        ),
-        (
-            lambda: cube().vector_select(0, indices(3)).squeeze_dim(0),
-            _first("squeeze_dim", "tensor [1, 2, 6] float32 in private_hbm", "is indirect"),
-            lambda: cube()[3:].squeeze_dim(0),
-        ),
-        (
-            lambda: cube().squeeze_dim(1),
-            f"NkiTensor.squeeze_dim: dimension 1 of {CUBE} must have size 1",
-            lambda: cube()[:, 1:].squeeze_dim(1),
-        ),
-        (
-            lambda: in_sbuf(counted(4, 1)).squeeze_dim(1),
-            "NkiTensor.squeeze_dim: tensor [4, 1] float32 in sbuf must keep a dimension besides its partitions",
-            lambda: in_sbuf(counted(4, 1, 1)).squeeze_dim(1),
-        ),
-        (
-            lambda: in_hbm(counted(1)).squeeze_dim(0),
-            "NkiTensor.squeeze_dim: tensor [1] float32 in private_hbm must keep a dimension besides its partitions",
-            lambda: in_hbm(counted(1, 1)).squeeze_dim(0),
-        ),
-        (
-            lambda: cube().reshape_dim(2, (2, 2)),
-            f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [2, 2] do not make up 6",
-            lambda: cube().reshape_dim(2, (2, 3)),
-        ),
-        (
-            lambda: cube().reshape_dim(2, (4, -1)),
-            f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [4, -1] do not make up 6",
-            lambda: cube().reshape_dim(2, (3, -1)),
-        ),
-        (
-            lambda: cube().reshape_dim(2, (0, -1)),
-            f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes [0, -1] do not make up 6",
-            lambda: cube().reshape_dim(2, (6, -1)),
-        ),
-        (
-            lambda: cube().reshape_dim(2, (-1, 2, -1)),
-            f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes must not be negative, except for one -1, got "
-            "[-1, 2, -1]",
-            lambda: cube().reshape_dim(2, (-1, 2, 1)),
-        ),
-        (
-            lambda: cube().reshape_dim(2, (-2, -3)),
-            f"NkiTensor.reshape_dim of dimension 2 of {CUBE}: sizes must not be negative, except for one -1, got "
-            "[-2, -3]",
-            lambda: cube().reshape_dim(2, (2, 3)),
-        ),
-        (
-            lambda: cube().reshape_dim(1, ()),
-            f"NkiTensor.reshape_dim of dimension 1 of {CUBE}: sizes must not be negative, except for one -1, got []",
-            lambda: cube().reshape_dim(1, (2,)),
-        ),
-        (lambda: tile().reshape_dim(0, (2, 2)), _first("reshape_dim", TILE), lambda: cube().reshape_dim(0, (2, 2))),
-        (
-            lambda: rows().reshape_dim(0, (3,)),
-            _first("reshape_dim", ROWS, "is indirect"),
-            lambda: rows().reshape_dim(1, (2,)),
-        ),
-        (lambda: tile().flatten_dims(0, 1), _first("flatten_dims", TILE), lambda: tile().flatten_dims(1, 2)),
-        (
-            lambda: rows().flatten_dims(0, 1),
-            _first("flatten_dims", ROWS, "is indirect"),
-            lambda: rows().flatten_dims(1, 2),
-        ),
-        (
-            lambda: cube().flatten_dims(2, 1),
-            f"NkiTensor.flatten_dims: start_dim must not come after end_dim, got 2 and 1 for {CUBE}",
-            lambda: cube().flatten_dims(1, 2),
-        ),
-        (
-            lambda: cube()[:, :, 1:].flatten_dims(1, 2),
-            "NkiTensor.flatten_dims: dimensions 1 to 2 of tensor [4, 2, 5] float32 in private_hbm with strides "
-            "(12, 6, 1) are not contiguous in memory",
-            lambda: cube()[1:].flatten_dims(1, 2),
-        ),
-        (
-            lambda: tile().permute((0, 2, 1)).flatten_dims(1, 2),
-            "NkiTensor.flatten_dims: dimensions 1 to 2 of tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) are "
-            "not contiguous in memory",
-            lambda: tile().flatten_dims(1, 2),
-        ),
-    ],
+def _sizes(dim: int, fault: str) -> str:
+    return f"NkiTensor.reshape_dim of dimension {dim} of {CUBE}: sizes {fault}"
+
+
+ON_CHIP = TensorOf(tile)
+GATHERED = TensorOf(rows)
+IN_HBM = TensorOf(cube)
+
+
+@constraints(
+    ON_CHIP.expand_dim(0).refused_with(_first("expand_dim", TILE)).instead(lambda: cube().expand_dim(0)),
+    ON_CHIP.expand_dim(-4).refused_with(_first("expand_dim", TILE)).fixed(-3),
+    GATHERED.expand_dim(0).refused_with(_first("expand_dim", ROWS, "is indirect")).fixed(1),
+    TensorOf(lambda: in_sbuf(counted(1, 6)))
+    .squeeze_dim(0)
+    .refused_with(_first("squeeze_dim", "tensor [1, 6] float32 in sbuf"))
+    .instead(lambda: in_hbm(counted(1, 6)).squeeze_dim(0)),
+    TensorOf(lambda: cube().vector_select(0, indices(3)))
+    .squeeze_dim(0)
+    .refused_with(_first("squeeze_dim", "tensor [1, 2, 6] float32 in private_hbm", "is indirect"))
+    .instead(lambda: cube()[3:].squeeze_dim(0)),
+    IN_HBM.squeeze_dim(1).says(f"dimension 1 of {CUBE} must have size 1").instead(lambda: cube()[:, 1:].squeeze_dim(1)),
+    TensorOf(lambda: in_sbuf(counted(4, 1)))
+    .squeeze_dim(1)
+    .says("tensor [4, 1] float32 in sbuf must keep a dimension besides its partitions")
+    .instead(lambda: in_sbuf(counted(4, 1, 1)).squeeze_dim(1)),
+    TensorOf(lambda: in_hbm(counted(1)))
+    .squeeze_dim(0)
+    .says("tensor [1] float32 in private_hbm must keep a dimension besides its partitions")
+    .instead(lambda: in_hbm(counted(1, 1)).squeeze_dim(0)),
+    IN_HBM.reshape_dim(2, (2, 2)).refused_with(_sizes(2, "[2, 2] do not make up 6")).fixed(2, (2, 3)),
+    IN_HBM.reshape_dim(2, (4, -1)).refused_with(_sizes(2, "[4, -1] do not make up 6")).fixed(2, (3, -1)),
+    IN_HBM.reshape_dim(2, (0, -1)).refused_with(_sizes(2, "[0, -1] do not make up 6")).fixed(2, (6, -1)),
+    IN_HBM.reshape_dim(2, (-1, 2, -1))
+    .refused_with(_sizes(2, "must not be negative, except for one -1, got [-1, 2, -1]"))
+    .fixed(2, (-1, 2, 1)),
+    IN_HBM.reshape_dim(2, (-2, -3))
+    .refused_with(_sizes(2, "must not be negative, except for one -1, got [-2, -3]"))
+    .fixed(2, (2, 3)),
+    IN_HBM.reshape_dim(1, ()).refused_with(_sizes(1, "must not be negative, except for one -1, got []")).fixed(1, (2,)),
+    ON_CHIP.reshape_dim(0, (2, 2))
+    .refused_with(_first("reshape_dim", TILE))
+    .instead(lambda: cube().reshape_dim(0, (2, 2))),
+    GATHERED.reshape_dim(0, (3,)).refused_with(_first("reshape_dim", ROWS, "is indirect")).fixed(1, (2,)),
+    ON_CHIP.flatten_dims(0, 1).refused_with(_first("flatten_dims", TILE)).fixed(1, 2),
+    GATHERED.flatten_dims(0, 1).refused_with(_first("flatten_dims", ROWS, "is indirect")).fixed(1, 2),
+    IN_HBM.flatten_dims(2, 1).says(f"start_dim must not come after end_dim, got 2 and 1 for {CUBE}").fixed(1, 2),
+    IN_HBM[:, :, 1:]
+    .flatten_dims(1, 2)
+    .says(
+        "dimensions 1 to 2 of tensor [4, 2, 5] float32 in private_hbm with strides (12, 6, 1) are not "
+        "contiguous in memory"
+    )
+    .instead(lambda: cube()[1:].flatten_dims(1, 2)),
+    TensorOf(lambda: tile().permute((0, 2, 1)))
+    .flatten_dims(1, 2)
+    .says("dimensions 1 to 2 of tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) are not contiguous in memory")
+    .instead(lambda: tile().flatten_dims(1, 2)),
 )
 def test_constraints(broken: Any, message: str, corrected: Any) -> None:
     assert refused(NkiValidationError, broken) == message
     assert isinstance(corrected(), NkiTensor)
 
 
-@pytest.mark.parametrize(
-    ("broken", "message", "corrected"),
-    [
-        (
-            lambda: cube().expand_dim(4),
-            f"NkiTensor.expand_dim: dim must be in [0, 3] of {CUBE}, got 4",
-            lambda: cube().expand_dim(3),
-        ),
-        (
-            lambda: cube().expand_dim(-5),
-            f"NkiTensor.expand_dim: dim must be in [0, 3] of {CUBE}, got -5",
-            lambda: cube().expand_dim(-4),
-        ),
-        (
-            lambda: cube()[:1].squeeze_dim(3),
-            "NkiTensor.squeeze_dim: dim must be in [0, 3) of tensor [1, 2, 6] float32 in private_hbm, got 3",
-            lambda: cube()[:1].squeeze_dim(-3),
-        ),
-        (
-            lambda: cube().reshape_dim(3, (1,)),
-            f"NkiTensor.reshape_dim: dim must be in [0, 3) of {CUBE}, got 3",
-            lambda: cube().reshape_dim(2, (6,)),
-        ),
-        (
-            lambda: cube().flatten_dims(1, 3),
-            f"NkiTensor.flatten_dims: dim must be in [0, 3) of {CUBE}, got 3",
-            lambda: cube().flatten_dims(1, 2),
-        ),
-    ],
+@constraints(
+    IN_HBM.expand_dim(4).says(f"dim must be in [0, 3] of {CUBE}, got 4").fixed(3),
+    IN_HBM.expand_dim(-5).says(f"dim must be in [0, 3] of {CUBE}, got -5").fixed(-4),
+    IN_HBM[:1].squeeze_dim(3).says("dim must be in [0, 3) of tensor [1, 2, 6] float32 in private_hbm, got 3").fixed(-3),
+    IN_HBM.reshape_dim(3, (1,)).says(f"dim must be in [0, 3) of {CUBE}, got 3").fixed(2, (6,)),
+    IN_HBM.flatten_dims(1, 3).says(f"dim must be in [0, 3) of {CUBE}, got 3").fixed(1, 2),
 )
 def test_dimensions_that_the_tensor_does_not_have(broken: Any, message: str, corrected: Any) -> None:
     assert refused(OutOfRangeError, broken) == message
     assert isinstance(corrected(), NkiTensor)
 
 
+ABC, ACB = ("a", "b", "c"), ("a", "c", "b")
+SPLIT, SWAPPED = ("a", "b", ("c", "d")), ("a", "c", "b", "d")
+
+
 @pytest.mark.parametrize(
     ("broken", "reason", "corrected"),
     [
+        ((("a", "b"), ABC), "both patterns must have the same names", (ABC, ACB)),
+        ((("a", "b"), ("b", "a")), "src_pattern must have 3 items, one for each dimension", (ABC, ACB)),
+        ((("a", "b", "b"), ("a", "b", "b")), "src_pattern must have every name once", (ABC, ABC)),
+        ((ABC, ("a", "b", 2)), "dst_pattern must be a tuple of names and tuples of names", (ABC, ACB)),
+        ((("a", (), "c"), ACB), "src_pattern must be a tuple of names and tuples of names", (("a", ("b",), "c"), ACB)),
+        (("abc", ACB), "src_pattern must be a tuple of names and tuples of names, got 'abc'", (ABC, ACB)),
+        ((ABC, ACB, {"d": 2}), "fixed_sizes names 'd', which the patterns do not have", (ABC, ACB, {"b": 2})),
+        ((ABC, ACB, {"b": 3}), "dimension 1, ('b',): sizes [3] do not make up 2", (ABC, ACB, {"b": 2})),
         (
-            (("a", "b"), ("a", "b", "c")),
-            "both patterns must have the same names",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b"), ("b", "a")),
-            "src_pattern must have 3 items, one for each dimension",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b", "b"), ("a", "b", "b")),
-            "src_pattern must have every name once",
-            (("a", "b", "c"), ("a", "b", "c")),
-        ),
-        (
-            (("a", "b", "c"), ("a", "b", 2)),
-            "dst_pattern must be a tuple of names and tuples of names",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", (), "c"), ("a", "c", "b")),
-            "src_pattern must be a tuple of names and tuples of names",
-            (("a", ("b",), "c"), ("a", "c", "b")),
-        ),
-        (
-            ("abc", ("a", "c", "b")),
-            "src_pattern must be a tuple of names and tuples of names, got 'abc'",
-            (("a", "b", "c"), ("a", "c", "b")),
-        ),
-        (
-            (("a", "b", "c"), ("a", "c", "b"), {"d": 2}),
-            "fixed_sizes names 'd', which the patterns do not have",
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 2}),
-        ),
-        (
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 3}),
-            "dimension 1, ('b',): sizes [3] do not make up 2",
-            (("a", "b", "c"), ("a", "c", "b"), {"b": 2}),
-        ),
-        (
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d")),
+            (SPLIT, SWAPPED),
             "dimension 2, ('c', 'd'): sizes must not be negative, except for one -1, got [-1, -1]",
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 3}),
+            (SPLIT, SWAPPED, {"d": 3}),
         ),
         (
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 4}),
+            (SPLIT, SWAPPED, {"d": 4}),
             "dimension 2, ('c', 'd'): sizes [-1, 4] do not make up 6",
-            (("a", "b", ("c", "d")), ("a", "c", "b", "d"), {"d": 3}),
+            (SPLIT, SWAPPED, {"d": 3}),
         ),
         (
-            (("a", "b", "c"), ("b", "a", "c")),
+            (ABC, ("b", "a", "c")),
             f"NkiTensor.permute: dimension 0 of {TILE} must stay first, got (1, 0, 2)",
-            (("a", "b", "c"), ("a", "c", "b")),
+            (ABC, ACB),
         ),
         (
             ((("a", "d"), "b", "c"), ("a", "d", "b", "c"), {"a": 2}),
@@ -402,10 +317,10 @@ def test_dimensions_that_the_tensor_does_not_have(broken: Any, message: str, cor
             (("a", ("d", "b"), "c"), ("a", "d", "b", "c"), {"d": 1}),
         ),
         (
-            (("a", "b", "c"), ("a", ("c", "b"))),
+            (ABC, ("a", ("c", "b"))),
             "NkiTensor.flatten_dims: dimensions 1 to 2 of tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) are "
             "not contiguous in memory",
-            (("a", "b", "c"), ("a", ("b", "c"))),
+            (ABC, ("a", ("b", "c"))),
         ),
     ],
 )

@@ -7,8 +7,7 @@ Views that split and merge dimensions are in ``test_reshaped_views.py``, those w
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -22,23 +21,11 @@ from nkilib.simulator.memory.storage import Storage
 from nkilib.simulator.tensors.tensor import NkiTensor
 from nkilib.simulator.terms.dtypes import as_dtype
 from tests.simulator.frame import counted, empty, in_hbm, in_sbuf, indices, refused, run, tensor_of
+from tests.simulator.refused_views import Attempt, Constraint, TensorOf
 
 HBM = "tensor [4, 6] float32 in private_hbm"
 SBUF = "tensor [4, 6] float32 in sbuf"
 CUBE = "tensor [4, 2, 6] float32 in sbuf"
-
-
-class Constraint(NamedTuple):
-    """A documented constraint of a view method: a call that breaks it, the message, and the call put right."""
-
-    broken: Callable[[], Any]
-    message: str
-    corrected: Callable[[], NkiTensor]
-    error: type[Exception] = NkiValidationError
-
-    def check(self) -> None:
-        assert refused(self.error, self.broken) == self.message
-        assert isinstance(self.corrected(), NkiTensor)
 
 
 def plain(*shape: int) -> NkiTensor:
@@ -207,52 +194,30 @@ def test_an_empty_slice_is_accepted() -> None:
     assert plain(4, 6).slice(0, 4, 4).reshape((3, 0, 2)).array.shape == (3, 0, 2)
 
 
-def _slice_message(dim: int, size: int, **given_bounds: int) -> str:
-    bounds = ", ".join(f"{name}={value}" for name, value in given_bounds.items())
-    return (
-        f"NkiTensor.slice: 0 <= start < end <= {size} and step >= 1 are required in dimension {dim} of {HBM}, "
-        f"got {bounds}"
-    )
+PLAIN = TensorOf(lambda: plain(4, 6))
+GATHERED = TensorOf(lambda: plain(4, 6).vector_select(0, indices(1, 2)))
+ON_CHIP = TensorOf(lambda: tile(4, 6))
+SHORTS = TensorOf(lambda: in_hbm(counted(4, 8, dtype=np.int16)))
+
+
+def _slice(dim: int, start: int, end: int, step: int = 1) -> Attempt:
+    """A slice that is refused."""
+    required = f"0 <= start < end <= {(4, 6)[dim]} and step >= 1 are required in dimension {dim} of {HBM}"
+    attempt = PLAIN.slice(dim, start, end, step)
+    return attempt.says(f"{required}, got start={start}, end={end}, step={step}", error=OutOfRangeError)
 
 
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6).slice(0, -1, 3),
-            _slice_message(0, 4, start=-1, end=3, step=1),
-            lambda: plain(4, 6).slice(0, 0, 3),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).slice(1, 2, 7),
-            _slice_message(1, 6, start=2, end=7, step=1),
-            lambda: plain(4, 6).slice(1, 2, 6),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).slice(1, 3, 2),
-            _slice_message(1, 6, start=3, end=2, step=1),
-            lambda: plain(4, 6).slice(1, 2, 3),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).slice(1, 2, 6, 0),
-            _slice_message(1, 6, start=2, end=6, step=0),
-            lambda: plain(4, 6).slice(1, 2, 6, 1),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).slice(2, 0, 1),
-            f"NkiTensor.slice: dim must be in [0, 2) of {HBM}, got 2",
-            lambda: plain(4, 6).slice(1, 0, 1),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).slice(0, 0, 1),
-            "tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed",
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).slice(1, 0, 1),
-        ),
+        _slice(0, -1, 3).fixed(0, 0, 3),
+        _slice(1, 2, 7).fixed(1, 2, 6),
+        _slice(1, 3, 2).fixed(1, 2, 3),
+        _slice(1, 2, 6, 0).fixed(1, 2, 6, 1),
+        PLAIN.slice(2, 0, 1).says(f"dim must be in [0, 2) of {HBM}, got 2", error=OutOfRangeError).fixed(1, 0, 1),
+        GATHERED.slice(0, 0, 1)
+        .refused_with("tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed")
+        .fixed(1, 0, 1),
     ],
 )
 def test_constraints_of_slice(constraint: Constraint) -> None:
@@ -283,34 +248,19 @@ def test_a_static_select_keeps_two_dimensions_on_chip_and_one_in_hbm() -> None:
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6).select(1, 6),
-            f"NkiTensor.select: index must be in [0, 6) in dimension 1 of {HBM}, got 6",
-            lambda: plain(4, 6).select(1, 5),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: tile(4, 6).select(0, -1),
-            f"NkiTensor.select: index must be in [0, 4) in dimension 0 of {SBUF}, got -1",
-            lambda: tile(4, 6).select(0, 3),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).select(-3, 0),
-            f"NkiTensor.select: dim must be in [0, 2) of {HBM}, got -3",
-            lambda: plain(4, 6).select(-2, 0),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 6).select(0, 1.0),  # type: ignore[arg-type]
-            f"{HBM} can be indexed with integers, slices, ... and nl.ds, got 1.0 for dimension 0",
-            lambda: plain(4, 6).select(0, 1),
-        ),
-        Constraint(
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).select(0, 1),
-            "tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed",
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).select(1, 1),
-        ),
+        PLAIN.select(1, 6)
+        .says(f"index must be in [0, 6) in dimension 1 of {HBM}, got 6", error=OutOfRangeError)
+        .fixed(1, 5),
+        ON_CHIP.select(0, -1)
+        .says(f"index must be in [0, 4) in dimension 0 of {SBUF}, got -1", error=OutOfRangeError)
+        .fixed(0, 3),
+        PLAIN.select(-3, 0).says(f"dim must be in [0, 2) of {HBM}, got -3", error=OutOfRangeError).fixed(-2, 0),
+        PLAIN.select(0, 1.0)
+        .refused_with(f"{HBM} can be indexed with integers, slices, ... and nl.ds, got 1.0 for dimension 0")
+        .fixed(0, 1),
+        GATHERED.select(0, 1)
+        .refused_with("tensor [2, 6] float32 in private_hbm: dimension 0 is indirect and cannot be indexed")
+        .fixed(1, 1),
     ],
 )
 def test_constraints_of_a_static_select(constraint: Constraint) -> None:
@@ -344,46 +294,36 @@ def test_reshape_on_chip_and_after_a_vector_select_keeps_the_first_dimension() -
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6).reshape((5, 5)),
-            f"NkiTensor.reshape: {HBM} has 24 elements, [5, 5] has 25",
-            lambda: plain(4, 6).reshape((8, 3)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).reshape((-4, -6)),
-            f"NkiTensor.reshape: sizes must not be negative, got [-4, -6] for {HBM}; reshape_dim takes one -1, for "
-            f"what the other sizes leave",
-            lambda: plain(4, 6).reshape((4, 6)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).reshape((4, -1)),
-            f"NkiTensor.reshape: sizes must not be negative, got [4, -1] for {HBM}; reshape_dim takes one -1, for "
-            f"what the other sizes leave",
-            lambda: plain(4, 6).reshape((4, 6)),
-        ),
-        Constraint(
-            lambda: tile(4, 6).reshape((8, 3)),
-            f"NkiTensor.reshape: dimension 0 of {SBUF} counts partitions and must stay 4, got [8, 3]",
-            lambda: tile(4, 6).reshape((4, 2, 3)),
-        ),
-        Constraint(
-            lambda: in_sbuf(counted(4, 1)).reshape((4,)),
-            "NkiTensor.reshape: an on-chip tensor has a partition and at least one free dimension, got [4] for "
-            "tensor [4, 1] float32 in sbuf",
-            lambda: in_sbuf(counted(4, 1)).reshape((4, 1, 1)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).reshape((12, 1)),
-            "NkiTensor.reshape: dimension 0 of tensor [2, 6] float32 in private_hbm counts partitions and must stay 2, "
-            "got [12, 1]",
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).reshape((2, 3, 2)),
-        ),
-        Constraint(
-            lambda: tile(4, 2, 6).permute((0, 2, 1)).reshape((4, 12)),
-            "NkiTensor.reshape: tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) cannot become [4, 12] "
-            "without a copy",
-            lambda: tile(4, 2, 6).reshape((4, 12)),
-        ),
+        PLAIN.reshape((5, 5)).says(f"{HBM} has 24 elements, [5, 5] has 25").fixed((8, 3)),
+        PLAIN.reshape((-4, -6))
+        .says(
+            f"sizes must not be negative, got [-4, -6] for {HBM}; reshape_dim takes one -1, for what the other "
+            "sizes leave"
+        )
+        .fixed((4, 6)),
+        PLAIN.reshape((4, -1))
+        .says(
+            f"sizes must not be negative, got [4, -1] for {HBM}; reshape_dim takes one -1, for what the other "
+            "sizes leave"
+        )
+        .fixed((4, 6)),
+        ON_CHIP.reshape((8, 3))
+        .says(f"dimension 0 of {SBUF} counts partitions and must stay 4, got [8, 3]")
+        .fixed((4, 2, 3)),
+        TensorOf(lambda: in_sbuf(counted(4, 1)))
+        .reshape((4,))
+        .says(
+            "an on-chip tensor has a partition and at least one free dimension, got [4] for tensor [4, 1] "
+            "float32 in sbuf"
+        )
+        .fixed((4, 1, 1)),
+        GATHERED.reshape((12, 1))
+        .says("dimension 0 of tensor [2, 6] float32 in private_hbm counts partitions and must stay 2, got [12, 1]")
+        .fixed((2, 3, 2)),
+        TensorOf(lambda: tile(4, 2, 6).permute((0, 2, 1)))
+        .reshape((4, 12))
+        .says("tensor [4, 6, 2] float32 in sbuf with strides (12, 1, 6) cannot become [4, 12] without a copy")
+        .instead(lambda: tile(4, 2, 6).reshape((4, 12))),
     ],
 )
 def test_constraints_of_reshape(constraint: Constraint) -> None:
@@ -405,26 +345,15 @@ def test_permute_on_chip_and_after_a_vector_select_reorders_the_rest() -> None:
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6).permute((0, 2)),
-            "NkiTensor.permute: dims must be a permutation of 0..1, got (0, 2)",
-            lambda: plain(4, 6).permute((1, 0)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).permute((0, 0)),
-            "NkiTensor.permute: dims must be a permutation of 0..1, got (0, 0)",
-            lambda: plain(4, 6).permute((0, 1)),
-        ),
-        Constraint(
-            lambda: tile(4, 2, 6).permute((1, 0, 2)),
-            f"NkiTensor.permute: dimension 0 of {CUBE} must stay first, got (1, 0, 2)",
-            lambda: tile(4, 2, 6).permute((0, 2, 1)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).permute((1, 0)),
-            "NkiTensor.permute: dimension 0 of tensor [2, 6] float32 in private_hbm must stay first, got (1, 0)",
-            lambda: plain(4, 6).vector_select(0, indices(1, 2)).permute((0, 1)),
-        ),
+        PLAIN.permute((0, 2)).says("dims must be a permutation of 0..1, got (0, 2)").fixed((1, 0)),
+        PLAIN.permute((0, 0)).says("dims must be a permutation of 0..1, got (0, 0)").fixed((0, 1)),
+        TensorOf(lambda: tile(4, 2, 6))
+        .permute((1, 0, 2))
+        .says(f"dimension 0 of {CUBE} must stay first, got (1, 0, 2)")
+        .fixed((0, 2, 1)),
+        GATHERED.permute((1, 0))
+        .says("dimension 0 of tensor [2, 6] float32 in private_hbm must stay first, got (1, 0)")
+        .fixed((0, 1)),
     ],
 )
 def test_constraints_of_permute(constraint: Constraint) -> None:
@@ -442,33 +371,22 @@ def test_broadcast_is_numpys() -> None:
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6).broadcast(0, 2),
-            f"NkiTensor.broadcast: dimension 0 of {HBM} must have size 1 and not be the partition dimension",
-            lambda: plain(1, 6).broadcast(0, 2),
-        ),
-        Constraint(
-            lambda: tile(1, 6).broadcast(0, 2),
-            "NkiTensor.broadcast: dimension 0 of tensor [1, 6] float32 in sbuf must have size 1 and not be the "
-            "partition dimension",
-            lambda: tile(6, 1).broadcast(1, 2),
-        ),
-        Constraint(
-            lambda: tile(6, 1).broadcast(1, 0),
-            "NkiTensor.broadcast: size must be at least 1, got 0",
-            lambda: tile(6, 1).broadcast(1, 1),
-        ),
-        Constraint(
-            lambda: tile(6, 1).broadcast(2, 2),
-            "NkiTensor.broadcast: dim must be in [0, 2) of tensor [6, 1] float32 in sbuf, got 2",
-            lambda: tile(6, 1).broadcast(1, 2),
-            OutOfRangeError,
-        ),
-        Constraint(
-            lambda: plain(4, 1).vector_select(0, indices(2)).broadcast(0, 2),
-            "NkiTensor.broadcast: dimension 0 of tensor [1, 1] float32 in private_hbm is indirect",
-            lambda: plain(4, 1).vector_select(0, indices(2)).broadcast(1, 2),
-        ),
+        PLAIN.broadcast(0, 2)
+        .says(f"dimension 0 of {HBM} must have size 1 and not be the partition dimension")
+        .instead(lambda: plain(1, 6).broadcast(0, 2)),
+        TensorOf(lambda: tile(1, 6))
+        .broadcast(0, 2)
+        .says("dimension 0 of tensor [1, 6] float32 in sbuf must have size 1 and not be the partition dimension")
+        .instead(lambda: tile(6, 1).broadcast(1, 2)),
+        TensorOf(lambda: tile(6, 1)).broadcast(1, 0).says("size must be at least 1, got 0").fixed(1, 1),
+        TensorOf(lambda: tile(6, 1))
+        .broadcast(2, 2)
+        .says("dim must be in [0, 2) of tensor [6, 1] float32 in sbuf, got 2", error=OutOfRangeError)
+        .fixed(1, 2),
+        TensorOf(lambda: plain(4, 1).vector_select(0, indices(2)))
+        .broadcast(0, 2)
+        .says("dimension 0 of tensor [1, 1] float32 in private_hbm is indirect")
+        .fixed(1, 2),
     ],
 )
 def test_constraints_of_broadcast(constraint: Constraint) -> None:
@@ -510,57 +428,48 @@ def test_a_last_dimension_of_one_element_can_be_split() -> None:
 @pytest.mark.parametrize(
     "constraint",
     [
-        Constraint(
-            lambda: plain(4, 6)[:, ::2].view(nl.uint8),
-            "NkiTensor.view: the last dimension of tensor [4, 3] float32 in private_hbm must be dense, got strides "
-            "(6, 2)",
-            lambda: plain(4, 6)[::2].view(nl.uint8),
-        ),
-        Constraint(
-            lambda: plain(4, 6).permute((1, 0)).view(nl.uint8),
-            "NkiTensor.view: the last dimension of tensor [6, 4] float32 in private_hbm must be dense, got strides "
-            "(1, 6)",
-            lambda: plain(4, 6).view(nl.uint8).permute((1, 0)),
-        ),
-        Constraint(
-            lambda: plain(4, 6)[0:1, ::2].view(nl.uint8),
-            "NkiTensor.view: the last dimension of tensor [1, 3] float32 in private_hbm must be dense, got strides "
-            "(6, 2)",
-            lambda: plain(4, 6)[0:1].view(nl.uint8),
-        ),
-        Constraint(
-            lambda: in_hbm(np.array(3, np.float32)).view(nl.uint8),
-            "NkiTensor.view: the last dimension of tensor [] float32 in private_hbm must be dense, got strides ()",
-            lambda: in_hbm(np.array(3, np.float32)).view(nl.int32),
-        ),
-        Constraint(
-            lambda: in_hbm(counted(4, 7, dtype=np.int16)).view(nl.float32),
-            "NkiTensor.view: the 14 bytes of the last dimension of tensor [4, 7] int16 in private_hbm and the strides "
-            "before it must be multiples of the 4 bytes of float32",
-            lambda: in_hbm(counted(4, 6, dtype=np.int16)).view(nl.float32),
-        ),
-        Constraint(
-            lambda: in_hbm(counted(4, 7, dtype=np.int16))[:, 0:6].view(nl.float32),
-            "NkiTensor.view: the 12 bytes of the last dimension of tensor [4, 6] int16 in private_hbm and the strides "
-            "before it must be multiples of the 4 bytes of float32",
-            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32),
-        ),
-        Constraint(
-            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 1:7].view(nl.float32),
-            "NkiTensor.view: tensor [4, 6] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes "
-            "of float32",
-            lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32),
-        ),
-        Constraint(
-            lambda: plain(4, 6).vector_select(0, indices(1)).view(nl.int32),
-            "NkiTensor.view: tensor [1, 6] float32 in private_hbm is indirect",
-            lambda: plain(4, 6).view(nl.int32).vector_select(0, indices(1)),
-        ),
-        Constraint(
-            lambda: plain(4, 6).select(0, indices(1)).view(nl.int32),
-            "NkiTensor.view: tensor [6] float32 in private_hbm is indirect",
-            lambda: plain(4, 6).view(nl.int32).select(0, indices(1)),
-        ),
+        PLAIN[:, ::2]
+        .view(nl.uint8)
+        .says("the last dimension of tensor [4, 3] float32 in private_hbm must be dense, got strides (6, 2)")
+        .instead(lambda: plain(4, 6)[::2].view(nl.uint8)),
+        TensorOf(lambda: plain(4, 6).permute((1, 0)))
+        .view(nl.uint8)
+        .says("the last dimension of tensor [6, 4] float32 in private_hbm must be dense, got strides (1, 6)")
+        .instead(lambda: plain(4, 6).view(nl.uint8).permute((1, 0))),
+        PLAIN[0:1, ::2]
+        .view(nl.uint8)
+        .says("the last dimension of tensor [1, 3] float32 in private_hbm must be dense, got strides (6, 2)")
+        .instead(lambda: plain(4, 6)[0:1].view(nl.uint8)),
+        TensorOf(lambda: in_hbm(np.array(3, np.float32)))
+        .view(nl.uint8)
+        .says("the last dimension of tensor [] float32 in private_hbm must be dense, got strides ()")
+        .fixed(nl.int32),
+        TensorOf(lambda: in_hbm(counted(4, 7, dtype=np.int16)))
+        .view(nl.float32)
+        .says(
+            "the 14 bytes of the last dimension of tensor [4, 7] int16 in private_hbm and the strides before it "
+            "must be multiples of the 4 bytes of float32"
+        )
+        .instead(lambda: in_hbm(counted(4, 6, dtype=np.int16)).view(nl.float32)),
+        TensorOf(lambda: in_hbm(counted(4, 7, dtype=np.int16))[:, 0:6])
+        .view(nl.float32)
+        .says(
+            "the 12 bytes of the last dimension of tensor [4, 6] int16 in private_hbm and the strides before it "
+            "must be multiples of the 4 bytes of float32"
+        )
+        .instead(lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 0:6].view(nl.float32)),
+        SHORTS[:, 1:7]
+        .view(nl.float32)
+        .says("tensor [4, 6] int16 in private_hbm starts at byte 2, which is no multiple of the 4 bytes of float32")
+        .instead(lambda: in_hbm(counted(4, 8, dtype=np.int16))[:, 2:8].view(nl.float32)),
+        TensorOf(lambda: plain(4, 6).vector_select(0, indices(1)))
+        .view(nl.int32)
+        .says("tensor [1, 6] float32 in private_hbm is indirect")
+        .instead(lambda: plain(4, 6).view(nl.int32).vector_select(0, indices(1))),
+        TensorOf(lambda: plain(4, 6).select(0, indices(1)))
+        .view(nl.int32)
+        .says("tensor [6] float32 in private_hbm is indirect")
+        .instead(lambda: plain(4, 6).view(nl.int32).select(0, indices(1))),
     ],
 )
 def test_constraints_of_view(constraint: Constraint) -> None:

@@ -48,10 +48,7 @@ def test_a_register_says_how_to_compute_with_it() -> None:
         (lambda t: t.reshape((4, 6.5)), "NkiTensor.reshape: shape must be a tuple of integers, got (4, 6.5)"),
         (lambda t: t.permute(1), "NkiTensor.permute: dims must be a tuple of integers, got 1"),
         (lambda t: t.permute("10"), "NkiTensor.permute: dims must be a tuple of integers, got '10'"),
-        (
-            lambda t: t[0:1].broadcast(0, 8 / 2),
-            f"NkiTensor.broadcast: size must be an integer, got 4.0{QUOTIENT}",
-        ),
+        (lambda t: t[0:1].broadcast(0, 8 / 2), f"NkiTensor.broadcast: size must be an integer, got 4.0{QUOTIENT}"),
         (
             lambda t: t.slice(1, None, 3),
             f"NkiTensor.slice of {TENSOR}: start, end and step must be a tuple of integers, got (None, 3, 1)",

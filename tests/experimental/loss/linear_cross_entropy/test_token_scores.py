@@ -33,7 +33,7 @@ def of_ids(kind: str, ids: int, sizes: Sizes, layout: str = "vd", **options: flo
     return in_layout(with_ids(problem, ids), layout)
 
 
-def both(problem: LinearProblem, launch: Launch, of_lse: bool = False, of_entropy: bool = False) -> None:
+def check_both(problem: LinearProblem, launch: Launch, of_lse: bool = False, of_entropy: bool = False) -> None:
     """The forward, and with what it gives the backward."""
     wanted = ("entropy",) if of_entropy else ()
     found = check_forward(problem, replace(launch, wanted=launch.wanted or wanted))
@@ -48,7 +48,7 @@ def test_all_types_and_numbers_of_ids(dtype: np.dtype, ids: int) -> None:
     number = IDS.index(ids) + TYPES.index(dtype)
     sizes = Sizes((130, 200, 60)[number % 3], 48, (300, 1100)[number % 2], dtype)
     problem = of_ids("normal", ids, sizes, ("vd", "dv")[number // 2 % 2])
-    both(problem, Launch(1 + number % 2, None, None if number % 3 else 128))
+    check_both(problem, Launch(1 + number % 2, None, None if number % 3 else 128))
 
 
 @pytest.mark.parametrize("kind", ["half at 0.999", "spread 50", "bias 1e4", "masked classes", "duplicate rows"])
@@ -57,7 +57,7 @@ def test_hard_rows(kind: str) -> None:
     number = len(kind)
     cap = 5.0 if kind in ("masked classes", "half at 0.999") else None
     problem = of_ids(kind, 9, Sizes(130, 48, 300, TYPES[number % 3]), temperature=0.7, logit_softcap=cap)
-    both(problem, Launch(class_block=128, wanted=WANTED), of_lse=True, of_entropy=kind != "spread 50")
+    check_both(problem, Launch(class_block=128, wanted=WANTED), of_lse=True, of_entropy=kind != "spread 50")
 
 
 @pytest.mark.parametrize("ids", [2, 17])
@@ -65,7 +65,7 @@ def test_several_blocks_of_positions_and_classes_in_loops(ids: int) -> None:
     """Programs so short that classes are loops of the device; classes that the cores share in the forward."""
     problem = of_ids("normal", ids, Sizes(260, 32, 2300, BF16))
     with shrunk(PlanLimits(program_instructions=900)):
-        both(problem, Launch(position_block=128, class_block=256))
+        check_both(problem, Launch(position_block=128, class_block=256))
     with shrunk(PlanLimits(shared_classes=200)):
         check_forward(problem, Launch(position_block=256, class_block=128))
 
@@ -154,7 +154,7 @@ def test_classes_at_ends_of_tiles_and_an_ignore_index_that_is_a_class() -> None:
     targets = np.stack([np.roll(ends, shift) for shift in range(130)])
     ignoring = replace(problem, targets=targets, options=ExtendedLoss(ignore_index=5))
     for class_block in (None, 128):
-        both(ignoring, Launch(class_block=class_block))
+        check_both(ignoring, Launch(class_block=class_block))
 
 
 def test_without_a_gradient_of_the_log_probabilities() -> None:

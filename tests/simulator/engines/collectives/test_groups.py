@@ -28,29 +28,21 @@ def test_a_group_by_an_operator(op: Any, operand: int, lists: list[list[int]]) -
     assert repr(group) == f"ReplicaGroup({lists})" and group == ncc.ReplicaGroup(lists)
 
 
+LISTS = "must be a list of lists of ranks such as [[0, 1], [2, 3]], got"
+MOD, partition = ncc.rg_partition_op.mod, ncc.ReplicaGroup.from_partition_op
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ncc.ReplicaGroup([0, 1]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [0, 1]"),
-        (lambda: ncc.ReplicaGroup([]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got []"),
-        (
-            lambda: ncc.ReplicaGroup([[0], []]),
-            "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [[0], []]",
-        ),
-        (lambda: ncc.ReplicaGroup([[-1]]), "must be a list of lists of ranks such as [[0, 1], [2, 3]], got [[-1]]"),
+        (lambda: ncc.ReplicaGroup([0, 1]), f"{LISTS} [0, 1]"),
+        (lambda: ncc.ReplicaGroup([]), f"{LISTS} []"),
+        (lambda: ncc.ReplicaGroup([[0], []]), f"{LISTS} [[0], []]"),
+        (lambda: ncc.ReplicaGroup([[-1]]), f"{LISTS} [[-1]]"),
         (lambda: ncc.ReplicaGroup([[0, 1], [1]]), "a rank is in one list only, and once; got rank 1 again"),
-        (
-            lambda: ncc.ReplicaGroup.from_partition_op(8, ncc.rg_partition_op.mod, 0),
-            "operand of mod must be an integer >= 1, got 0",
-        ),
-        (
-            lambda: ncc.ReplicaGroup.from_partition_op(8, "mod", 2),
-            "op must be a member of rg_partition_op, got 'mod'",
-        ),
-        (
-            lambda: ncc.ReplicaGroup.from_partition_op(0, ncc.rg_partition_op.mod, 2),
-            "world_size must be a positive integer, got 0",
-        ),
+        (lambda: partition(8, MOD, 0), "operand of mod must be an integer >= 1, got 0"),
+        (lambda: partition(8, "mod", 2), "op must be a member of rg_partition_op, got 'mod'"),
+        (lambda: partition(0, MOD, 2), "world_size must be a positive integer, got 0"),
     ],
 )
 def test_what_is_no_group(make: Callable[[], object], message: str) -> None:

@@ -15,8 +15,6 @@ from nkilib.nki import nisa, nl
 
 from ...kernels import (
     Body,
-    Rule,
-    check_rule,
     engine_of,
     execute,
     hbm_zeros,
@@ -24,11 +22,13 @@ from ...kernels import (
     load,
     normal,
     refusal,
-    rules,
     sbuf,
     store,
     tile,
 )
+from ...made import Hbm, Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -433,161 +433,75 @@ def _scatter_with_one_row_twice(data: Any, index: Any) -> Any:
 
 ROWS = "tensor [2, 2] float32 in private_hbm"
 TILE = "tensor [2, 2] float32 in sbuf"
-UPDATE = (
-    "nisa.dma_compute: with a vector offset srcs must be 'dst' itself and one other tensor: a tile in sbuf to be added "
-    "to rows in HBM, or rows in HBM to be added to a 'dst' in sbuf; got dst {} and srcs [{}]"
+NO_LIST = (
+    "srcs must be a list of 2 to 16 tensors, got {srcs}; to add a tensor to 'dst' give both, srcs=[dst, src], and to "
+    "copy it use nisa.dma_copy"
+)
+DYNAMIC = (
+    "the address must be known at compile time, unless it has a vector offset; got a dynamic index in tensor [2] "
+    "float32 in private_hbm, nisa.dma_copy it first"
 )
 
 
+def updates(dst: str, *srcs: str) -> str:
+    return (
+        "with a vector offset srcs must be 'dst' itself and one other tensor: a tile in sbuf to be added to rows in "
+        f"HBM, or rows in HBM to be added to a 'dst' in sbuf; got dst {dst} and srcs [{', '.join(srcs)}]"
+    )
+
+
 @rules(
-    Rule(
-        "PSUM destination",
-        lambda: nisa.dma_compute(nl.ndarray((2, 2), nl.float32, nl.psum), [tile(2, 2), tile(2, 2)], nl.add),
-        "nisa.dma_compute: operand 'dst' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 in "
-        "psum",
-        lambda: add(sbuf(2, 2), tile(2, 2), tile(2, 2)),
+    legal(nisa.dma_compute, dst=Hbm(2, 2), srcs=[Sbuf(2, 2), Sbuf(2, 2)], reduce_op=nl.add),
+    broken("PSUM destination", dst=Psum(2, 2, value=None))
+    .says(must("dst", f"be in {DMA_MEMORIES}"))
+    .instead(lambda: add(sbuf(2, 2), tile(2, 2), tile(2, 2))),
+    broken("PSUM source", srcs=[Sbuf(2, 2), Psum(2, 2)]).says(must("srcs[1]", f"be in {DMA_MEMORIES}", COPY_FIRST)),
+    broken("a source that is no tensor", srcs=[Sbuf(2, 2), 1.0])
+    .says("operand 'srcs[1]' must be a tensor, got 1.0")
+    .fixed(srcs=[Sbuf(2, 2), Sbuf(2, 2, value=1)]),
+    broken("number of elements", srcs=[Sbuf(2, 2), Sbuf(2, 3)])
+    .says("operands 'dst' and 'srcs[1]' must have equally many elements, got {dst} and {srcs[1]}")
+    .fixed(dst=Hbm(6), srcs=[Sbuf(3, 2), Sbuf(2, 3)]),
+    broken("one source", srcs=[Sbuf(2, 2)]).says(NO_LIST),
+    broken("no list", srcs=Sbuf(2, 2)).says(NO_LIST).fixed(srcs=(Sbuf(2, 2), Sbuf(2, 2))),
+    legal(nisa.dma_compute, dst=Hbm(1, 2), srcs=[Sbuf(1, 2), Hbm(4, 2).select(0, 0)], reduce_op=nl.add),
+    broken("a scalar offset of a source", srcs=[Sbuf(1, 2), Hbm(4, 2).select(0, Sbuf(1, 1, dtype=nl.int32))]).says(
+        "operand 'srcs[1]': " + DYNAMIC
     ),
-    Rule(
-        "PSUM source",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2, buffer=nl.psum)], nl.add),
-        "nisa.dma_compute: operand 'srcs[1]' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 "
-        "in psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
+    broken("a scalar offset of dst", dst=Hbm(4, 2).select(0, Sbuf(1, 1, dtype=nl.int32)), srcs=[Sbuf(1, 2), Hbm(1, 2)])
+    .says("operand 'dst': " + DYNAMIC)
+    .fixed(dst=Hbm(4, 2).select(0, 3)),
+    legal_kernel("nisa.dma_compute", summing),
+    broken("reduce_op", reduce_op=nl.maximum).says("reduce_op must be nl.add, the only one supported, got nl.maximum"),
+    legal_kernel("nisa.dma_compute", summing, scales=[1.0, 1.0]),
+    broken("scales", scales=[1.0, 0.5]).says("scales must all be 1.0, the only value supported, got [1.0, 0.5]"),
+    legal_kernel("nisa.dma_compute", summing, scales=None),
+    broken("number of scales", scales=[1.0])
+    .says("scales must be None or a list of 2 numbers, one a source, got [1.0]")
+    .fixed(count=3, scales=[1.0, 1.0, 1.0]),
+    broken("one scale for all", scales=1.0).says("scales must be None or a list of 2 numbers, one a source, got 1.0"),
+    legal_kernel("nisa.dma_compute", summing, oob_mode=SKIP),
+    broken("oob_mode", oob_mode=2).says("oob_mode must be a member of nki.isa.oob_mode, got 2"),
+    legal_kernel("nisa.dma_compute", updating, make_operands=_scatter),
+    broken("scatter on trn1", on="trn1").says("a vector offset needs trn2 or newer").fixed(on="trn3"),
+    broken("unique_indices", unique_indices=False)
+    .says("a vector offset needs unique_indices=True, others are not supported, got False")
+    .fixed(unique_indices=True),
+    broken("indices that are not unique", make_operands=_scatter_with_one_row_twice).says(
+        "operand 'dst': unique_indices=True, but index 3 of tensor [2, 1] int32 in sbuf comes more than once; "
+        "add the rows up first"
     ),
-    Rule(
-        "a source that is no tensor",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), 1.0], nl.add),
-        "nisa.dma_compute: operand 'srcs[1]' must be a tensor, got 1.0",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2, value=1)], nl.add),
+    broken("scatter from HBM", make_operands=_scatter_from_hbm).says(updates(ROWS, ROWS, ROWS)),
+    broken("scatter by two indices", make_operands=_scatter_by_another_index).says(updates(ROWS, TILE, ROWS)),
+    broken("scatter of two tiles", make_operands=_scatter_without_itself).says(updates(ROWS, TILE, TILE)),
+    broken("scatter of the rows themselves", make_operands=_scatter_of_itself).says(updates(ROWS, ROWS, ROWS)),
+    broken("scatter with its rows as they stand", make_operands=_scatter_beside_its_own_rows).says(
+        updates(ROWS, TILE, ROWS)
     ),
-    Rule(
-        "number of elements",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 3)], nl.add),
-        "nisa.dma_compute: operands 'dst' and 'srcs[1]' must have equally many elements, got tensor [2, 2] float32 in "
-        "private_hbm and tensor [2, 3] float32 in sbuf",
-        lambda: nisa.dma_compute(hbm_zeros(6), [tile(3, 2), tile(2, 3)], nl.add),
-    ),
-    Rule(
-        "one source",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2)], nl.add),
-        "nisa.dma_compute: srcs must be a list of 2 to 16 tensors, got [tensor [2, 2] float32 in sbuf]; to add a "
-        "tensor to 'dst' give both, srcs=[dst, src], and to copy it use nisa.dma_copy",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), [tile(2, 2), tile(2, 2)], nl.add),
-    ),
-    Rule(
-        "no list",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), tile(2, 2), nl.add),
-        "nisa.dma_compute: srcs must be a list of 2 to 16 tensors, got tensor [2, 2] float32 in sbuf; to add a tensor "
-        "to 'dst' give both, srcs=[dst, src], and to copy it use nisa.dma_copy",
-        lambda: nisa.dma_compute(hbm_zeros(2, 2), (tile(2, 2), tile(2, 2)), nl.add),
-    ),
-    Rule(
-        "reduce_op",
-        summing(reduce_op=nl.maximum),
-        "nisa.dma_compute: reduce_op must be nl.add, the only one supported, got nl.maximum",
-        summing(),
-    ),
-    Rule(
-        "scales",
-        summing(scales=[1.0, 0.5]),
-        "nisa.dma_compute: scales must all be 1.0, the only value supported, got [1.0, 0.5]",
-        summing(scales=[1.0, 1.0]),
-    ),
-    Rule(
-        "number of scales",
-        summing(scales=[1.0]),
-        "nisa.dma_compute: scales must be None or a list of 2 numbers, one a source, got [1.0]",
-        summing(3, scales=[1.0, 1.0, 1.0]),
-    ),
-    Rule(
-        "one scale for all",
-        summing(scales=1.0),
-        "nisa.dma_compute: scales must be None or a list of 2 numbers, one a source, got 1.0",
-        summing(scales=None),
-    ),
-    Rule(
-        "oob_mode",
-        summing(oob_mode=2),
-        "nisa.dma_compute: oob_mode must be a member of nki.isa.oob_mode, got 2",
-        summing(oob_mode=SKIP),
-    ),
-    Rule(
-        "a scalar offset of a source",
-        lambda: nisa.dma_compute(
-            hbm_zeros(1, 2), [tile(1, 2), hbm_zeros(4, 2).select(0, tile(1, 1, dtype=nl.int32))], nl.add
-        ),
-        "nisa.dma_compute: operand 'srcs[1]': the address must be known at compile time, unless it has a vector "
-        "offset; got a dynamic index in tensor [2] float32 in private_hbm, nisa.dma_copy it first",
-        lambda: nisa.dma_compute(hbm_zeros(1, 2), [tile(1, 2), hbm_zeros(4, 2).select(0, 0)], nl.add),
-    ),
-    Rule(
-        "a scalar offset of dst",
-        lambda: nisa.dma_compute(
-            hbm_zeros(4, 2).select(0, tile(1, 1, dtype=nl.int32)), [tile(1, 2), hbm_zeros(1, 2)], nl.add
-        ),
-        "nisa.dma_compute: operand 'dst': the address must be known at compile time, unless it has a vector "
-        "offset; got a dynamic index in tensor [2] float32 in private_hbm, nisa.dma_copy it first",
-        lambda: nisa.dma_compute(hbm_zeros(4, 2).select(0, 3), [tile(1, 2), hbm_zeros(1, 2)], nl.add),
-    ),
-    Rule(
-        "scatter on trn1",
-        updating(_scatter),
-        "nisa.dma_compute: a vector offset needs trn2 or newer",
-        updating(_scatter),
-        target="trn1",
-        corrected_target="trn3",
-    ),
-    Rule(
-        "unique_indices",
-        updating(_scatter, unique_indices=False),
-        "nisa.dma_compute: a vector offset needs unique_indices=True, others are not supported, got False",
-        updating(_scatter, unique_indices=True),
-    ),
-    Rule(
-        "indices that are not unique",
-        updating(_scatter_with_one_row_twice),
-        "nisa.dma_compute: operand 'dst': unique_indices=True, but index 3 of tensor [2, 1] int32 in sbuf comes more "
-        "than once; add the rows up first",
-        updating(_scatter),
-    ),
-    Rule("scatter from HBM", updating(_scatter_from_hbm), UPDATE.format(ROWS, f"{ROWS}, {ROWS}"), updating(_scatter)),
-    Rule(
-        "scatter by two indices",
-        updating(_scatter_by_another_index),
-        UPDATE.format(ROWS, f"{TILE}, {ROWS}"),
-        updating(_scatter),
-    ),
-    Rule(
-        "scatter of two tiles",
-        updating(_scatter_without_itself),
-        UPDATE.format(ROWS, f"{TILE}, {TILE}"),
-        updating(_scatter),
-    ),
-    Rule(
-        "scatter of the rows themselves",
-        updating(_scatter_of_itself),
-        UPDATE.format(ROWS, f"{ROWS}, {ROWS}"),
-        updating(_scatter),
-    ),
-    Rule(
-        "scatter with its rows as they stand",
-        updating(_scatter_beside_its_own_rows),
-        UPDATE.format(ROWS, f"{TILE}, {ROWS}"),
-        updating(_scatter),
-    ),
-    Rule("gather into HBM", updating(_gather_into_hbm), UPDATE.format(ROWS, f"{ROWS}, {ROWS}"), updating(_gather)),
-    Rule(
-        "gather without dst",
-        updating(_gather_into_another),
-        UPDATE.format(TILE, f"{ROWS}, {TILE}"),
-        updating(_gather),
-    ),
-    Rule(
-        "gather of three",
-        updating(_gather_of_three),
-        UPDATE.format(TILE, f"{ROWS}, {TILE}, {TILE}"),
-        updating(_gather),
-    ),
+    legal_kernel("nisa.dma_compute", updating, make_operands=_gather),
+    broken("gather into HBM", make_operands=_gather_into_hbm).says(updates(ROWS, ROWS, ROWS)),
+    broken("gather without dst", make_operands=_gather_into_another).says(updates(TILE, ROWS, TILE)),
+    broken("gather of three", make_operands=_gather_of_three).says(updates(TILE, ROWS, TILE, TILE)),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

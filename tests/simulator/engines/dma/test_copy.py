@@ -11,7 +11,10 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import explain_index, nisa, nl
 
-from ...kernels import Body, Rule, check_rule, engine_of, execute, hbm, launch, normal, refusal, rules, sbuf, tile
+from ...kernels import Body, engine_of, execute, hbm, launch, normal, refusal, sbuf, tile
+from ...made import Hbm, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -504,62 +507,29 @@ def far_pattern(value: int) -> Body:
     return kernel
 
 
+# Of an operand: the index, its partition, how many indices there are, and for how many rows.
+OUTSIDE = (
+    "operand {!r}: index {} in partition {} of tensor [{}, 1] int32 in sbuf is out of range [0, {}) of tensor [4, 2] "
+    "float32 in private_hbm"
+)
+
+
 @rules(
-    Rule(
-        "gather",
-        gathering(0, 4, 1),
-        "nisa.dma_copy: operand 'src': index 4 in partition 1 of tensor [3, 1] int32 in sbuf is out of range [0, 4) of "
-        "tensor [4, 2] float32 in private_hbm",
-        gathering(0, 3, 1),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "negative index",
-        gathering(0, 1, -1),
-        "nisa.dma_copy: operand 'src': index -1 in partition 2 of tensor [3, 1] int32 in sbuf is out of range [0, 4) "
-        "of tensor [4, 2] float32 in private_hbm",
-        gathering(0, 1, 0),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "scatter",
-        scattering(3, 9),
-        "nisa.dma_copy: operand 'dst': index 9 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 4) of "
-        "tensor [4, 2] float32 in private_hbm",
-        scattering(3, 2),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "oob_mode=error",
-        scattering(3, 9, oob_mode=nisa.oob_mode.error),
-        "nisa.dma_copy: operand 'dst': index 9 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 4) of "
-        "tensor [4, 2] float32 in private_hbm",
-        scattering(3, 9, oob_mode=SKIP),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "offset of the pattern",
-        gathering_with_offset(0, 3),
-        "nisa.dma_copy: operand 'src': index 3 in partition 1 of tensor [2, 1] int32 in sbuf is out of range [0, 3) of "
-        "tensor [4, 2] float32 in private_hbm",
-        gathering_with_offset(0, 2),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "scalar offset",
-        selecting(4),
-        "nisa.dma_copy: operand 'src': index 4 in partition 0 of tensor [1, 1] int32 in sbuf is out of range [0, 4) of "
-        "tensor [4, 2] float32 in private_hbm",
-        selecting(3),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "scalar offset that moves the end of the pattern out",
-        far_pattern(3),
-        "nisa.dma_copy: operand 'src': index 3 moves tensor [2, 2] float32 in private_hbm to elements 6 to 9 of a "
-        "storage of 8",
-        far_pattern(2),
-        error=OUT_OF_RANGE,
+    legal_kernel("nisa.dma_copy", gathering, 0, 3, 1),
+    broken("gather", 0, 4, 1, error=OUT_OF_RANGE).says(OUTSIDE.format("src", 4, 1, 3, 4)),
+    broken("negative index", 0, 1, -1, error=OUT_OF_RANGE).says(OUTSIDE.format("src", -1, 2, 3, 4)).fixed(0, 1, 0),
+    legal_kernel("nisa.dma_copy", scattering, 3, 2),
+    broken("scatter", 3, 9, error=OUT_OF_RANGE).says(OUTSIDE.format("dst", 9, 1, 2, 4)),
+    broken("oob_mode=error", 3, 9, error=OUT_OF_RANGE, oob_mode=nisa.oob_mode.error)
+    .says(OUTSIDE.format("dst", 9, 1, 2, 4))
+    .fixed(oob_mode=SKIP),
+    legal_kernel("nisa.dma_copy", gathering_with_offset, 0, 2),
+    broken("offset of the pattern", 0, 3, error=OUT_OF_RANGE).says(OUTSIDE.format("src", 3, 1, 2, 3)),
+    legal_kernel("nisa.dma_copy", selecting, value=3),
+    broken("scalar offset", error=OUT_OF_RANGE, value=4).says(OUTSIDE.format("src", 4, 0, 1, 4)),
+    legal_kernel("nisa.dma_copy", far_pattern, value=2),
+    broken("scalar offset that moves the end of the pattern out", error=OUT_OF_RANGE, value=3).says(
+        "operand 'src': index 3 moves tensor [2, 2] float32 in private_hbm to elements 6 to 9 of a storage of 8"
     ),
 )
 def test_out_of_range(rule: Rule) -> None:
@@ -911,147 +881,63 @@ def test_priorities_on_trn3(priority: Any) -> None:
     assert result.tolist() == [[0, 1, 2], [10, 11, 12]]
 
 
+ONE_INDEX_A_ROW = (
+    "operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor [2, 2] float32 in "
+    "private_hbm, got tensor {} int32 in sbuf"
+)
+
+
 @rules(
-    Rule(
-        "PSUM source",
-        lambda: nisa.dma_copy(hbm(2, 2), tile(2, 2, buffer=nl.psum)),
-        "nisa.dma_copy: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.dma_copy(hbm(2, 2), tile(2, 2)),
-    ),
-    Rule(
-        "PSUM destination",
-        lambda: nisa.dma_copy(nl.ndarray((2, 2), nl.float32, nl.psum), tile(2, 2)),
-        "nisa.dma_copy: operand 'dst' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 2] float32 in psum",
-        lambda: nisa.dma_copy(nl.ndarray((2, 2), nl.float32, nl.shared_hbm), tile(2, 2)),
-    ),
-    Rule(
-        "number of elements",
-        lambda: nisa.dma_copy(hbm(2, 3), tile(2, 2)),
-        "nisa.dma_copy: operands 'dst' and 'src' must have equally many elements, got tensor [2, 3] float32 in "
-        "private_hbm and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.dma_copy(hbm(4), tile(2, 2)),
-    ),
-    Rule(
-        "rows of a gather",
-        lambda: nisa.dma_copy(hbm(4, 1), nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, indices(0, 1))),
-        "nisa.dma_copy: where rows are chosen or skipped 'dst' and 'src' must have equally many of them, got 4 of "
-        "tensor [4, 1] float32 in private_hbm and 2 of tensor [4, 2] float32 in private_hbm",
-        lambda: nisa.dma_copy(hbm(2, 2), nl.zeros((4, 2), nl.float32, nl.private_hbm).vector_select(0, indices(0, 1))),
-    ),
-    Rule(
-        "gather on trn1",
-        gathering(0, 1),
-        "nisa.dma_copy: a vector offset needs trn2 or newer",
-        gathering(0, 1),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "gather with hwdge",
-        gathering(0, 1, dge_mode=DGE.hwdge),
-        "nisa.dma_copy: a vector offset needs dge_mode unknown or swdge, got hwdge",
-        gathering(0, 1, dge_mode=DGE.swdge),
-    ),
-    Rule(
-        "scatter without DGE",
-        scattering(0, 1, dge_mode=DGE.none),
-        "nisa.dma_copy: a vector offset needs dge_mode unknown or swdge, got none",
-        scattering(0, 1, dge_mode=DGE.unknown),
-    ),
-    Rule(
-        "hwdge on trn1",
-        copying(dge_mode=DGE.hwdge),
-        "nisa.dma_copy: dge_mode=hwdge needs trn2 or newer",
-        copying(dge_mode=DGE.swdge),
-        target="trn1",
-    ),
-    Rule(
-        "hwdge with a cast",
-        lambda: nisa.dma_copy(sbuf(2, 2, dtype=nl.bfloat16), tile(2, 2), dge_mode=DGE.hwdge),
-        "nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got tensor "
-        "[2, 2] bfloat16 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.dma_copy(sbuf(2, 2, dtype=nl.bfloat16), tile(2, 2), dge_mode=DGE.swdge),
-    ),
-    Rule(
-        "hwdge between types of one size",
-        lambda: nisa.dma_copy(hbm(2, 2, dtype=nl.int32), tile(2, 2), dge_mode=DGE.hwdge),
-        "nisa.dma_copy: dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got tensor "
-        "[2, 2] int32 in private_hbm and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.dma_copy(hbm(2, 2, dtype=nl.int32), tile(2, 2).view(nl.int32), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "engine without hwdge",
-        copying(engine=ENGINE.scalar),
-        "nisa.dma_copy: engine=scalar is valid with dge_mode=hwdge only",
-        copying(engine=ENGINE.scalar, dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "engine with swdge",
-        copying(engine=ENGINE.sync, dge_mode=DGE.swdge),
-        "nisa.dma_copy: engine=sync is valid with dge_mode=hwdge only",
-        copying(engine=ENGINE.sync, dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "engine",
-        copying(engine=ENGINE.gpsimd, dge_mode=DGE.hwdge),
-        "nisa.dma_copy: engine must be one of nki.isa.engine.sync, nki.isa.engine.scalar, got nki.isa.engine.gpsimd",
-        copying(engine=ENGINE.unknown, dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "priority before trn3",
-        copying(priority=0),
-        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got 0 on trn2",
-        copying(priority=0),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "priority",
-        copying(priority=4),
-        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got 4 on trn3",
-        copying(priority=3),
-        target="trn3",
-    ),
-    Rule(
-        "priority that is no integer",
-        copying(priority=1.0),
-        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got 1.0 on trn3",
-        copying(priority=1),
-        target="trn3",
-    ),
-    Rule(
-        "priority that is a truth value",
-        copying(priority=True),
-        "nisa.dma_copy: priority is 0 to 3 and needs trn3, got True on trn3",
-        copying(priority=0),
-        target="trn3",
-    ),
-    Rule(
-        "more indices than rows",
-        pattern_of_two_rows(3, 1),
-        "nisa.dma_copy: operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor "
-        "[2, 2] float32 in private_hbm, got tensor [3, 1] int32 in sbuf",
-        pattern_of_two_rows(2, 1),
-    ),
-    Rule(
-        "several columns of indices",
-        pattern_of_two_rows(1, 2),
-        "nisa.dma_copy: operand 'src': the vector offset must have shape (2, 1), one index for each row of tensor "
-        "[2, 2] float32 in private_hbm, got tensor [1, 2] int32 in sbuf",
-        pattern_of_two_rows(2, 1),
-    ),
-    Rule(
-        "oob_mode",
-        copying(oob_mode="skip"),
-        "nisa.dma_copy: oob_mode must be a member of nki.isa.oob_mode, got 'skip'",
-        copying(oob_mode=SKIP),
-    ),
-    Rule(
-        "dge_mode",
-        copying(dge_mode=4),
-        "nisa.dma_copy: dge_mode must be a member of nki.isa.dge_mode, got 4",
-        copying(dge_mode=DGE.hwdge),
-    ),
+    legal(nisa.dma_copy, dst=Hbm(2, 2), src=Sbuf(2, 2)),
+    broken("PSUM source", src=Psum(2, 2)).says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST)),
+    legal(nisa.dma_copy, dst=Hbm(2, 2, buffer=nl.shared_hbm), src=Sbuf(2, 2)),
+    broken("PSUM destination", dst=Psum(2, 2, value=None)).says(must("dst", f"be in {DMA_MEMORIES}")),
+    broken("number of elements", dst=Hbm(2, 3))
+    .says("operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
+    .fixed(dst=Hbm(4)),
+    broken("rows of a gather", dst=Hbm(4, 1), src=Hbm(4, 2).vector_select(0, lazily(indices, 0, 1)))
+    .says(
+        "where rows are chosen or skipped 'dst' and 'src' must have equally many of them, got 4 of {dst} and 2 "
+        "of tensor [4, 2] float32 in private_hbm"
+    )
+    .fixed(dst=Hbm(2, 2)),
+    broken("hwdge with a cast", dst=Sbuf(2, 2, dtype=nl.bfloat16), dge_mode=DGE.hwdge)
+    .says("dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}")
+    .fixed(dge_mode=DGE.swdge),
+    broken("hwdge between types of one size", dst=Hbm(2, 2, dtype=nl.int32), dge_mode=DGE.hwdge)
+    .says("dge_mode=hwdge moves bytes and casts nothing: 'dst' and 'src' must have one type, got {dst} and {src}")
+    .fixed(src=Sbuf(2, 2).view(nl.int32)),
+    legal_kernel("nisa.dma_copy", gathering, 0, 1),
+    broken("gather on trn1", on="trn1").says("a vector offset needs trn2 or newer"),
+    legal_kernel("nisa.dma_copy", gathering, 0, 1, dge_mode=DGE.swdge),
+    broken("gather with hwdge", dge_mode=DGE.hwdge).says("a vector offset needs dge_mode unknown or swdge, got hwdge"),
+    legal_kernel("nisa.dma_copy", scattering, 0, 1, dge_mode=DGE.unknown),
+    broken("scatter without DGE", dge_mode=DGE.none).says("a vector offset needs dge_mode unknown or swdge, got none"),
+    legal_kernel("nisa.dma_copy", copying, on="trn1", dge_mode=DGE.swdge),
+    broken("hwdge on trn1", dge_mode=DGE.hwdge).says("dge_mode=hwdge needs trn2 or newer"),
+    legal_kernel("nisa.dma_copy", copying),
+    broken("engine without hwdge", engine=ENGINE.scalar)
+    .says("engine=scalar is valid with dge_mode=hwdge only")
+    .fixed(dge_mode=DGE.hwdge),
+    legal_kernel("nisa.dma_copy", copying, engine=ENGINE.sync, dge_mode=DGE.hwdge),
+    broken("engine with swdge", dge_mode=DGE.swdge).says("engine=sync is valid with dge_mode=hwdge only"),
+    broken("engine", engine=ENGINE.gpsimd)
+    .says("engine must be one of nki.isa.engine.sync, nki.isa.engine.scalar, got nki.isa.engine.gpsimd")
+    .fixed(engine=ENGINE.unknown),
+    legal_kernel("nisa.dma_copy", copying, on="trn3", priority=0),
+    broken("priority before trn3", on="trn2").says("priority is 0 to 3 and needs trn3, got 0 on trn2"),
+    broken("priority", priority=4).says("priority is 0 to 3 and needs trn3, got 4 on trn3").fixed(priority=3),
+    broken("priority that is no integer", priority=1.0)
+    .says("priority is 0 to 3 and needs trn3, got 1.0 on trn3")
+    .fixed(priority=1),
+    broken("priority that is a truth value", priority=True).says("priority is 0 to 3 and needs trn3, got True on trn3"),
+    legal_kernel("nisa.dma_copy", copying, oob_mode=SKIP),
+    broken("oob_mode", oob_mode="skip").says("oob_mode must be a member of nki.isa.oob_mode, got 'skip'"),
+    legal_kernel("nisa.dma_copy", copying, dge_mode=DGE.hwdge),
+    broken("dge_mode", dge_mode=4).says("dge_mode must be a member of nki.isa.dge_mode, got 4"),
+    legal_kernel("nisa.dma_copy", pattern_of_two_rows, partitions=2, columns=1),
+    broken("more indices than rows", partitions=3).says(ONE_INDEX_A_ROW.format("[3, 1]")),
+    broken("several columns of indices", partitions=1, columns=2).says(ONE_INDEX_A_ROW.format("[1, 2]")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -15,11 +15,15 @@ import nkilib.simulator
 from nkilib.nki import nisa, nl
 
 from ... import kernels
-from ...kernels import Body, Rule, check_rule, engine_of, execute, launch, load, normal, refusal, rules, store, tile
+from ...kernels import Body, engine_of, execute, launch, load, normal, refusal, store, tile
+from ...made import Hbm, Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 SKIP = nisa.oob_mode.skip
+BF16 = nl.bfloat16
 DGE = nisa.dge_mode
 ORDERS = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
@@ -369,193 +373,101 @@ def indirect(
     return kernel
 
 
+BY_16 = (
+    "dge_mode=hwdge needs src.shape[0] in (1, 2, 4, 8, 16) and src.shape[0] * src.shape[-2] divisible by 16, got "
+    "tensor {} bfloat16 in private_hbm"
+)
+MIDDLE = (
+    "a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got tensor {} bfloat16 in "
+    "private_hbm"
+)
+OFFSETS = (
+    "the vector offset of a transpose must have 16 to 128 partitions, a multiple of 16, and 128 if it has several "
+    "columns, got tensor {} uint32 in sbuf"
+)
+
+
 @rules(
-    Rule(
-        "dst in HBM",
-        lambda: nisa.dma_transpose(hbm(3, 2), hbm(2, 3)),
-        "nisa.dma_transpose: operand 'dst' must be in sbuf, got tensor [3, 2] bfloat16 in private_hbm",
-        lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3)),
+    legal(nisa.dma_transpose, dst=Sbuf(3, 2, dtype=BF16), src=Hbm(2, 3, dtype=BF16)),
+    broken("dst in HBM", dst=Hbm(3, 2, dtype=BF16)).says(must("dst", "be in sbuf")),
+    broken("src in PSUM", dst=Sbuf(3, 2), src=Psum(2, 3))
+    .says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST))
+    .fixed(src=Sbuf(2, 3)),
+    broken("types", dst=Sbuf(3, 2, dtype=nl.float16)).says("'dst' and 'src' must have one type, got {dst} and {src}"),
+    broken("shape", dst=Sbuf(2, 3, dtype=BF16)).says(
+        "operand 'dst' must have the shape [3, 2], which is that of 'src' in the order (1, 0), got {dst} and {src}"
     ),
-    Rule(
-        "src in PSUM",
-        lambda: nisa.dma_transpose(sbuf(3, 2, dtype=nl.float32), tile(2, 3, buffer=nl.psum)),
-        "nisa.dma_transpose: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [2, 3] float32 in "
-        "psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.dma_transpose(sbuf(3, 2, dtype=nl.float32), tile(2, 3)),
+    broken("rank", dst=Sbuf(4, 3, 2, dtype=BF16), src=Hbm(2, 1, 3, 4, dtype=BF16))
+    .says(
+        "operand 'dst' must have the shape [4, 1, 3, 2], which is that of 'src' in the order (3, 1, 2, 0), got "
+        "{dst} and {src}"
+    )
+    .fixed(dst=Sbuf(4, 1, 3, 2, dtype=BF16)),
+    broken("one dimension", dst=Sbuf(6, 1, dtype=BF16), src=Hbm(6, dtype=BF16))
+    .says(must("src", "have 2, 3 or 4 dimensions"))
+    .fixed(dst=Sbuf(1, 6, dtype=BF16), src=Hbm(6, 1, dtype=BF16)),
+    legal_kernel("nisa.dma_transpose", direct, shape=(2, 3), axes=[1, 0]),
+    broken("axes of two dimensions", axes=(0, 1)).says("axes must be (1, 0) for a source of 2 dimensions, got (0, 1)"),
+    broken("axes of four dimensions", shape=(2, 3, 4, 5), axes=(3, 2, 1, 0))
+    .says("axes must be (3, 1, 2, 0) for a source of 4 dimensions, got (3, 2, 1, 0)")
+    .fixed(axes=(3, 1, 2, 0)),
+    legal_kernel("nisa.dma_transpose", direct, shape=(16, 3), dge_mode=DGE.hwdge),
+    broken("software descriptors without a gather", dge_mode=DGE.swdge).says(
+        "a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge"
     ),
-    Rule(
-        "types",
-        lambda: nisa.dma_transpose(sbuf(3, 2, dtype=nl.float16), hbm(2, 3)),
-        "nisa.dma_transpose: 'dst' and 'src' must have one type, got tensor [3, 2] float16 in sbuf and tensor [2, 3] "
-        "bfloat16 in private_hbm",
-        lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3)),
+    broken("dge_mode", dge_mode=9).says("dge_mode must be a member of nki.isa.dge_mode, got 9"),
+    broken("hwdge on trn1", on="trn1").says("dge_mode=hwdge needs trn2 or newer"),
+    legal_kernel("nisa.dma_transpose", direct, shape=(8, 3)),
+    broken("hwdge: rows of two dimensions", dge_mode=DGE.hwdge).says(
+        "dge_mode=hwdge needs src.shape[0] == 16 in two dimensions, got tensor [8, 3] bfloat16 in private_hbm"
     ),
-    Rule(
-        "shape",
-        lambda: nisa.dma_transpose(sbuf(2, 3), hbm(2, 3)),
-        "nisa.dma_transpose: operand 'dst' must have the shape [3, 2], which is that of 'src' in the order (1, 0), got "
-        "tensor [2, 3] bfloat16 in sbuf and tensor [2, 3] bfloat16 in private_hbm",
-        lambda: nisa.dma_transpose(sbuf(3, 2), hbm(2, 3)),
-    ),
-    Rule(
-        "rank",
-        lambda: nisa.dma_transpose(sbuf(4, 3, 2), hbm(2, 1, 3, 4)),
-        "nisa.dma_transpose: operand 'dst' must have the shape [4, 1, 3, 2], which is that of 'src' in the order "
-        "(3, 1, 2, 0), got tensor [4, 3, 2] bfloat16 in sbuf and tensor [2, 1, 3, 4] bfloat16 in private_hbm",
-        lambda: nisa.dma_transpose(sbuf(4, 1, 3, 2), hbm(2, 1, 3, 4)),
-    ),
-    Rule(
-        "one dimension",
-        lambda: nisa.dma_transpose(sbuf(6, 1), hbm(6)),
-        "nisa.dma_transpose: operand 'src' must have 2, 3 or 4 dimensions, got tensor [6] bfloat16 in private_hbm",
-        lambda: nisa.dma_transpose(sbuf(1, 6), hbm(6, 1)),
-    ),
-    Rule(
-        "axes of two dimensions",
-        direct((2, 3), axes=(0, 1)),
-        "nisa.dma_transpose: axes must be (1, 0) for a source of 2 dimensions, got (0, 1)",
-        direct((2, 3), axes=[1, 0]),
-    ),
-    Rule(
-        "axes of four dimensions",
-        direct((2, 3, 4, 5), axes=(3, 2, 1, 0)),
-        "nisa.dma_transpose: axes must be (3, 1, 2, 0) for a source of 4 dimensions, got (3, 2, 1, 0)",
-        direct((2, 3, 4, 5), axes=(3, 1, 2, 0)),
-    ),
-    Rule(
-        "software descriptors without a gather",
-        direct((16, 3), dge_mode=DGE.swdge),
-        "nisa.dma_transpose: a transpose without a vector offset needs dge_mode unknown, hwdge or none, got swdge",
-        direct((16, 3), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "dge_mode",
-        direct((16, 3), dge_mode=9),
-        "nisa.dma_transpose: dge_mode must be a member of nki.isa.dge_mode, got 9",
-        direct((16, 3), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "hwdge on trn1",
-        direct((16, 3), dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: dge_mode=hwdge needs trn2 or newer",
-        direct((16, 3), dge_mode=DGE.hwdge),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "hwdge: rows of two dimensions",
-        direct((8, 3), dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: dge_mode=hwdge needs src.shape[0] == 16 in two dimensions, got tensor [8, 3] bfloat16 in "
-        "private_hbm",
-        direct((8, 3)),
-    ),
-    Rule(
-        "hwdge: rows of three dimensions",
-        direct((3, 16, 2), dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: dge_mode=hwdge needs src.shape[0] in (1, 2, 4, 8, 16) and src.shape[0] * src.shape[-2] "
-        "divisible by 16, got tensor [3, 16, 2] bfloat16 in private_hbm",
-        direct((4, 16, 2), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "hwdge: product of four dimensions",
-        direct((4, 16, 3, 2), dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: dge_mode=hwdge needs src.shape[0] in (1, 2, 4, 8, 16) and src.shape[0] * src.shape[-2] "
-        "divisible by 16, got tensor [4, 16, 3, 2] bfloat16 in private_hbm",
-        direct((4, 3, 16, 2), dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "hwdge: type",
-        direct((16, 3), nl.float32, dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: dge_mode=hwdge needs a type of 2 bytes, got tensor [16, 3] float32 in private_hbm",
-        direct((16, 3), nl.float16, dge_mode=DGE.hwdge),
-    ),
-    Rule(
-        "skip without an index",
-        direct((2, 3), oob_mode=SKIP),
-        "nisa.dma_transpose: oob_mode=skip is valid with an indirect 'src' only, got tensor [2, 3] bfloat16 in "
-        "private_hbm",
-        direct((2, 3), oob_mode=nisa.oob_mode.error),
-    ),
-    Rule(
-        "oob_mode",
-        direct((2, 3), oob_mode="error"),
-        "nisa.dma_transpose: oob_mode must be a member of nki.isa.oob_mode, got 'error'",
-        direct((2, 3)),
-    ),
-    Rule(
-        "priority",
-        direct((2, 3), priority=0),
-        "nisa.dma_transpose: priority is 0 to 3 and needs trn3, got 0 on trn2",
-        direct((2, 3), priority=0),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "gather on trn1",
-        indirect(),
-        "nisa.dma_transpose: a vector offset needs trn2 or newer",
-        indirect(),
-        target="trn1",
-        corrected_target="trn3",
-    ),
-    Rule(
-        "gather with hardware descriptors",
-        indirect(dge_mode=DGE.hwdge),
-        "nisa.dma_transpose: a vector offset needs dge_mode unknown or swdge, got hwdge",
-        indirect(dge_mode=DGE.swdge),
-    ),
-    Rule(
-        "gather: type",
-        indirect(dtype=nl.float32),
-        "nisa.dma_transpose: a vector offset needs a type of 2 bytes, got tensor [16, 8] float32 in private_hbm",
-        indirect(dtype=nl.float16),
-    ),
-    Rule(
-        "gather: middle dimensions, whatever the last one is",
-        indirect((16, 2, 2, 1)),
-        "nisa.dma_transpose: a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got tensor "
-        "[16, 2, 2, 1] bfloat16 in private_hbm",
-        indirect((16, 1, 4, 1)),
-    ),
-    Rule(
-        "gather: middle dimensions",
-        indirect((16, 2, 2, 3)),
-        "nisa.dma_transpose: a vector offset needs src.shape[1] or src.shape[2] to be 1 in four dimensions, got tensor "
-        "[16, 2, 2, 3] bfloat16 in private_hbm",
-        indirect((16, 4, 1, 3)),
-    ),
-    Rule(
-        "gather: number of rows",
-        indirect((20, 8), (32, 1)),
-        "nisa.dma_transpose: a vector offset needs src.shape[0] divisible by 16, got tensor [20, 8] bfloat16 in "
-        "private_hbm",
-        indirect((32, 8), (32, 1)),
-    ),
+    legal_kernel("nisa.dma_transpose", direct, shape=(2, 3)),
+    broken("hwdge: rows of three dimensions", shape=(3, 16, 2), dge_mode=DGE.hwdge)
+    .says(BY_16.format("[3, 16, 2]"))
+    .fixed(shape=(4, 16, 2)),
+    broken("hwdge: product of four dimensions", shape=(4, 16, 3, 2), dge_mode=DGE.hwdge)
+    .says(BY_16.format("[4, 16, 3, 2]"))
+    .fixed(shape=(4, 3, 16, 2)),
+    broken("hwdge: type", shape=(16, 3), dtype=nl.float32, dge_mode=DGE.hwdge)
+    .says("dge_mode=hwdge needs a type of 2 bytes, got tensor [16, 3] float32 in private_hbm")
+    .fixed(dtype=nl.float16),
+    broken("skip without an index", oob_mode=SKIP)
+    .says("oob_mode=skip is valid with an indirect 'src' only, got tensor [2, 3] bfloat16 in private_hbm")
+    .fixed(oob_mode=nisa.oob_mode.error),
+    broken("oob_mode", oob_mode="error").says("oob_mode must be a member of nki.isa.oob_mode, got 'error'"),
+    broken("priority", priority=0).says("priority is 0 to 3 and needs trn3, got 0 on trn2").fixed(on="trn3"),
+    legal_kernel("nisa.dma_transpose", indirect),
+    broken("gather on trn1", on="trn1").says("a vector offset needs trn2 or newer").fixed(on="trn3"),
+    broken("gather with hardware descriptors", dge_mode=DGE.hwdge)
+    .says("a vector offset needs dge_mode unknown or swdge, got hwdge")
+    .fixed(dge_mode=DGE.swdge),
+    broken("gather: type", dtype=nl.float32)
+    .says("a vector offset needs a type of 2 bytes, got tensor [16, 8] float32 in private_hbm")
+    .fixed(dtype=nl.float16),
+    broken("gather: middle dimensions, whatever the last one is", shape=(16, 2, 2, 1))
+    .says(MIDDLE.format("[16, 2, 2, 1]"))
+    .fixed(shape=(16, 1, 4, 1)),
+    broken("gather: middle dimensions", shape=(16, 2, 2, 3))
+    .says(MIDDLE.format("[16, 2, 2, 3]"))
+    .fixed(shape=(16, 4, 1, 3)),
+    broken("gather: number of rows", shape=(20, 8), index_shape=(32, 1))
+    .says("a vector offset needs src.shape[0] divisible by 16, got tensor [20, 8] bfloat16 in private_hbm")
+    .fixed(shape=(32, 8)),
+    broken("gather: type of the index", index_dtype=nl.int32)
+    .says("the vector offset of a transpose must be uint32, got tensor [16, 1] int32 in sbuf")
+    .fixed(index_dtype=nl.uint32),
+    broken("gather: partitions of the index", shape=(16, 8), index_shape=(24, 1))
+    .says(OFFSETS.format("[24, 1]"))
+    .fixed(index_shape=(32, 1)),
+    broken("gather: columns of the index", shape=(128, 8), index_shape=(64, 2))
+    .says(OFFSETS.format("[64, 2]"))
+    .fixed(index_shape=(128, 2)),
     Rule(
         "gather: fewer indices than rows",
         lambda: hbm(32, 8).ap([[8, 32], [1, 8]], vector_offset=tile(16, 1, dtype=nl.uint32)),
         "NkiTensor.ap on tensor [32, 8] bfloat16 in private_hbm: the vector offset must have one index for each of the "
         "32 rows of the pattern, got tensor [16, 1] uint32 in sbuf",
         indirect((32, 8), (48, 1)),
-    ),
-    Rule(
-        "gather: type of the index",
-        indirect(index_dtype=nl.int32),
-        "nisa.dma_transpose: the vector offset of a transpose must be uint32, got tensor [16, 1] int32 in sbuf",
-        indirect(index_dtype=nl.uint32),
-    ),
-    Rule(
-        "gather: partitions of the index",
-        indirect((16, 8), (24, 1)),
-        "nisa.dma_transpose: the vector offset of a transpose must have 16 to 128 partitions, a multiple of 16, and "
-        "128 if it has several columns, got tensor [24, 1] uint32 in sbuf",
-        indirect((16, 8), (32, 1)),
-    ),
-    Rule(
-        "gather: columns of the index",
-        indirect((128, 8), (64, 2)),
-        "nisa.dma_transpose: the vector offset of a transpose must have 16 to 128 partitions, a multiple of 16, and "
-        "128 if it has several columns, got tensor [64, 2] uint32 in sbuf",
-        indirect((128, 8), (128, 2)),
     ),
 )
 def test_rules(rule: Rule) -> None:

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
+from ...made import Made, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, must, one_type, same_elements, same_partitions
 
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
@@ -332,110 +335,72 @@ def placed(shape: tuple[int, int], dtype: Any, partition: int) -> Any:
     return made
 
 
+SAME_PARTITION = (
+    "operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its indices "
+    "from the partitions that it gathers in; got {}"
+)
+
+
+def indices(partitions: int, columns: int, value: int = 0) -> Made:
+    """Equal indices of a local gather."""
+    return Sbuf(partitions, columns, dtype=nl.uint16, value=value)
+
+
 @rules(
-    Rule(
-        "partitions in groups of 16",
-        lambda: nisa.local_gather(tile(24, 24), tile(24, 4), uint16(24, 1)),
-        "nisa.local_gather: operand 'src_buffer' must have a multiple of 16 partitions, the number that each core of "
-        "GpSimd is connected to, got tensor [24, 4] float32 in sbuf",
-        lambda: nisa.local_gather(tile(32, 16), tile(32, 4), uint16(32, 1)),
+    legal(nisa.local_gather, dst=Sbuf(32, 16), src_buffer=Sbuf(32, 4), index=indices(32, 1)),
+    broken("partitions in groups of 16", dst=Sbuf(24, 24), src_buffer=Sbuf(24, 4), index=indices(24, 1)).says(
+        must("src_buffer", "have a multiple of 16 partitions, the number that each core of GpSimd is connected to")
     ),
-    Rule(
-        "as many partitions of indices as of data",
-        lambda: nisa.local_gather(tile(32, 16), tile(32, 4), uint16(16, 1)),
-        "nisa.local_gather: operands 'src_buffer' and 'index' must have the same number of partitions, got tensor "
-        "[32, 4] float32 in sbuf and tensor [16, 1] uint16 in sbuf",
-        lambda: nisa.local_gather(tile(32, 16), tile(32, 4), uint16(32, 1)),
+    broken("as many partitions of indices as of data", index=indices(16, 1)).says(
+        same_partitions("src_buffer", "index")
     ),
-    Rule(
-        "as many partitions of results as of data",
-        lambda: nisa.local_gather(tile(16, 16), tile(32, 4), uint16(32, 1)),
-        "nisa.local_gather: operands 'src_buffer' and 'dst' must have the same number of partitions, got tensor "
-        "[32, 4] float32 in sbuf and tensor [16, 16] float32 in sbuf",
-        lambda: nisa.local_gather(tile(32, 16), tile(32, 4), uint16(32, 1)),
-    ),
-    Rule(
-        "indices from the partitions of the data",
-        lambda: nisa.local_gather(tile(16, 16), tile(64, 4)[32:48], uint16(64, 1)[0:16]),
-        "nisa.local_gather: operands 'src_buffer' and 'index' must start at the same partition, because a core of "
-        "GpSimd takes its indices from the partitions that it gathers in; got 32 or 96 and 0 or 64",
-        lambda: nisa.local_gather(tile(16, 16), tile(64, 4)[32:48], uint16(64, 1)[32:48]),
-    ),
-    Rule(
-        "indices from the partitions of data that the kernel places",
-        lambda: nisa.local_gather(tile(16, 16), placed((16, 4), nl.float32, 32), uint16(64, 1)[0:16]),
-        "nisa.local_gather: operands 'src_buffer' and 'index' must start at the same partition, because a core of "
-        "GpSimd takes its indices from the partitions that it gathers in; got 32 and 0 or 64",
-        lambda: nisa.local_gather(tile(16, 16), placed((16, 4), nl.float32, 64), uint16(64, 1)[0:16]),
-    ),
-    Rule(
-        "type of the local indices",
-        lambda: nisa.local_gather(tile(16, 16), tile(16, 4), uint32(16, 1)),
-        "nisa.local_gather: operand 'index' must have one of the types uint16, got tensor [16, 1] uint32 in sbuf",
-        lambda: nisa.local_gather(tile(16, 16), tile(16, 4), uint16(16, 1)),
-    ),
-    Rule(
-        "no cast of what is gathered locally",
-        lambda: nisa.local_gather(tile(16, 16, dtype=nl.bfloat16), tile(16, 4), uint16(16, 1)),
-        "nisa.local_gather: operand 'dst' must have the type of 'src_buffer', because a gather casts nothing; got "
-        "tensor [16, 16] bfloat16 in sbuf and tensor [16, 4] float32 in sbuf",
-        lambda: nisa.local_gather(tile(16, 16, dtype=nl.bfloat16), tile(16, 4, dtype=nl.bfloat16), uint16(16, 1)),
-    ),
-    Rule(
-        "number of elements of an index",
-        lambda: nisa.local_gather(tile(16, 48), tile(16, 4), uint16(16, 1), 3),
-        "nisa.local_gather: num_elem_per_idx must be one of (1, 2, 4, 8, 16, 32), got 3",
-        lambda: nisa.local_gather(tile(16, 64), tile(16, 4), uint16(16, 1), 4),
-    ),
-    Rule(
-        "whole number of elements of an index",
-        lambda: nisa.local_gather(tile(16, 32), tile(16, 4), uint16(16, 1), 2.0),
-        "nisa.local_gather: num_elem_per_idx must be one of (1, 2, 4, 8, 16, 32), got 2.0",
-        lambda: nisa.local_gather(tile(16, 32), tile(16, 4), uint16(16, 1), 2),
-    ),
-    Rule(
-        "more valid indices than there are",
-        lambda: nisa.local_gather(tile(16, 33), tile(16, 4), uint16(16, 2), num_valid_indices=33),
-        "nisa.local_gather: num_valid_indices must be 1 to 32, the indices of 16 partitions of tensor [16, 2] uint16 "
-        "in sbuf, got 33",
-        lambda: nisa.local_gather(tile(16, 32), tile(16, 4), uint16(16, 2), num_valid_indices=32),
-    ),
-    Rule(
-        "no valid index",
-        lambda: nisa.local_gather(tile(16, 16), tile(16, 4), uint16(16, 1), num_valid_indices=0),
-        "nisa.local_gather: num_valid_indices must be 1 to 16, the indices of 16 partitions of tensor [16, 1] uint16 "
-        "in sbuf, got 0",
-        lambda: nisa.local_gather(tile(16, 1), tile(16, 4), uint16(16, 1), num_valid_indices=1),
-    ),
-    Rule(
-        "too many indices for a core",
-        lambda: nisa.local_gather(tile(16, 4112), tile(16, 4), uint16(16, 257)),
-        "nisa.local_gather: each core of GpSimd takes at most 4096 indices, got 4112 of tensor [16, 257] uint16 in "
-        "sbuf: gather in several calls",
-        lambda: nisa.local_gather(tile(16, 4096), tile(16, 4), uint16(16, 257), num_valid_indices=4096),
-    ),
-    Rule(
-        "size of what is gathered locally",
-        lambda: nisa.local_gather(tile(16, 32), tile(16, 4), uint16(16, 2), 2),
-        "nisa.local_gather: operand 'dst' must have 64 elements per partition (32 indices of 2 elements), got tensor "
-        "[16, 32] float32 in sbuf",
-        lambda: nisa.local_gather(tile(16, 32), tile(16, 4), uint16(16, 2), 2, 16),
-    ),
-    Rule(
+    broken("as many partitions of results as of data", dst=Sbuf(16, 16)).says(same_partitions("src_buffer", "dst")),
+    legal(nisa.local_gather, Sbuf(16, 16), lazily(placed, (16, 4), nl.float32, 64), indices(64, 1)[0:16]),
+    broken("indices from the partitions of the data", src_buffer=Sbuf(64, 4)[32:48])
+    .says(SAME_PARTITION.format("32 or 96 and 0 or 64"))
+    .fixed(index=indices(64, 1)[32:48]),
+    broken(
+        "indices from the partitions of data that the kernel places", src_buffer=lazily(placed, (16, 4), nl.float32, 32)
+    ).says(SAME_PARTITION.format("32 and 0 or 64")),
+    legal(nisa.local_gather, dst=Sbuf(16, 16), src_buffer=Sbuf(16, 4), index=indices(16, 1)),
+    broken("type of the local indices", index=Sbuf(16, 1, dtype=nl.uint32)).says(one_type("index", "uint16")),
+    broken("no cast of what is gathered locally", dst=Sbuf(16, 16, dtype=nl.bfloat16))
+    .says(
+        "operand 'dst' must have the type of 'src_buffer', because a gather casts nothing; got {dst} and {src_buffer}"
+    )
+    .fixed(src_buffer=Sbuf(16, 4, dtype=nl.bfloat16)),
+    broken("number of elements of an index", dst=Sbuf(16, 48), num_elem_per_idx=3)
+    .says("num_elem_per_idx must be one of (1, 2, 4, 8, 16, 32), got 3")
+    .fixed(dst=Sbuf(16, 64), num_elem_per_idx=4),
+    broken("whole number of elements of an index", dst=Sbuf(16, 32), num_elem_per_idx=2.0)
+    .says("num_elem_per_idx must be one of (1, 2, 4, 8, 16, 32), got 2.0")
+    .fixed(num_elem_per_idx=2),
+    broken("more valid indices than there are", dst=Sbuf(16, 33), index=indices(16, 2), num_valid_indices=33)
+    .says("num_valid_indices must be 1 to 32, the indices of 16 partitions of {index}, got 33")
+    .fixed(dst=Sbuf(16, 32), num_valid_indices=32),
+    broken("no valid index", num_valid_indices=0)
+    .says("num_valid_indices must be 1 to 16, the indices of 16 partitions of {index}, got 0")
+    .fixed(dst=Sbuf(16, 1), num_valid_indices=1),
+    broken("too many indices for a core", dst=Sbuf(16, 4112), index=indices(16, 257))
+    .says("each core of GpSimd takes at most 4096 indices, got 4112 of {index}: gather in several calls")
+    .fixed(dst=Sbuf(16, 4096), num_valid_indices=4096),
+    broken("size of what is gathered locally", dst=Sbuf(16, 32), index=indices(16, 2), num_elem_per_idx=2)
+    .says(must("dst", "have 64 elements per partition (32 indices of 2 elements)"))
+    .fixed(num_valid_indices=16),
+    broken(
         "local index outside",
-        lambda: nisa.local_gather(tile(32, 64), tile(32, 5), uint16(32, 2, value=4), 2),
-        "nisa.local_gather: operand 'index': element 0 of the list of partitions 0 to 15 takes elements 4 to 5 of the "
-        "5 per partition of tensor [32, 5] float32 in sbuf",
-        lambda: nisa.local_gather(tile(32, 64), tile(32, 5), uint16(32, 2, value=3), 2),
         error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "PSUM",
-        lambda: nisa.local_gather(tile(16, 16), tile(16, 4, buffer=nl.psum), uint16(16, 1)),
-        "nisa.local_gather: operand 'src_buffer' must be in sbuf, got tensor [16, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.local_gather(tile(16, 16), tile(16, 4), uint16(16, 1)),
-    ),
+        dst=Sbuf(32, 64),
+        src_buffer=Sbuf(32, 5),
+        index=indices(32, 2, 4),
+        num_elem_per_idx=2,
+    )
+    .says(
+        "operand 'index': element 0 of the list of partitions 0 to 15 takes elements 4 to 5 of the 5 per "
+        "partition of {src_buffer}"
+    )
+    .fixed(index=indices(32, 2, 3)),
+    broken("PSUM", src_buffer=Psum(16, 4)).says(must("src_buffer", "be in sbuf", COPY_FIRST)),
 )
 def test_local_gather_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -446,66 +411,27 @@ def test_an_index_outside_is_named_by_core_and_place() -> None:
     index = np.zeros((48, 2), np.uint16)
     index[33, 1] = 4
     with pytest.raises(OUT_OF_RANGE) as caught:
-        run(lambda dst, src, index: nisa.local_gather(dst, src, index), [numbered(48, 4), index], Result((48, 32)))
+        run(nisa.local_gather, [numbered(48, 4), index], Result((48, 32)))
     assert "element 17 of the list of partitions 32 to 47 takes elements 4 to 4 of the 4" in str(caught.value)
 
 
 @rules(
-    Rule(
-        "type of the indices",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), tile(2, 2, dtype=nl.int32)),
-        "nisa.nc_n_gather: operand 'indices' must have one of the types uint32, got tensor [2, 2] int32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), uint32(2, 2)),
+    legal(nisa.nc_n_gather, dst=Sbuf(2, 2), data=Sbuf(2, 4), indices=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("type of the indices", indices=Sbuf(2, 2, dtype=nl.int32)).says(one_type("indices", "uint32")),
+    broken("no cast of what is gathered", dst=Sbuf(2, 2, dtype=nl.int32)).says(
+        "operand 'dst' must have the type of 'data', because a gather casts nothing; got {dst} and {data}"
     ),
-    Rule(
-        "no cast of what is gathered",
-        lambda: nisa.nc_n_gather(tile(2, 2, dtype=nl.int32), tile(2, 4), uint32(2, 2)),
-        "nisa.nc_n_gather: operand 'dst' must have the type of 'data', because a gather casts nothing; got tensor "
-        "[2, 2] int32 in sbuf and tensor [2, 4] float32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), uint32(2, 2)),
-    ),
-    Rule(
-        "partitions of the data",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(3, 4), uint32(2, 2)),
-        "nisa.nc_n_gather: operands 'data' and 'indices' must have the same number of partitions, got tensor [3, 4] "
-        "float32 in sbuf and tensor [2, 2] uint32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(3, 4)[0:2], uint32(2, 2)),
-    ),
-    Rule(
-        "partitions of the result",
-        lambda: nisa.nc_n_gather(tile(3, 2), tile(2, 4), uint32(2, 2)),
-        "nisa.nc_n_gather: operands 'indices' and 'dst' must have the same number of partitions, got tensor [2, 2] "
-        "uint32 in sbuf and tensor [3, 2] float32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(3, 2)[0:2], tile(2, 4), uint32(2, 2)),
-    ),
-    Rule(
-        "size of the result",
-        lambda: nisa.nc_n_gather(tile(2, 4), tile(2, 4), uint32(2, 2)),
-        "nisa.nc_n_gather: operands 'indices' and 'dst' must have the same number of elements per partition, got "
-        "tensor [2, 2] uint32 in sbuf and tensor [2, 4] float32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(2, 4)[:, 0:2], tile(2, 4), uint32(2, 2)),
-    ),
-    Rule(
-        "index outside",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 2, 2), uint32(2, 2, value=4)),
-        "nisa.nc_n_gather: operand 'indices': element 0 of partition 0 is 4, outside the 4 elements per partition of "
-        "tensor [2, 2, 2] float32 in sbuf",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 2, 2), uint32(2, 2, value=3)),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "data in PSUM",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4, buffer=nl.psum), uint32(2, 2)),
-        "nisa.nc_n_gather: operand 'data' must be in sbuf, got tensor [2, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), uint32(2, 2)),
-    ),
-    Rule(
-        "result in PSUM",
-        lambda: nisa.nc_n_gather(tile(2, 2, buffer=nl.psum), tile(2, 4), uint32(2, 2)),
-        "nisa.nc_n_gather: operand 'dst' must be in sbuf, got tensor [2, 2] float32 in psum",
-        lambda: nisa.nc_n_gather(tile(2, 2), tile(2, 4), uint32(2, 2)),
-    ),
+    legal(nisa.nc_n_gather, dst=Sbuf(2, 2), data=Sbuf(3, 4)[0:2], indices=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("partitions of the data", data=Sbuf(3, 4)).says(same_partitions("data", "indices")),
+    legal(nisa.nc_n_gather, dst=Sbuf(3, 2)[0:2], data=Sbuf(2, 4), indices=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("partitions of the result", dst=Sbuf(3, 2)).says(same_partitions("indices", "dst")),
+    legal(nisa.nc_n_gather, dst=Sbuf(2, 2), data=Sbuf(2, 4), indices=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("size of the result", dst=Sbuf(2, 4)).says(same_elements("indices", "dst")).fixed(dst=Sbuf(2, 4)[:, 0:2]),
+    broken("index outside", error=OUT_OF_RANGE, data=Sbuf(2, 2, 2), indices=Sbuf(2, 2, dtype=nl.uint32, value=4))
+    .says("operand 'indices': element 0 of partition 0 is 4, outside the 4 elements per partition of {data}")
+    .fixed(indices=Sbuf(2, 2, dtype=nl.uint32, value=3)),
+    broken("data in PSUM", data=Psum(2, 4)).says(must("data", "be in sbuf", COPY_FIRST)),
+    broken("result in PSUM", dst=Psum(2, 2)).says(must("dst", "be in sbuf")),
 )
 def test_nc_n_gather_rules(rule: Rule) -> None:
     check_rule(rule)

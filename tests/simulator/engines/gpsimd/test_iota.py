@@ -10,7 +10,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, check_rule, engine_of, rules, run, tile
+from ...kernels import Result, engine_of, run, tile
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import must, pairs
 
 INT32 = nl.int32
 
@@ -122,82 +125,27 @@ def test_it_runs_on_gpsimd() -> None:
 
 
 @rules(
-    Rule(
-        "PSUM",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32, buffer=nl.psum), [[1, 4]]),
-        "nisa.iota: operand 'dst' must be in sbuf, got tensor [2, 4] int32 in psum",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]]),
-    ),
-    Rule(
-        "number of elements",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 3]]),
-        "nisa.iota: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition "
-        "of tensor [2, 4] int32 in sbuf, got [[1, 3]]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[3, 2], [1, 2]]),
-    ),
-    Rule(
-        "dimensions",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 1], [1, 1], [1, 1], [1, 1], [1, 4]]),
-        "nisa.iota: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition "
-        "of tensor [2, 4] int32 in sbuf, got [[1, 1], [1, 1], [1, 1], [1, 1], [1, 4]]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 1], [1, 1], [1, 1], [1, 4]]),
-    ),
-    Rule(
-        "no dimension",
-        lambda: nisa.iota(tile(2, 1, dtype=INT32), []),
-        "nisa.iota: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 1 elements per partition "
-        "of tensor [2, 1] int32 in sbuf, got []",
-        lambda: nisa.iota(tile(2, 1, dtype=INT32), [[0, 1]]),
-    ),
-    Rule(
-        "negative numbers",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, -2], [1, -2]]),
-        "nisa.iota: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 4 elements per partition "
-        "of tensor [2, 4] int32 in sbuf, got [[1, -2], [1, -2]]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[-1, 2], [-1, 2]]),
-    ),
-    Rule(
-        "form",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [1, 4]),
-        "nisa.iota: pattern must be [[step, num], ...] of integers, got [1, 4]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]]),
-    ),
-    Rule(
-        "triples",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4, 0]]),
-        "nisa.iota: pattern must be [[step, num], ...] of integers, got [[1, 4, 0]]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]]),
-    ),
-    Rule(
-        "fractions",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0.5, 4]]),
-        "nisa.iota: pattern must be [[step, num], ...] of integers, got [[0.5, 4]]",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0, 2], [1, 2]]),
-    ),
-    Rule(
-        "offset",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=2**31),
-        "nisa.iota: offset must be an int32, a register or a scalar, got 2147483648",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=-(2**31)),
-    ),
-    Rule(
-        "channel_multiplier",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], channel_multiplier=-(2**31) - 1),
-        "nisa.iota: channel_multiplier must be an int32, got -2147483649",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], channel_multiplier=2**31 - 1),
-    ),
-    Rule(
-        "step",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0, 2], [2**63, 2]]),
-        "nisa.iota: a step must be an int32, got 9223372036854775808",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[0, 2], [2**31 - 1, 2]]),
-    ),
-    Rule(
-        "fractional offset",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=0.5),
-        "nisa.iota: offset must be an int32, a register or a scalar, got 0.5",
-        lambda: nisa.iota(tile(2, 4, dtype=INT32), [[1, 4]], offset=1),
-    ),
+    legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[1, 4]]),
+    broken("PSUM", dst=Psum(2, 4, dtype=INT32)).says(must("dst", "be in sbuf")),
+    broken("number of elements", pattern=[[1, 3]]).says(pairs(4, "dst")).fixed(pattern=[[3, 2], [1, 2]]),
+    broken("dimensions", pattern=[[1, 1], [1, 1], [1, 1], [1, 1], [1, 4]])
+    .says(pairs(4, "dst"))
+    .fixed(pattern=[[1, 1], [1, 1], [1, 1], [1, 4]]),
+    broken("no dimension", dst=Sbuf(2, 1, dtype=INT32), pattern=[]).says(pairs(1, "dst")).fixed(pattern=[[0, 1]]),
+    broken("negative numbers", pattern=[[1, -2], [1, -2]]).says(pairs(4, "dst")).fixed(pattern=[[-1, 2], [-1, 2]]),
+    broken("form", pattern=[1, 4]).says("pattern must be [[step, num], ...] of integers, got [1, 4]"),
+    broken("triples", pattern=[[1, 4, 0]]).says("pattern must be [[step, num], ...] of integers, got [[1, 4, 0]]"),
+    legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[0, 2], [1, 2]]),
+    broken("fractions", pattern=[[0.5, 4]]).says("pattern must be [[step, num], ...] of integers, got [[0.5, 4]]"),
+    legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[1, 4]], offset=-(2**31)),
+    broken("offset", offset=2**31).says("offset must be an int32, a register or a scalar, got 2147483648"),
+    legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[0, 2], [2**31 - 1, 2]]),
+    broken("channel_multiplier", pattern=[[1, 4]], channel_multiplier=-(2**31) - 1)
+    .says("channel_multiplier must be an int32, got -2147483649")
+    .fixed(channel_multiplier=2**31 - 1),
+    broken("step", pattern=[[0, 2], [2**63, 2]]).says("a step must be an int32, got 9223372036854775808"),
+    legal(nisa.iota, dst=Sbuf(2, 4, dtype=INT32), pattern=[[1, 4]], offset=1),
+    broken("fractional offset", offset=0.5).says("offset must be an int32, a register or a scalar, got 0.5"),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, check_rule, engine_of, execute, refusal, rules, run, store, tile
+from ...kernels import Result, engine_of, execute, refusal, run, store, tile
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, must, needs, one_type, same_partitions
 
 INT32 = nl.int32
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -168,90 +171,31 @@ def test_the_other_partitions_of_dst_stay_unwritten() -> None:
     assert message.startswith("nisa.tensor_copy: operand 'src': 5 of the 10 elements of tensor ")
 
 
-def nonzero(dst: Any, src: Any, **options: Any) -> Any:
-    """A kernel that calls the instruction with tiles of these shapes and types."""
-    (dst_shape, dst_type), (src_shape, src_type) = dst, src
-    return lambda: nisa.nonzero_with_count(
-        tile(*dst_shape, dtype=dst_type), tile(*src_shape, dtype=src_type), **options
-    )
-
-
-GOOD = nonzero(((16, 5), INT32), ((16, 4), nl.float32))
+ONE_MORE = must("dst", "have 5 elements per partition, one more than 'src'")
 
 
 @rules(
-    Rule(
-        "generation",
-        GOOD,
-        "nisa.nonzero_with_count: needs gen3 or newer; the target is trn1 (gen2), set NEURON_PLATFORM_TARGET_OVERRIDE "
-        "to change it",
-        GOOD,
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "type of src",
-        nonzero(((16, 5), INT32), ((16, 4), nl.bfloat16)),
-        "nisa.nonzero_with_count: operand 'src' must have one of the types float32, int32, got tensor [16, 4] bfloat16 "
-        "in sbuf",
-        nonzero(((16, 5), INT32), ((16, 4), INT32)),
-    ),
-    Rule(
-        "type of dst",
-        nonzero(((16, 5), nl.uint32), ((16, 4), nl.float32)),
-        "nisa.nonzero_with_count: operand 'dst' must have one of the types int32, got tensor [16, 5] uint32 in sbuf",
-        GOOD,
-    ),
-    Rule(
-        "no room for the number",
-        nonzero(((16, 4), INT32), ((16, 4), nl.float32)),
-        "nisa.nonzero_with_count: operand 'dst' must have 5 elements per partition, one more than 'src', got tensor "
-        "[16, 4] int32 in sbuf",
-        GOOD,
-    ),
-    Rule(
-        "too much room",
-        nonzero(((16, 6), INT32), ((16, 4), nl.float32)),
-        "nisa.nonzero_with_count: operand 'dst' must have 5 elements per partition, one more than 'src', got tensor "
-        "[16, 6] int32 in sbuf",
-        GOOD,
-    ),
-    Rule(
-        "partitions",
-        nonzero(((32, 5), INT32), ((16, 4), nl.float32)),
-        "nisa.nonzero_with_count: operands 'src' and 'dst' must have the same number of partitions, got tensor [16, 4] "
-        "float32 in sbuf and tensor [32, 5] int32 in sbuf",
-        GOOD,
-    ),
-    Rule(
-        "index_offset",
-        nonzero(((16, 5), INT32), ((16, 4), nl.float32), index_offset=2**31),
-        "nisa.nonzero_with_count: index_offset must be an int32, got 2147483648",
-        nonzero(((16, 5), INT32), ((16, 4), nl.float32), index_offset=2**31 - 1),
-    ),
-    Rule(
-        "padding_val",
-        nonzero(((16, 5), INT32), ((16, 4), nl.float32), padding_val=-0.5),
-        "nisa.nonzero_with_count: padding_val must be an int32, got -0.5",
-        nonzero(((16, 5), INT32), ((16, 4), nl.float32), padding_val=np.int64(-(2**31))),
-    ),
-    Rule(
-        "PSUM",
-        lambda: nisa.nonzero_with_count(tile(16, 5, dtype=INT32), tile(16, 4, buffer=nl.psum)),
-        "nisa.nonzero_with_count: operand 'src' must be in sbuf, got tensor [16, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        GOOD,
-    ),
-    Rule(
-        "dst in PSUM",
-        lambda: nisa.nonzero_with_count(tile(16, 5, dtype=INT32, buffer=nl.psum), tile(16, 4)),
-        "nisa.nonzero_with_count: operand 'dst' must be in sbuf, got tensor [16, 5] int32 in psum",
-        GOOD,
-    ),
+    legal(nisa.nonzero_with_count, dst=Sbuf(16, 5, dtype=INT32), src=Sbuf(16, 4)),
+    broken("generation", on="trn1").says(needs("gen3", "trn1 (gen2)")),
+    broken("type of src", src=Sbuf(16, 4, dtype=nl.bfloat16))
+    .says(one_type("src", "float32, int32"))
+    .fixed(src=Sbuf(16, 4, dtype=INT32)),
+    broken("type of dst", dst=Sbuf(16, 5, dtype=nl.uint32)).says(one_type("dst", "int32")),
+    broken("no room for the number", dst=Sbuf(16, 4, dtype=INT32)).says(ONE_MORE),
+    broken("too much room", dst=Sbuf(16, 6, dtype=INT32)).says(ONE_MORE),
+    broken("partitions", dst=Sbuf(32, 5, dtype=INT32)).says(same_partitions("src", "dst")),
+    broken("index_offset", index_offset=2**31)
+    .says("index_offset must be an int32, got 2147483648")
+    .fixed(index_offset=2**31 - 1),
+    broken("padding_val", padding_val=-0.5)
+    .says("padding_val must be an int32, got -0.5")
+    .fixed(padding_val=np.int64(-(2**31))),
+    broken("PSUM", src=Psum(16, 4)).says(must("src", "be in sbuf", COPY_FIRST)),
+    broken("dst in PSUM", dst=Psum(16, 5, dtype=INT32)).says(must("dst", "be in sbuf")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)
 
 
 def test_it_runs_on_gpsimd() -> None:
-    assert engine_of(GOOD) == "gpsimd"
+    assert engine_of(lambda: nisa.nonzero_with_count(tile(16, 5, dtype=INT32), tile(16, 4))) == "gpsimd"

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, normal, rules, run, tile
+from ...kernels import Body, Result, Tile, engine_of, normal, run, tile
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import must, out_of_reach
 
 DATA = np.array([[1, -2, 3], [4, 6, -8], [-3, 0, 1], [2, 2, 2]], np.float32)
 
@@ -139,72 +142,33 @@ def test_it_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
 
 
 @rules(
+    legal_kernel("nisa.tensor_partition_reduce", reduction, op=nl.max),
     *(
-        Rule(
-            f"operator {op!r}",
-            reduction(op),
-            "nisa.tensor_partition_reduce: op must be nl.add, nl.mean, nl.max, nl.bitwise_or, nl.bitwise_and or "
-            f"nl.bitwise_xor, got {op!r}",
-            reduction(nl.max),
+        broken(f"operator {op!r}", op=op).says(
+            f"op must be nl.add, nl.mean, nl.max, nl.bitwise_or, nl.bitwise_and or nl.bitwise_xor, got {op!r}"
         )
         for op in (nl.min, nl.multiply, nl.subtract, nl.logical_and, nl.left_shift)
     ),
-    Rule(
-        "rank",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2).reshape((3, 1, 1, 1, 1, 2))),
-        "nisa.tensor_partition_reduce: operand 'data': at most 4 free dimensions, got tensor [3, 1, 1, 1, 1, 2] "
-        "float32 in sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 1, 1, 1, 2)),
-    ),
-    Rule(
-        "no partitions",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:0]),
-        "nisa.tensor_partition_reduce: operand 'data' must have partitions to reduce, got tensor [0, 2] float32 in "
-        "sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.max, tile(3, 2)[0:1]),
-    ),
-    Rule(
-        "bits of floats",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.bitwise_or, tile(3, 2)),
-        "nisa.tensor_partition_reduce: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor "
-        "[1, 2] float32 in sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2, dtype=nl.int32), nl.bitwise_or, tile(3, 2, dtype=nl.int32)),
-    ),
-    Rule(
-        "widths",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2, dtype=nl.int32), nl.bitwise_or, tile(3, 2, dtype=nl.int8)),
-        "nisa.tensor_partition_reduce: bit-wise operators cast nothing: the operands must have one width, got tensor "
-        "[1, 2] int32 in sbuf, tensor [3, 2] int8 in sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2, dtype=nl.int32), nl.add, tile(3, 2, dtype=nl.int8)),
-    ),
-    Rule(
-        "partitions of dst",
-        lambda: nisa.tensor_partition_reduce(tile(3, 2), nl.add, tile(3, 2)),
-        "nisa.tensor_partition_reduce: operand 'dst' must have 1 partition and the 2 elements per partition of 'data', "
-        "got tensor [3, 2] float32 in sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(3, 2)[0:1], nl.add, tile(3, 2)),
-    ),
-    Rule(
-        "size of dst",
-        lambda: nisa.tensor_partition_reduce(tile(1, 3), nl.add, tile(3, 2)),
-        "nisa.tensor_partition_reduce: operand 'dst' must have 1 partition and the 2 elements per partition of 'data', "
-        "got tensor [1, 3] float32 in sbuf",
-        lambda: nisa.tensor_partition_reduce(tile(1, 3)[:, 0:2], nl.add, tile(3, 2)),
-    ),
-    Rule(
-        "data in PSUM",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2), nl.add, tile(3, 2, buffer=nl.psum)),
-        "nisa.tensor_partition_reduce: operand 'data': the GpSimd engine cannot access psum, got tensor [3, 2] float32 "
-        "in psum",
-        reduction(nl.add),
-    ),
-    Rule(
-        "dst in PSUM",
-        lambda: nisa.tensor_partition_reduce(tile(1, 2, buffer=nl.psum), nl.add, tile(3, 2)),
-        "nisa.tensor_partition_reduce: operand 'dst': the GpSimd engine cannot access psum, got tensor [1, 2] float32 "
-        "in psum",
-        reduction(nl.add),
-    ),
+    legal(nisa.tensor_partition_reduce, dst=Sbuf(1, 2), op=nl.max, data=Sbuf(3, 2)[0:1]),
+    broken("rank", data=Sbuf(3, 2).reshape((3, 1, 1, 1, 1, 2)))
+    .says("operand 'data': at most 4 free dimensions, got {data}")
+    .fixed(data=Sbuf(3, 1, 1, 1, 2)),
+    broken("no partitions", data=Sbuf(3, 2)[0:0]).says(must("data", "have partitions to reduce")),
+    legal(nisa.tensor_partition_reduce, dst=Sbuf(1, 2), op=nl.add, data=Sbuf(3, 2)),
+    broken("bits of floats", op=nl.bitwise_or)
+    .says(must("dst", "be an integer tensor with a bit-wise operator"))
+    .fixed(dst=Sbuf(1, 2, dtype=nl.int32), data=Sbuf(3, 2, dtype=nl.int32)),
+    broken("widths", dst=Sbuf(1, 2, dtype=nl.int32), op=nl.bitwise_or, data=Sbuf(3, 2, dtype=nl.int8))
+    .says("bit-wise operators cast nothing: the operands must have one width, got {dst}, {data}")
+    .fixed(op=nl.add),
+    broken("partitions of dst", dst=Sbuf(3, 2))
+    .says(must("dst", "have 1 partition and the 2 elements per partition of 'data'"))
+    .fixed(dst=Sbuf(3, 2)[0:1]),
+    broken("size of dst", dst=Sbuf(1, 3))
+    .says(must("dst", "have 1 partition and the 2 elements per partition of 'data'"))
+    .fixed(dst=Sbuf(1, 3)[:, 0:2]),
+    broken("data in PSUM", data=Psum(3, 2)).says(out_of_reach("data")),
+    broken("dst in PSUM", dst=Psum(1, 2)).says(out_of_reach("dst")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -15,7 +15,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, engine_of, execute, refusal, run, tile
+from ...made import Hbm, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, FLOATS, must, one_each, one_type, out_of_reach, same_elements
 
 VECTOR, GPSIMD = nisa.engine.vector, nisa.engine.gpsimd
 UINT32 = nl.uint32
@@ -398,9 +401,7 @@ def test_a_tile_gives_each_partition_its_probability(dtype: Any, buffer: Any) ->
 
 def test_probabilities_of_a_tile_beyond_1_drop_all_and_below_0_none() -> None:
     prob = np.array([[7], [-1]], np.float32)
-    result = run(
-        lambda dst, data, prob: nisa.dropout(dst, data, prob), [np.ones((2, 64), np.float32), prob], Result((2, 64))
-    )
+    result = run(nisa.dropout, [np.ones((2, 64), np.float32), prob], Result((2, 64)))
     assert not result[0].any() and result[1].all()
 
 
@@ -470,262 +471,115 @@ def test_dropout_runs_on_the_vector_engine_of_every_generation(target: str) -> N
 # refusals
 
 
-def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
-    return tile(4, columns, dtype=dtype, buffer=buffer)
-
-
-@rules(
-    Rule(
-        "rng: type",
-        lambda: nisa.rng(tile(2, 4)),
-        "nisa.rng: operand 'dst' must have one of the types int16, int32, int8, uint16, uint32, uint8, got tensor "
-        "[2, 4] float32 in sbuf",
-        lambda: nisa.rng(tile(2, 4, dtype=nl.int32)),
-    ),
-    Rule(
-        "rng: engine",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32), engine=nisa.engine.scalar),
-        "nisa.rng: engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got nki.isa.engine.scalar",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32), engine=nisa.engine.unknown),
-    ),
-    Rule(
-        "rng: GpSimd of trn1",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32), engine=GPSIMD),
-        "nisa.rng: engine=nki.isa.engine.gpsimd needs trn2 or newer",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32), engine=GPSIMD),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "rng: GpSimd and PSUM",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32, buffer=nl.psum), engine=GPSIMD),
-        "nisa.rng: operand 'dst': the GpSimd engine cannot access psum, got tensor [2, 4] uint32 in psum",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32, buffer=nl.psum), engine=VECTOR),
-    ),
-    Rule(
-        "rng: HBM",
-        lambda: nisa.rng(store(tile(2, 4, dtype=UINT32))),
-        "nisa.rng: operand 'dst' must be in psum or sbuf, got tensor [2, 4] uint32 in shared_hbm",
-        lambda: nisa.rng(tile(2, 4, dtype=UINT32)),
-    ),
-    Rule(
-        "seed: shape",
-        lambda: nisa.set_rng_seed(tile(2, 1, dtype=UINT32)),
-        "nisa.set_rng_seed: operand 'src_seeds' must have shape [1, 1], got tensor [2, 1] uint32 in sbuf",
-        lambda: nisa.set_rng_seed(tile(2, 1, dtype=UINT32)[0:1]),
-    ),
-    Rule(
-        "seed: type",
-        lambda: nisa.set_rng_seed(tile(1, 1, dtype=nl.uint16)),
-        "nisa.set_rng_seed: operand 'src_seeds' must have one of the types float32, int32, uint32, got tensor [1, 1] "
-        "uint16 in sbuf",
-        lambda: nisa.set_rng_seed(tile(1, 1, dtype=nl.int32)),
-    ),
-    Rule(
-        "seed: number",
-        lambda: nisa.set_rng_seed(42),
-        "nisa.set_rng_seed: operand 'src_seeds' must be a tensor, got 42",
-        lambda: nisa.set_rng_seed(tile(1, 1, dtype=nl.int32, value=42)),
-    ),
-    Rule(
-        "state: words of GpSimd",
-        lambda: nisa.rand_set_state(state_tile(24)),
-        "nisa.rand_set_state: operand 'src_seeds' must have shape [P, 6] for engine=nki.isa.engine.gpsimd, got tensor "
-        "[4, 24] uint32 in sbuf",
-        lambda: nisa.rand_set_state(state_tile(6)),
-    ),
-    Rule(
-        "state: words of Vector",
-        lambda: nisa.rand_get_state(state_tile(6), VECTOR),
-        "nisa.rand_get_state: operand 'dst' must have shape [P, 24] for engine=nki.isa.engine.vector, got tensor "
-        "[4, 6] uint32 in sbuf",
-        lambda: nisa.rand_get_state(state_tile(24), VECTOR),
-        target="trn3",
-    ),
-    Rule(
-        "state: two dimensions",
-        lambda: nisa.rand_get_state(state_tile(6).reshape((4, 2, 3))),
-        "nisa.rand_get_state: operand 'dst' must have shape [P, 6] for engine=nki.isa.engine.gpsimd, got tensor "
-        "[4, 2, 3] uint32 in sbuf",
-        lambda: nisa.rand_get_state(state_tile(6)),
-    ),
-    Rule(
-        "state: two dimensions of which one is 1",
-        lambda: nisa.rand_get_state(state_tile(6).reshape((4, 6, 1))),
-        "nisa.rand_get_state: operand 'dst' must have shape [P, 6] for engine=nki.isa.engine.gpsimd, got tensor "
-        "[4, 6, 1] uint32 in sbuf",
-        lambda: nisa.rand_get_state(state_tile(6)),
-    ),
-    Rule(
-        "state: type of what it is stored to",
-        lambda: nisa.rand_get_state(state_tile(6, nl.int32)),
-        "nisa.rand_get_state: operand 'dst' must have one of the types uint32, got tensor [4, 6] int32 in sbuf",
-        lambda: nisa.rand_get_state(state_tile(6, nl.int32).view(UINT32)),
-    ),
-    Rule(
-        "state: type",
-        lambda: nisa.rand_set_state(state_tile(6, nl.int32)),
-        "nisa.rand_set_state: operand 'src_seeds' must have one of the types uint32, got tensor [4, 6] int32 in sbuf",
-        lambda: nisa.rand_set_state(state_tile(6, nl.int32).view(UINT32)),
-    ),
-    Rule(
-        "set state from PSUM",
-        lambda: nisa.rand_set_state(state_tile(24, buffer=nl.psum), VECTOR),
-        "nisa.rand_set_state: operand 'src_seeds' must be in sbuf, got tensor [4, 24] uint32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.rand_set_state(state_tile(24), VECTOR),
-        target="trn3",
-    ),
-    Rule(
-        "get state of GpSimd in PSUM",
-        lambda: nisa.rand_get_state(state_tile(6, buffer=nl.psum)),
-        "nisa.rand_get_state: operand 'dst': the GpSimd engine cannot access psum, got tensor [4, 6] uint32 in psum",
-        lambda: nisa.rand_get_state(state_tile(24, buffer=nl.psum), VECTOR),
-        target="trn3",
-    ),
-    Rule(
-        "set state of the Vector engine of trn2",
-        lambda: nisa.rand_set_state(state_tile(24), VECTOR),
-        "nisa.rand_set_state: engine=nki.isa.engine.vector needs trn3 or newer",
-        lambda: nisa.rand_set_state(state_tile(24), VECTOR),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "get state of the Vector engine of trn2",
-        lambda: nisa.rand_get_state(state_tile(24), VECTOR),
-        "nisa.rand_get_state: engine=nki.isa.engine.vector needs trn3 or newer",
-        lambda: nisa.rand_get_state(state_tile(24), VECTOR),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "rand2: order of the bounds",
-        lambda: nisa.rand2(tile(2, 4), 1.0, 1.0),
-        "nisa.rand2: min must be less than max as float32, and both finite, got 1.0 and 1.0 in partition 0",
-        lambda: nisa.rand2(tile(2, 4), 1.0, 1.5),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: order of the bounds as float32",
-        lambda: nisa.rand2(tile(2, 4), 1.0, 1.0 + 1e-9),
-        "nisa.rand2: min must be less than max as float32, and both finite, got 1.0 and 1.0 in partition 0",
-        lambda: nisa.rand2(tile(2, 4), 1.0, 1.0 + 1e-6),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: order of the bounds in a partition",
-        lambda: nisa.rand2(tile(2, 4), tile(2, 1, value=1.5), iota_column()),
-        "nisa.rand2: min must be less than max as float32, and both finite, got 1.5 and 1.0 in partition 1",
-        lambda: nisa.rand2(tile(2, 4), tile(2, 1, value=-1.5), iota_column()),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: finite bounds",
-        lambda: nisa.rand2(tile(2, 4), 0.0, float("inf")),
-        "nisa.rand2: min must be less than max as float32, and both finite, got 0.0 and inf in partition 0",
-        lambda: nisa.rand2(tile(2, 4), 0.0, 3e38),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: type",
-        lambda: nisa.rand2(tile(2, 4, dtype=nl.float8_e4m3fn), 0, 1),
-        "nisa.rand2: operand 'dst' must have one of the types bfloat16, float16, float32, float8_e4m3, float8_e5m2, "
-        "int16, int32, int8, tfloat32, uint16, uint32, uint8, got tensor [2, 4] float8_e4m3fn in sbuf",
-        lambda: nisa.rand2(tile(2, 4, dtype=nl.float8_e4m3), 0, 1),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: type of a bound",
-        lambda: nisa.rand2(tile(2, 4), tile(2, 1, dtype=nl.bfloat16), 1),
-        "nisa.rand2: operand 'min' must have one of the types float32, got tensor [2, 1] bfloat16 in sbuf",
-        lambda: nisa.rand2(tile(2, 4), tile(2, 1), 1),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: type of the other bound",
-        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 1, dtype=nl.int32, value=1)),
-        "nisa.rand2: operand 'max' must have one of the types float32, got tensor [2, 1] int32 in sbuf",
-        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 1, value=1)),
-        target="trn3",
-    ),
-    Rule(
-        "rand2: shape of a bound",
-        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 2, value=1)),
-        "nisa.rand2: operand 'max' must have shape (2, 1), one element for each partition of 'dst', got tensor [2, 2] "
-        "float32 in sbuf",
-        lambda: nisa.rand2(tile(2, 4), 0, tile(2, 1, value=1)),
-        target="trn3",
-    ),
-    Rule(
-        "dropout: probability",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 1.5),
-        "nisa.dropout: prob must be a probability, in [0, 1], got 1.5",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 1.0),
-    ),
-    Rule(
-        "dropout: negative probability",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), -0.5),
-        "nisa.dropout: prob must be a probability, in [0, 1], got -0.5",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.5),
-    ),
-    Rule(
-        "dropout: integers for prob",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(2, 1, dtype=nl.int32)),
-        "nisa.dropout: operand 'prob' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32, got tensor [2, 1] int32 in sbuf",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(2, 1, dtype=nl.float8_e5m2)),
-    ),
-    Rule(
-        "dropout: a type without zero",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4, dtype=nl.float8_e8m0fnu, value=1), 0.5),
-        "nisa.dropout: operand 'data' must have one of the types bfloat16, bool, float16, float32, float8_e4m3, "
-        "float8_e4m3fn, float8_e5m2, int16, int32, int8, tfloat32, uint16, uint32, uint8, got tensor [2, 4] "
-        "float8_e8m0fnu in sbuf",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.5),
-    ),
-    Rule(
-        "dropout: NaN",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), float("nan")),
-        "nisa.dropout: prob must be a probability, in [0, 1], got nan",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.0),
-    ),
-    Rule(
-        "dropout: type of dst",
-        lambda: nisa.dropout(tile(2, 4, dtype=nl.bfloat16), tile(2, 4), 0.5),
-        "nisa.dropout: operands 'dst' and 'data' must have one type, got tensor [2, 4] bfloat16 in sbuf and tensor "
-        "[2, 4] float32 in sbuf",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), 0.5),
-    ),
-    Rule(
-        "dropout: size",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 5), 0.5),
-        "nisa.dropout: operands 'dst' and 'data' must have the same number of elements per partition, got tensor "
-        "[2, 4] float32 in sbuf and tensor [2, 5] float32 in sbuf",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 5)[:, 1:], 0.5),
-    ),
-    Rule(
-        "dropout: type of prob for integers",
-        lambda: nisa.dropout(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.int32), tile(2, 1, dtype=nl.bfloat16)),
-        "nisa.dropout: operand 'prob' must be float32 for integer data, got tensor [2, 1] bfloat16 in sbuf and tensor "
-        "[2, 4] int32 in sbuf",
-        lambda: nisa.dropout(tile(2, 4, dtype=nl.int32), tile(2, 4, dtype=nl.int32), tile(2, 1)),
-    ),
-    Rule(
-        "dropout: shape of prob",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(1, 1)),
-        "nisa.dropout: operand 'prob' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[1, 1] float32 in sbuf",
-        lambda: nisa.dropout(tile(2, 4), tile(2, 4), tile(2, 1)),
-    ),
-)
-def test_rules(rule: Rule) -> None:
-    check_rule(rule)
-
-
 def iota_column() -> Any:
     """A float32 tile [2, 1] of 2 and 1."""
     column = nl.ndarray((2, 1), nl.float32)
     nisa.iota(column, [[0, 1]], offset=2, channel_multiplier=-1)
     return column
+
+
+def state_tile(columns: int, dtype: Any = UINT32, buffer: Any = nl.sbuf) -> Any:
+    return tile(4, columns, dtype=dtype, buffer=buffer)
+
+
+INT32_TILE = Sbuf(2, 4, dtype=nl.int32)
+
+
+@rules(
+    legal(nisa.rng, dst=Sbuf(2, 4, dtype=nl.int32)),
+    broken("rng: type", dst=Sbuf(2, 4)).says(one_type("dst", "int16, int32, int8, uint16, uint32, uint8")),
+    legal(nisa.rng, dst=Sbuf(2, 4, dtype=UINT32), engine=GPSIMD),
+    broken("rng: engine", engine=nisa.engine.scalar)
+    .says("engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got nki.isa.engine.scalar")
+    .fixed(engine=nisa.engine.unknown),
+    broken("rng: GpSimd of trn1", on="trn1").says("engine=nki.isa.engine.gpsimd needs trn2 or newer"),
+    broken("rng: GpSimd and PSUM", dst=Psum(2, 4, dtype=UINT32)).says(out_of_reach("dst")).fixed(engine=VECTOR),
+    legal(nisa.rng, dst=Sbuf(2, 4, dtype=UINT32)),
+    broken("rng: HBM", dst=Hbm(2, 4, dtype=UINT32, buffer=nl.shared_hbm)).says(must("dst", "be in psum or sbuf")),
+    legal(nisa.set_rng_seed, src_seeds=Sbuf(2, 1, dtype=UINT32)[0:1]),
+    broken("seed: shape", src_seeds=Sbuf(2, 1, dtype=UINT32)).says(must("src_seeds", "have shape [1, 1]")),
+    legal(nisa.set_rng_seed, src_seeds=Sbuf(1, 1, dtype=nl.int32)),
+    broken("seed: type", src_seeds=Sbuf(1, 1, dtype=nl.uint16)).says(one_type("src_seeds", "float32, int32, uint32")),
+    legal(nisa.set_rng_seed, src_seeds=Sbuf(1, 1, dtype=nl.int32, value=42)),
+    broken("seed: number", src_seeds=42).says("operand 'src_seeds' must be a tensor, got 42"),
+    legal(nisa.rand_set_state, src_seeds=Sbuf(4, 6, dtype=nl.int32).view(UINT32)),
+    broken("state: words of GpSimd", src_seeds=Sbuf(4, 24, dtype=UINT32))
+    .says(must("src_seeds", "have shape [P, 6] for engine=nki.isa.engine.gpsimd"))
+    .fixed(src_seeds=Sbuf(4, 6, dtype=UINT32)),
+    broken("state: type", src_seeds=Sbuf(4, 6, dtype=nl.int32)).says(one_type("src_seeds", "uint32")),
+    broken("set state from PSUM", on="trn3", src_seeds=Psum(4, 24, dtype=UINT32), engine=VECTOR)
+    .says(must("src_seeds", "be in sbuf", COPY_FIRST))
+    .fixed(src_seeds=Sbuf(4, 24, dtype=UINT32)),
+    broken("set state of the Vector engine of trn2", src_seeds=Sbuf(4, 24, dtype=UINT32), engine=VECTOR)
+    .says("engine=nki.isa.engine.vector needs trn3 or newer")
+    .fixed(on="trn3"),
+    legal(nisa.rand_get_state, dst=Sbuf(4, 6, dtype=nl.int32).view(UINT32)),
+    broken("state: words of Vector", on="trn3", dst=Sbuf(4, 6, dtype=UINT32), engine=VECTOR)
+    .says(must("dst", "have shape [P, 24] for engine=nki.isa.engine.vector"))
+    .fixed(dst=Sbuf(4, 24, dtype=UINT32)),
+    broken("state: two dimensions", dst=Sbuf(4, 6, dtype=UINT32).reshape((4, 2, 3)))
+    .says(must("dst", "have shape [P, 6] for engine=nki.isa.engine.gpsimd"))
+    .fixed(dst=Sbuf(4, 6, dtype=UINT32)),
+    broken("state: two dimensions of which one is 1", dst=Sbuf(4, 6, dtype=UINT32).reshape((4, 6, 1)))
+    .says(must("dst", "have shape [P, 6] for engine=nki.isa.engine.gpsimd"))
+    .fixed(dst=Sbuf(4, 6, dtype=UINT32)),
+    broken("state: type of what it is stored to", dst=Sbuf(4, 6, dtype=nl.int32)).says(one_type("dst", "uint32")),
+    broken("get state of GpSimd in PSUM", on="trn3", dst=Psum(4, 6, dtype=UINT32))
+    .says(out_of_reach("dst"))
+    .fixed(dst=Psum(4, 24, dtype=UINT32), engine=VECTOR),
+    broken("get state of the Vector engine of trn2", dst=Sbuf(4, 24, dtype=UINT32), engine=VECTOR)
+    .says("engine=nki.isa.engine.vector needs trn3 or newer")
+    .fixed(on="trn3"),
+    legal(nisa.rand2, on="trn3", dst=Sbuf(2, 4), min=Sbuf(2, 1), max=1),
+    broken("rand2: order of the bounds", min=1.0, max=1.0)
+    .says("min must be less than max as float32, and both finite, got 1.0 and 1.0 in partition 0")
+    .fixed(max=1.5),
+    broken("rand2: order of the bounds as float32", min=1.0, max=1.0 + 1e-09)
+    .says("min must be less than max as float32, and both finite, got 1.0 and 1.0 in partition 0")
+    .fixed(max=1.0 + 1e-06),
+    broken("rand2: order of the bounds in a partition", min=Sbuf(2, 1, value=1.5), max=lazily(iota_column))
+    .says("min must be less than max as float32, and both finite, got 1.5 and 1.0 in partition 1")
+    .fixed(min=Sbuf(2, 1, value=-1.5)),
+    broken("rand2: finite bounds", min=0.0, max=float("inf"))
+    .says("min must be less than max as float32, and both finite, got 0.0 and inf in partition 0")
+    .fixed(max=3e38),
+    broken("rand2: type", dst=Sbuf(2, 4, dtype=nl.float8_e4m3fn), min=0)
+    .says(
+        one_type(
+            "dst",
+            "bfloat16, float16, float32, float8_e4m3, float8_e5m2, int16, int32, int8, tfloat32, uint16, uint32, uint8",
+        )
+    )
+    .fixed(dst=Sbuf(2, 4, dtype=nl.float8_e4m3)),
+    broken("rand2: type of a bound", min=Sbuf(2, 1, dtype=nl.bfloat16)).says(one_type("min", "float32")),
+    legal(nisa.rand2, on="trn3", dst=Sbuf(2, 4), min=0, max=Sbuf(2, 1, value=1)),
+    broken("rand2: type of the other bound", max=Sbuf(2, 1, dtype=nl.int32, value=1)).says(one_type("max", "float32")),
+    broken("rand2: shape of a bound", max=Sbuf(2, 2, value=1)).says(one_each("max", "dst")),
+    legal(nisa.dropout, dst=Sbuf(2, 4), data=Sbuf(2, 4), prob=0.5),
+    broken("dropout: probability", prob=1.5).says("prob must be a probability, in [0, 1], got 1.5").fixed(prob=1.0),
+    broken("dropout: negative probability", prob=-0.5).says("prob must be a probability, in [0, 1], got -0.5"),
+    broken("dropout: integers for prob", prob=Sbuf(2, 1, dtype=nl.int32))
+    .says(one_type("prob", FLOATS))
+    .fixed(prob=Sbuf(2, 1, dtype=nl.float8_e5m2)),
+    broken("dropout: a type without zero", data=Sbuf(2, 4, dtype=nl.float8_e8m0fnu, value=1)).says(
+        one_type(
+            "data",
+            "bfloat16, bool, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, int16, int32, int8, "
+            "tfloat32, uint16, uint32, uint8",
+        )
+    ),
+    broken("dropout: NaN", prob=float("nan")).says("prob must be a probability, in [0, 1], got nan").fixed(prob=0.0),
+    broken("dropout: type of dst", dst=Sbuf(2, 4, dtype=nl.bfloat16)).says(
+        "operands 'dst' and 'data' must have one type, got {dst} and {data}"
+    ),
+    broken("dropout: size", data=Sbuf(2, 5)).says(same_elements("dst", "data")).fixed(data=Sbuf(2, 5)[:, 1:]),
+    broken("dropout: type of prob for integers", dst=INT32_TILE, data=INT32_TILE, prob=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says("operand 'prob' must be float32 for integer data, got {prob} and {data}")
+    .fixed(prob=Sbuf(2, 1)),
+    broken("dropout: shape of prob", prob=Sbuf(1, 1)).says(one_each("prob", "data")).fixed(prob=Sbuf(2, 1)),
+)
+def test_rules(rule: Rule) -> None:
+    check_rule(rule)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, check_rule, engine_of, rules, run, tile
+from ...kernels import Result, engine_of, run, tile
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, must, one_type
 
 INT32 = nl.int32
 
@@ -113,87 +116,34 @@ def refused_ids(*ids: float, dtype: Any = nl.float32) -> Any:
 
 
 @rules(
-    Rule(
-        "negative id",
-        refused_ids(0, 3, -1, -2),
-        "nisa.sequence_bounds: operand 'segment_ids' must hold non-negative integers, got -1.0 at index 2",
-        refused_ids(0, 3, 1, 2),
-    ),
-    Rule(
-        "negative int32 id",
-        refused_ids(-4, 3, dtype=INT32),
-        "nisa.sequence_bounds: operand 'segment_ids' must hold non-negative integers, got -4 at index 0",
-        refused_ids(4, 3, dtype=INT32),
-    ),
-    Rule(
-        "fractional id",
-        refused_ids(1, 1.5),
-        "nisa.sequence_bounds: operand 'segment_ids' must hold non-negative integers, got 1.5 at index 1",
-        refused_ids(1, 2),
-    ),
-    Rule(
-        "infinite id",
-        refused_ids(1, 2, float("inf")),
-        "nisa.sequence_bounds: operand 'segment_ids' must hold non-negative integers, got inf at index 2",
-        refused_ids(1, 2, 3e38),
-    ),
-    Rule(
-        "NaN",
-        refused_ids(float("nan"), 2),
-        "nisa.sequence_bounds: operand 'segment_ids' must hold non-negative integers, got nan at index 0",
-        refused_ids(-0.0, 2),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.sequence_bounds(tile(2, 2, 4), tile(2, 4)),
-        "nisa.sequence_bounds: operand 'segment_ids' must have shape (1, n), got tensor [2, 4] float32 in sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4)),
-    ),
-    Rule(
-        "dimensions of segment_ids",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 2, 2)),
-        "nisa.sequence_bounds: operand 'segment_ids' must have shape (1, n), got tensor [1, 2, 2] float32 in sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 2, 2).reshape((1, 4))),
-    ),
-    Rule(
-        "shape of dst",
-        lambda: nisa.sequence_bounds(tile(1, 4, 2), tile(1, 4)),
-        "nisa.sequence_bounds: operand 'dst' must have shape (1, 2, 4), got tensor [1, 4, 2] float32 in sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 4, 2).permute((0, 2, 1)), tile(1, 4)),
-    ),
-    Rule(
-        "length of dst",
-        lambda: nisa.sequence_bounds(tile(1, 2, 5), tile(1, 4)),
-        "nisa.sequence_bounds: operand 'dst' must have shape (1, 2, 4), got tensor [1, 2, 5] float32 in sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 2, 5), tile(1, 5)),
-    ),
-    Rule(
-        "type of segment_ids",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4, dtype=nl.bfloat16)),
-        "nisa.sequence_bounds: operand 'segment_ids' must have one of the types float32, int32, got tensor [1, 4] "
-        "bfloat16 in sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4, dtype=INT32)),
-    ),
-    Rule(
-        "type of dst",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4, dtype=nl.uint32), tile(1, 4)),
-        "nisa.sequence_bounds: operand 'dst' must have one of the types float32, int32, got tensor [1, 2, 4] uint32 in "
-        "sbuf",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4, dtype=INT32), tile(1, 4)),
-    ),
-    Rule(
-        "PSUM",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4, buffer=nl.psum)),
-        "nisa.sequence_bounds: operand 'segment_ids' must be in sbuf, got tensor [1, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4)),
-    ),
-    Rule(
-        "dst in PSUM",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4, buffer=nl.psum), tile(1, 4)),
-        "nisa.sequence_bounds: operand 'dst' must be in sbuf, got tensor [1, 2, 4] float32 in psum",
-        lambda: nisa.sequence_bounds(tile(1, 2, 4), tile(1, 4)),
-    ),
+    legal_kernel("nisa.sequence_bounds", refused_ids, 1, 2),
+    broken("negative id", 0, 3, -1, -2)
+    .says("operand 'segment_ids' must hold non-negative integers, got -1.0 at index 2")
+    .fixed(0, 3, 1, 2),
+    broken("negative int32 id", -4, 3, dtype=INT32)
+    .says("operand 'segment_ids' must hold non-negative integers, got -4 at index 0")
+    .fixed(4, 3),
+    broken("fractional id", 1, 1.5).says("operand 'segment_ids' must hold non-negative integers, got 1.5 at index 1"),
+    legal_kernel("nisa.sequence_bounds", refused_ids, -0.0, 2),
+    broken("infinite id", 1, 2, float("inf"))
+    .says("operand 'segment_ids' must hold non-negative integers, got inf at index 2")
+    .fixed(1, 2, 3e38),
+    broken("NaN", float("nan"), 2).says("operand 'segment_ids' must hold non-negative integers, got nan at index 0"),
+    legal(nisa.sequence_bounds, dst=Sbuf(1, 2, 4), segment_ids=Sbuf(1, 4)),
+    broken("partitions", dst=Sbuf(2, 2, 4), segment_ids=Sbuf(2, 4)).says(must("segment_ids", "have shape (1, n)")),
+    legal(nisa.sequence_bounds, dst=Sbuf(1, 2, 4), segment_ids=Sbuf(1, 2, 2).reshape((1, 4))),
+    broken("dimensions of segment_ids", segment_ids=Sbuf(1, 2, 2)).says(must("segment_ids", "have shape (1, n)")),
+    legal(nisa.sequence_bounds, dst=Sbuf(1, 4, 2).permute((0, 2, 1)), segment_ids=Sbuf(1, 4)),
+    broken("shape of dst", dst=Sbuf(1, 4, 2)).says(must("dst", "have shape (1, 2, 4)")),
+    legal(nisa.sequence_bounds, dst=Sbuf(1, 2, 4, dtype=INT32), segment_ids=Sbuf(1, 4)),
+    broken("length of dst", dst=Sbuf(1, 2, 5)).says(must("dst", "have shape (1, 2, 4)")).fixed(segment_ids=Sbuf(1, 5)),
+    broken("type of segment_ids", dst=Sbuf(1, 2, 4), segment_ids=Sbuf(1, 4, dtype=nl.bfloat16))
+    .says(one_type("segment_ids", "float32, int32"))
+    .fixed(segment_ids=Sbuf(1, 4, dtype=INT32)),
+    broken("type of dst", dst=Sbuf(1, 2, 4, dtype=nl.uint32)).says(one_type("dst", "float32, int32")),
+    legal(nisa.sequence_bounds, dst=Sbuf(1, 2, 4), segment_ids=Sbuf(1, 4)),
+    broken("PSUM", segment_ids=Psum(1, 4)).says(must("segment_ids", "be in sbuf", COPY_FIRST)),
+    broken("dst in PSUM", dst=Psum(1, 2, 4)).says(must("dst", "be in sbuf")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
+from ...made import Psum, Sbuf
+from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, must, one_type, same_partitions
 
 BFLOAT16, UINT32 = nl.bfloat16, nl.uint32
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -271,136 +274,57 @@ def sizes(n: Any, k: int, columns: int = 4, partitions: int = 16, **options: Any
     )
 
 
+# The operands of a call that is legal.
+LEGAL = {
+    "val_dst": Sbuf(16, 8, dtype=BFLOAT16),
+    "idx_dst": Sbuf(16, 8, dtype=UINT32),
+    "src": Sbuf(16, 2, dtype=BFLOAT16),
+    "n": 16,
+}
+NOTHING, NO_INDEX = Sbuf(16, 1, dtype=BFLOAT16)[:, 0:0], Sbuf(16, 1, dtype=UINT32)[:, 0:0]
+SIZES = (
+    "operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, {k}] bfloat16 in sbuf with n={n}"
+)
+
+
 @rules(
-    Rule("n", sizes(7, 1), "nisa.topk: n must be an integer of 8 to 65535, got 7", sizes(8, 1)),
-    Rule(
-        "largest n",
-        sizes(65536, 1, 4096),
-        "nisa.topk: n must be an integer of 8 to 65535, got 65536",
-        sizes(65535, 1, 4096),
-    ),
-    Rule(
-        "type of n", sizes(16.0, 1), "nisa.topk: n must be an integer of 8 to 65535, got 16.0", sizes(np.int64(16), 1)
-    ),
-    Rule(
-        "columns of src",
-        sizes(65, 8),
-        "nisa.topk: operand 'src' needs 5 columns for n=65 elements, got tensor [16, 4] bfloat16 in sbuf",
-        sizes(64, 8),
-    ),
-    Rule(
-        "K and n",
-        sizes(8, 9),
-        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 9] bfloat16 in "
-        "sbuf with n=8",
-        sizes(9, 9),
-    ),
-    Rule(
-        "smallest K",
-        lambda: nisa.topk(
-            tile(16, 1, dtype=BFLOAT16)[:, 0:0], tile(16, 1, dtype=UINT32)[:, 0:0], tile(16, 4, dtype=BFLOAT16), 8
-        ),
-        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 0] bfloat16 in "
-        "sbuf with n=8",
-        sizes(8, 1),
-    ),
-    Rule(
-        "largest K",
-        sizes(40000, 32768, 2500),
-        "nisa.topk: operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got tensor [16, 32768] bfloat16 "
-        "in sbuf with n=40000",
-        sizes(40000, 32767, 2500),
-    ),
-    Rule(
-        "largest K sorted",
-        sizes(9000, 8193, 563, sorted=True),
-        "nisa.topk: operand 'val_dst' must have at most 8192 columns with sorted=True, got tensor [16, 8193] bfloat16 "
-        "in sbuf",
-        sizes(9000, 8192, 563, sorted=True),
-    ),
-    Rule(
-        "the name, fifth until NKI 0.6",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16, "the name"
-        ),
-        "nisa.topk: sorted must be True or False, got 'the name'",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16, name="the name"
-        ),
-    ),
-    Rule(
-        "number of partitions",
-        sizes(8, 1, partitions=24),
-        "nisa.topk: operand 'val_dst' must have two dimensions, the first a multiple of 16, got tensor [24, 1] "
-        "bfloat16 in sbuf",
-        sizes(8, 1, partitions=48),
-    ),
-    Rule(
-        "dimensions",
-        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, 2, dtype=BFLOAT16), 16),
-        "nisa.topk: operand 'src' must have two dimensions, the first a multiple of 16, got tensor [16, 2, 2] bfloat16 "
-        "in sbuf",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, 2, dtype=BFLOAT16)[:, 1], 16
-        ),
-    ),
-    Rule(
-        "partitions of val_dst",
-        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(32, 8, dtype=UINT32), tile(32, 2, dtype=BFLOAT16), 16),
-        "nisa.topk: operands 'src' and 'val_dst' must have the same number of partitions, got tensor [32, 2] bfloat16 "
-        "in sbuf and tensor [16, 8] bfloat16 in sbuf",
-        lambda: nisa.topk(tile(32, 8, dtype=BFLOAT16), tile(32, 8, dtype=UINT32), tile(32, 2, dtype=BFLOAT16), 16),
-    ),
-    Rule(
-        "columns of idx_dst",
-        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 9, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
-        "nisa.topk: operand 'idx_dst' must have the shape of 'val_dst', got tensor [16, 9] uint32 in sbuf and tensor "
-        "[16, 8] bfloat16 in sbuf",
-        lambda: nisa.topk(tile(16, 9, dtype=BFLOAT16), tile(16, 9, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
-    ),
-    Rule(
-        "type of src",
-        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2), 16),
-        "nisa.topk: operand 'src' must have one of the types bfloat16, got tensor [16, 2] float32 in sbuf",
-        sizes(16, 8, 2),
-    ),
-    Rule(
-        "type of val_dst",
-        lambda: nisa.topk(tile(16, 8), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16),
-        "nisa.topk: operand 'val_dst' must have one of the types bfloat16, got tensor [16, 8] float32 in sbuf",
-        sizes(16, 8, 2),
-    ),
-    Rule(
-        "type of idx_dst",
-        lambda: nisa.topk(tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=nl.int32), tile(16, 2, dtype=BFLOAT16), 16),
-        "nisa.topk: operand 'idx_dst' must have one of the types uint32, got tensor [16, 8] int32 in sbuf",
-        sizes(16, 8, 2),
-    ),
-    Rule(
-        "val_dst in PSUM",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16, buffer=nl.psum), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16), 16
-        ),
-        "nisa.topk: operand 'val_dst' must be in sbuf, got tensor [16, 8] bfloat16 in psum",
-        sizes(16, 8, 2),
-    ),
-    Rule(
-        "idx_dst in PSUM",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32, buffer=nl.psum), tile(16, 2, dtype=BFLOAT16), 16
-        ),
-        "nisa.topk: operand 'idx_dst' must be in sbuf, got tensor [16, 8] uint32 in psum",
-        sizes(16, 8, 2),
-    ),
-    Rule(
-        "PSUM",
-        lambda: nisa.topk(
-            tile(16, 8, dtype=BFLOAT16), tile(16, 8, dtype=UINT32), tile(16, 2, dtype=BFLOAT16, buffer=nl.psum), 16
-        ),
-        "nisa.topk: operand 'src' must be in sbuf, got tensor [16, 2] bfloat16 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        sizes(16, 8, 2),
-    ),
+    legal_kernel("nisa.topk", sizes, n=8, k=1),
+    broken("n", n=7).says("n must be an integer of 8 to 65535, got 7"),
+    broken("largest n", n=65536, columns=4096).says("n must be an integer of 8 to 65535, got 65536").fixed(n=65535),
+    broken("type of n", n=16.0).says("n must be an integer of 8 to 65535, got 16.0").fixed(n=np.int64(16)),
+    broken("columns of src", n=65, k=8)
+    .says("operand 'src' needs 5 columns for n=65 elements, got tensor [16, 4] bfloat16 in sbuf")
+    .fixed(n=64),
+    broken("K and n", k=9).says(SIZES).fixed(n=9),
+    broken("largest K", n=40000, k=32768, columns=2500).says(SIZES).fixed(k=32767),
+    broken("largest K sorted", n=9000, k=8193, columns=563, sorted=True)
+    .says("operand 'val_dst' must have at most 8192 columns with sorted=True, got tensor [16, 8193] bfloat16 in sbuf")
+    .fixed(k=8192),
+    broken("number of partitions", partitions=24)
+    .says("operand 'val_dst' must have two dimensions, the first a multiple of 16, got tensor [24, 1] bfloat16 in sbuf")
+    .fixed(partitions=48),
+    legal(nisa.topk, **LEGAL),
+    broken("smallest K", val_dst=NOTHING, idx_dst=NO_INDEX, src=Sbuf(16, 4, dtype=BFLOAT16), n=8)
+    .says("operand 'val_dst' must have K columns, 1 <= K < 32768 and K <= n, got {val_dst} with n=8")
+    .instead(sizes(8, 1)),
+    broken("the name, fifth until NKI 0.6", sorted="the name")
+    .says("sorted must be True or False, got 'the name'")
+    .fixed(name="the name", sorted=LEFT_OUT),
+    broken("dimensions", src=Sbuf(16, 2, 2, dtype=BFLOAT16))
+    .says(must("src", "have two dimensions, the first a multiple of 16"))
+    .fixed(src=Sbuf(16, 2, 2, dtype=BFLOAT16)[:, 1]),
+    broken("partitions of val_dst", idx_dst=Sbuf(32, 8, dtype=UINT32), src=Sbuf(32, 2, dtype=BFLOAT16))
+    .says(same_partitions("src", "val_dst"))
+    .fixed(val_dst=Sbuf(32, 8, dtype=BFLOAT16)),
+    broken("columns of idx_dst", idx_dst=Sbuf(16, 9, dtype=UINT32))
+    .says("operand 'idx_dst' must have the shape of 'val_dst', got {idx_dst} and {val_dst}")
+    .fixed(val_dst=Sbuf(16, 9, dtype=BFLOAT16)),
+    broken("type of src", src=Sbuf(16, 2)).says(one_type("src", "bfloat16")),
+    broken("type of val_dst", val_dst=Sbuf(16, 8)).says(one_type("val_dst", "bfloat16")),
+    broken("type of idx_dst", idx_dst=Sbuf(16, 8, dtype=nl.int32)).says(one_type("idx_dst", "uint32")),
+    broken("val_dst in PSUM", val_dst=Psum(16, 8, dtype=BFLOAT16)).says(must("val_dst", "be in sbuf")),
+    broken("idx_dst in PSUM", idx_dst=Psum(16, 8, dtype=UINT32)).says(must("idx_dst", "be in sbuf")),
+    broken("PSUM", src=Psum(16, 2, dtype=BFLOAT16)).says(must("src", "be in sbuf", COPY_FIRST)),
 )
 def test_topk_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -18,18 +18,18 @@ from ...activation_formulas import CASES, is_close
 from ...kernels import (
     WIDE,
     Result,
-    Rule,
     Tile,
-    check_rule,
     column,
     engine_of,
     execute,
     normal,
     refusal,
-    rules,
     run,
     tile,
 )
+from ...made import Hbm, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import LOAD_FIRST, must, needs, one_each, same_elements, same_partitions
 
 COMMAND = nisa.reduce_cmd
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -522,200 +522,66 @@ def activation_of(**options: Any) -> Any:
 
 
 @rules(
-    Rule(
-        "generation",
-        lambda: nisa.activate2(tile(2, 2), nl.copy, tile(2, 2), 1.0, 1.0, nl.multiply, nl.add),
-        "nisa.activate2: needs gen4 or newer; the target is trn2 (gen3), set NEURON_PLATFORM_TARGET_OVERRIDE to change "
-        "it",
-        lambda: nisa.activate2(tile(2, 2), nl.copy, tile(2, 2), 1.0, 1.0, nl.multiply, nl.add),
-        target="trn2",
-        corrected_target="trn3",
-    ),
-    Rule(
-        "older generation",
-        lambda: nisa.activate2(tile(2, 2), nl.copy, tile(2, 2), 1.0, 1.0, nl.multiply, nl.add),
-        "nisa.activate2: needs gen4 or newer; the target is trn1 (gen2), set NEURON_PLATFORM_TARGET_OVERRIDE to change "
-        "it",
-        lambda: nisa.activation(tile(2, 2), nl.copy, tile(2, 2)),
-        target="trn1",
-    ),
-    Rule(
-        "function",
-        lambda: nisa.activate2(**activation_of(op=nl.add)),
-        "nisa.activate2: op=nl.add is no activation function of the Scalar engine",
-        lambda: nisa.activate2(**activation_of(op=nl.abs)),
-        target="trn3",
-    ),
-    Rule(
-        "bypass is no function",
-        lambda: nisa.activate2(**activation_of(op=nl.bypass)),
-        "nisa.activate2: op=nl.bypass is no activation function of the Scalar engine",
-        lambda: nisa.activate2(**activation_of(op=nl.copy)),
-        target="trn3",
-    ),
-    Rule(
-        "no operator",
-        lambda: nisa.activate2(**activation_of(op0=None, op1=nl.bypass)),
-        "nisa.activate2: op0 must be an operator such as nl.add, got None",
-        lambda: nisa.activate2(**activation_of(op0=nl.bypass, op1=nl.bypass)),
-        target="trn3",
-    ),
-    Rule(
-        "no second operator",
-        lambda: nisa.activate2(**activation_of(op1=None)),
-        "nisa.activate2: op1 must be an operator such as nl.add, got None",
-        lambda: nisa.activate2(**activation_of(op1=nl.bypass)),
-        target="trn3",
-    ),
-    Rule(
-        "second operator without a first one",
-        lambda: nisa.activate2(**activation_of(op0=nl.bypass)),
-        f"nisa.activate2: (op0, op1) must be one of {PAIRS}; got (nl.bypass, nl.add)",
-        lambda: nisa.activate2(**activation_of(op0=nl.add, op1=nl.bypass)),
-        target="trn3",
-    ),
-    Rule(
-        "reverse0 without op0",
-        lambda: nisa.activate2(**activation_of(op0=nl.bypass, op1=nl.bypass, reverse0=True)),
-        "nisa.activate2: reverse0=True needs an operator to reverse, got op0=nl.bypass",
-        lambda: nisa.activate2(**activation_of(op0=nl.subtract, op1=nl.bypass, reverse0=True)),
-        target="trn3",
-    ),
-    Rule(
-        "reverse1 without op1",
-        lambda: nisa.activate2(**activation_of(op1=nl.bypass, reverse1=True)),
-        "nisa.activate2: reverse1=True needs an operator to reverse, got op1=nl.bypass",
-        lambda: nisa.activate2(**activation_of(op1=nl.subtract, reverse1=True)),
-        target="trn3",
-    ),
-    Rule(
-        "immediates of unlike types",
-        lambda: nisa.activate2(**activation_of(imm0=tile(2, 1), imm1=tile(2, 1, dtype=nl.bfloat16))),
-        "nisa.activate2: tensors imm0 and imm1 must have the same type, got tensor [2, 1] float32 in sbuf and tensor "
-        "[2, 1] bfloat16 in sbuf",
-        lambda: nisa.activate2(**activation_of(imm0=1.0, imm1=tile(2, 1, dtype=nl.bfloat16))),
-        target="trn3",
-    ),
-    Rule(
-        "immediate with two columns",
-        lambda: nisa.activate2(**activation_of(imm0=tile(2, 2))),
-        "nisa.activate2: operand 'imm0' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[2, 2] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(imm0=tile(2, 2)[:, 1:2])),
-        target="trn3",
-    ),
-    Rule(
-        "immediate of other partitions",
-        lambda: nisa.activate2(**activation_of(imm1=tile(3, 1))),
-        "nisa.activate2: operand 'imm1' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[3, 1] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(imm1=tile(2, 1))),
-        target="trn3",
-    ),
-    Rule(
-        "no immediate",
-        lambda: nisa.activate2(**activation_of(imm1=None, op1=nl.bypass)),
-        "nisa.activate2: operand 'imm1' must be a tensor or a number, got None",
-        lambda: nisa.activate2(**activation_of(imm1=0.0, op1=nl.bypass)),
-        target="trn3",
-    ),
-    Rule(
-        "parameter of a function without one",
-        lambda: nisa.activate2(**activation_of(op=nl.relu, relu_param=0.5)),
-        "nisa.activate2: op=nl.relu has no parameter: relu_param must be 0.0, got 0.5",
-        lambda: nisa.activate2(**activation_of(op=nl.prelu, relu_param=0.5)),
-        target="trn3",
-    ),
-    Rule(
-        "vector parameter of a function without one",
-        lambda: nisa.activate2(**activation_of(op=nl.relu, relu_param=tile(2, 1))),
-        "nisa.activate2: op=nl.relu has no parameter: relu_param must be 0.0, got tensor [2, 1] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(op=nl.prelu, relu_param=tile(2, 1))),
-        target="trn3",
-    ),
-    Rule(
-        "shape of the parameter",
-        lambda: nisa.activate2(**activation_of(op=nl.prelu, relu_param=tile(2, 2))),
-        "nisa.activate2: operand 'relu_param' must have shape (2, 1), one element for each partition of 'data', got "
-        "tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(op=nl.prelu, relu_param=tile(2, 1))),
-        target="trn3",
-    ),
-    Rule(
-        "reduction",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.multiply, reduce_cmd=COMMAND.reset_reduce)),
-        f"nisa.activate2: reduce_op must be {REDUCERS}, got nl.multiply",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.minimum, reduce_cmd=COMMAND.reset_reduce)),
-        target="trn3",
-    ),
-    Rule(
-        "no reduction",
-        lambda: nisa.activate2(**activation_of(reduce_cmd=COMMAND.reset_reduce)),
-        f"nisa.activate2: reduce_cmd=reset_reduce needs reduce_op={REDUCERS}",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce)),
-        target="trn3",
-    ),
-    Rule(
-        "reset to the identity of nothing",
-        lambda: nisa.activate2(**activation_of(reduce_cmd=COMMAND.reset)),
-        f"nisa.activate2: reduce_cmd=reset needs reduce_op={REDUCERS}",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.abs_min, reduce_cmd=COMMAND.reset)),
-        target="trn3",
-    ),
-    Rule(
-        "command",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.add, reduce_cmd=COMMAND.load_reduce)),
-        "nisa.activate2: reduce_cmd must be idle, reset, reduce or reset_reduce, got <reduce_cmd.load_reduce: 4>",
-        lambda: nisa.activate2(**activation_of(reduce_op=nl.add, reduce_cmd=COMMAND.reset)),
-        target="trn3",
-    ),
-    Rule(
-        "registers that hold nothing",
-        lambda: nisa.activate2(**activation_of(reduce_res=tile(2, 1))),
-        "nisa.activate2: reduce_res reads accumulator registers that hold no defined value; start with "
-        "reduce_cmd=reset_reduce",
-        lambda: nisa.activate2(
-            **activation_of(reduce_op=nl.add, reduce_res=tile(2, 1), reduce_cmd=COMMAND.reset_reduce)
-        ),
-        target="trn3",
-        error=UNINITIALIZED,
-    ),
-    Rule(
-        "shape of reduce_res",
-        lambda: nisa.activate2(
-            **activation_of(reduce_op=nl.add, reduce_res=tile(2, 2), reduce_cmd=COMMAND.reset_reduce)
-        ),
-        "nisa.activate2: operand 'reduce_res' must have shape (2, 1), one element for each partition of 'data', got "
-        "tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activate2(
-            **activation_of(reduce_op=nl.add, reduce_res=tile(2, 1), reduce_cmd=COMMAND.reset_reduce)
-        ),
-        target="trn3",
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.activate2(**activation_of(dst=tile(3, 2))),
-        "nisa.activate2: operands 'dst' and 'data' must have the same number of partitions, got tensor [3, 2] float32 "
-        "in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(dst=tile(3, 2)[0:2])),
-        target="trn3",
-    ),
-    Rule(
-        "size",
-        lambda: nisa.activate2(**activation_of(dst=tile(2, 3))),
-        "nisa.activate2: operands 'dst' and 'data' must have the same number of elements per partition, got tensor "
-        "[2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activate2(**activation_of(dst=tile(2, 3)[:, 1:])),
-        target="trn3",
-    ),
-    Rule(
-        "HBM",
-        lambda: nisa.activate2(**activation_of(data=nl.zeros((2, 2), nl.float32, nl.private_hbm))),
-        "nisa.activate2: operand 'data' must be in psum or sbuf, got tensor [2, 2] float32 in private_hbm"
-        "; load it to sbuf first, with nisa.dma_copy",
-        lambda: nisa.activate2(**activation_of(data=nl.zeros((2, 2), nl.float32, nl.sbuf))),
-        target="trn3",
-    ),
+    legal(nisa.activate2, Sbuf(2, 2), nl.copy, Sbuf(2, 2), 1.0, 1.0, nl.multiply, nl.add, on="trn3"),
+    broken("generation", on="trn2").says(needs("gen4", "trn2 (gen3)")),
+    broken("older generation", on="trn1")
+    .says(needs("gen4", "trn1 (gen2)"))
+    .instead(lambda: nisa.activation(tile(2, 2), nl.copy, tile(2, 2))),
+    broken("function", op=nl.add).says("op=nl.add is no activation function of the Scalar engine").fixed(op=nl.abs),
+    broken("bypass is no function", op=nl.bypass).says("op=nl.bypass is no activation function of the Scalar engine"),
+    broken("no operator", op0=None, op1=nl.bypass)
+    .says("op0 must be an operator such as nl.add, got None")
+    .fixed(op0=nl.bypass),
+    broken("no second operator", op1=None)
+    .says("op1 must be an operator such as nl.add, got None")
+    .fixed(op1=nl.bypass),
+    broken("second operator without a first one", op0=nl.bypass)
+    .says(f"(op0, op1) must be one of {PAIRS}; got (nl.bypass, nl.add)")
+    .fixed(op0=nl.add, op1=nl.bypass),
+    broken("reverse0 without op0", op0=nl.bypass, op1=nl.bypass, reverse0=True)
+    .says("reverse0=True needs an operator to reverse, got op0=nl.bypass")
+    .fixed(op0=nl.subtract),
+    broken("reverse1 without op1", op1=nl.bypass, reverse1=True)
+    .says("reverse1=True needs an operator to reverse, got op1=nl.bypass")
+    .fixed(op1=nl.subtract),
+    broken("immediates of unlike types", imm0=Sbuf(2, 1), imm1=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says("tensors imm0 and imm1 must have the same type, got {imm0} and {imm1}")
+    .fixed(imm0=1.0),
+    broken("immediate with two columns", imm0=Sbuf(2, 2)).says(one_each("imm0", "data")).fixed(imm0=Sbuf(2, 2)[:, 1:2]),
+    broken("immediate of other partitions", imm1=Sbuf(3, 1)).says(one_each("imm1", "data")).fixed(imm1=Sbuf(2, 1)),
+    broken("no immediate", imm1=None, op1=nl.bypass)
+    .says("operand 'imm1' must be a tensor or a number, got None")
+    .fixed(imm1=0.0),
+    broken("parameter of a function without one", op=nl.relu, relu_param=0.5)
+    .says("op=nl.relu has no parameter: relu_param must be 0.0, got 0.5")
+    .fixed(op=nl.prelu),
+    broken("vector parameter of a function without one", op=nl.relu, relu_param=Sbuf(2, 1))
+    .says("op=nl.relu has no parameter: relu_param must be 0.0, got {relu_param}")
+    .fixed(op=nl.prelu),
+    broken("shape of the parameter", op=nl.prelu, relu_param=Sbuf(2, 2))
+    .says(one_each("relu_param", "data"))
+    .fixed(relu_param=Sbuf(2, 1)),
+    broken("reduction", reduce_op=nl.multiply, reduce_cmd=COMMAND.reset_reduce)
+    .says(f"reduce_op must be {REDUCERS}, got nl.multiply")
+    .fixed(reduce_op=nl.minimum),
+    broken("no reduction", reduce_cmd=COMMAND.reset_reduce)
+    .says(f"reduce_cmd=reset_reduce needs reduce_op={REDUCERS}")
+    .fixed(reduce_op=nl.add),
+    broken("reset to the identity of nothing", reduce_cmd=COMMAND.reset)
+    .says(f"reduce_cmd=reset needs reduce_op={REDUCERS}")
+    .fixed(reduce_op=nl.abs_min),
+    broken("command", reduce_op=nl.add, reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd must be idle, reset, reduce or reset_reduce, got <reduce_cmd.load_reduce: 4>")
+    .fixed(reduce_cmd=COMMAND.reset),
+    broken("registers that hold nothing", error=UNINITIALIZED, reduce_res=Sbuf(2, 1))
+    .says("reduce_res reads accumulator registers that hold no defined value; start with reduce_cmd=reset_reduce")
+    .fixed(reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce),
+    broken("shape of reduce_res", reduce_op=nl.add, reduce_res=Sbuf(2, 2), reduce_cmd=COMMAND.reset_reduce)
+    .says(one_each("reduce_res", "data"))
+    .fixed(reduce_res=Sbuf(2, 1)),
+    broken("partitions", dst=Sbuf(3, 2)).says(same_partitions("dst", "data")).fixed(dst=Sbuf(3, 2)[0:2]),
+    broken("size", dst=Sbuf(2, 3)).says(same_elements("dst", "data")).fixed(dst=Sbuf(2, 3)[:, 1:]),
+    broken("HBM", data=Hbm(2, 2)).says(must("data", "be in psum or sbuf", LOAD_FIRST)),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

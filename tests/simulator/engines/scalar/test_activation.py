@@ -20,18 +20,18 @@ from ...activation_formulas import CASES, is_close
 from ...kernels import (
     WIDE,
     Result,
-    Rule,
     Tile,
-    check_rule,
     column,
     engine_of,
     execute,
     normal,
     refusal,
-    rules,
     run,
     tile,
 )
+from ...made import Psum, Sbuf
+from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
+from ...sentences import one_each, one_type, out_of_reach, same_elements, same_partitions
 
 COMMAND, ENGINE = nisa.reduce_cmd, nisa.engine
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -95,51 +95,34 @@ ONLY_SCALAR_REDUCES = (
 
 
 @rules(
-    Rule(
-        "GpSimd before trn3",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
-        "nisa.activation: engine=nki.isa.engine.gpsimd needs trn3 (NeuronCore-v4); the target is trn2",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
-        corrected_target="trn3",
+    legal(nisa.activation, on="trn3", dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), engine=ENGINE.gpsimd),
+    broken("GpSimd before trn3", on="trn2").says(
+        "engine=nki.isa.engine.gpsimd needs trn3 (NeuronCore-v4); the target is trn2"
     ),
-    Rule(
-        "a reduction on GpSimd",
-        lambda: nisa.activation(
-            tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce, engine=ENGINE.gpsimd
-        ),
-        f"nisa.activation: {ONLY_SCALAR_REDUCES}None, got <reduce_cmd.reset_reduce: 3> and None; the Scalar engine "
-        "reduces",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce),
-        target="trn3",
+    broken("a reduction on GpSimd", reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce)
+    .says(f"{ONLY_SCALAR_REDUCES}None, got <reduce_cmd.reset_reduce: 3> and None; the Scalar engine reduces")
+    .fixed(engine=LEFT_OUT),
+    broken("the registers on GpSimd", reduce_res=Sbuf(2, 1)).says(
+        f"{ONLY_SCALAR_REDUCES}None, got <reduce_cmd.idle: 0> and {{reduce_res}}; the Scalar engine reduces"
     ),
-    Rule(
-        "the registers on GpSimd",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_res=tile(2, 1), engine=ENGINE.gpsimd),
-        f"nisa.activation: {ONLY_SCALAR_REDUCES}None, got <reduce_cmd.idle: 0> and tensor [2, 1] float32 in sbuf; the "
-        "Scalar engine reduces",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.gpsimd),
-        target="trn3",
-    ),
-    Rule(
-        "PSUM on GpSimd",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2, buffer=nl.psum), engine=ENGINE.gpsimd),
-        "nisa.activation: operand 'data': the GpSimd engine cannot access psum, got tensor [2, 2] float32 in psum",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2, buffer=nl.psum)),
-        target="trn3",
-    ),
-    Rule(
+    legal(nisa.activation, on="trn3", dst=Sbuf(2, 2), op=nl.exp, data=Psum(2, 2)),
+    broken("PSUM on GpSimd", engine=ENGINE.gpsimd).says(out_of_reach("data")),
+    broken(
         "the name, ninth until NKI 0.6",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, "the name"),
-        "nisa.activation: engine must be a member of nki.isa.engine, got 'the name'",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), None, 1.0, None, None, COMMAND.idle, name="the name"),
-    ),
-    Rule(
-        "another engine",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.vector),
-        "nisa.activation: engine must be one of nki.isa.engine.scalar, nki.isa.engine.gpsimd, got "
-        "nki.isa.engine.vector",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), engine=ENGINE.scalar),
-    ),
+        on="trn2",
+        data=Sbuf(2, 2),
+        bias=None,
+        scale=1.0,
+        reduce_op=None,
+        reduce_res=None,
+        reduce_cmd=COMMAND.idle,
+        engine="the name",
+    )
+    .says("engine must be a member of nki.isa.engine, got 'the name'")
+    .fixed(name="the name", engine=LEFT_OUT),
+    broken("another engine", on="trn2", data=Sbuf(2, 2), engine=ENGINE.vector)
+    .says("engine must be one of nki.isa.engine.scalar, nki.isa.engine.gpsimd, got nki.isa.engine.vector")
+    .fixed(engine=ENGINE.scalar),
 )
 def test_engine_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -424,118 +407,52 @@ def test_registers_that_were_never_set_read_as_nan_unless_that_is_an_error() -> 
 
 
 @rules(
-    Rule(
-        "function",
-        lambda: nisa.activation(tile(2, 2), nl.add, tile(2, 2)),
-        "nisa.activation: op=nl.add is no activation function of the Scalar engine",
-        lambda: nisa.activation(tile(2, 2), nl.abs, tile(2, 2)),
-    ),
-    Rule(
-        "function with a parameter",
-        lambda: nisa.activation(tile(2, 2), nl.prelu, tile(2, 2)),
-        "nisa.activation: op=nl.prelu has a parameter, which nisa.activate2 (trn3) takes as relu_param",
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("function", op=nl.add).says("op=nl.add is no activation function of the Scalar engine").fixed(op=nl.abs),
+    broken("function with a parameter", op=nl.prelu)
+    .says("op=nl.prelu has a parameter, which nisa.activate2 (trn3) takes as relu_param")
+    .instead(
         lambda: nisa.activate2(tile(2, 2), nl.prelu, tile(2, 2), 0.0, 0.0, nl.bypass, nl.bypass, relu_param=0.5),
-        corrected_target="trn3",
+        on="trn3",
     ),
-    Rule(
-        "operator",
-        lambda: nisa.activation(tile(2, 2), np.exp, tile(2, 2)),
-        "nisa.activation: op must be an operator such as nl.add, got <ufunc 'exp'>",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2)),
+    broken("operator", op=np.exp).says("op must be an operator such as nl.add, got <ufunc 'exp'>"),
+    broken("scale type", scale=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says(one_type("scale", "float32"))
+    .fixed(scale=Sbuf(2, 1)),
+    broken("bias type", bias=Sbuf(2, 1, dtype=nl.tfloat32))
+    .says(
+        one_type(
+            "bias",
+            "bfloat16, bool, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, int16, "
+            "int32, int8, uint16, uint32, uint8",
+        )
+    )
+    .fixed(bias=Sbuf(2, 1, dtype=nl.bfloat16)),
+    broken("scale shape", scale=Sbuf(4, 1)).says(one_each("scale", "data")).fixed(scale=Sbuf(4, 1)[0:2]),
+    broken("bias shape", bias=Sbuf(2, 2)).says(one_each("bias", "data")).fixed(bias=Sbuf(2, 2)[:, 1]),
+    legal(nisa.activation, on="trn1", dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), bias=Sbuf(2, 1, value=1)),
+    broken("constant bias on trn1", bias=1.0).says("bias must be a (P, 1) tensor on trn1, got 1.0"),
+    legal(nisa.activation, on="trn1", dst=Sbuf(2, 2), op=nl.reciprocal, data=Sbuf(2, 2, value=1)),
+    broken("reciprocal with a bias on trn1", data=Sbuf(2, 2), bias=Sbuf(2, 1, value=1)).says(
+        "op=nl.reciprocal takes no bias on trn1"
     ),
-    Rule(
-        "scale type",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=tile(2, 1, dtype=nl.bfloat16)),
-        "nisa.activation: operand 'scale' must have one of the types float32, got tensor [2, 1] bfloat16 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=tile(2, 1)),
-    ),
-    Rule(
-        "bias type",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, dtype=nl.tfloat32)),
-        "nisa.activation: operand 'bias' must have one of the types bfloat16, bool, float16, float32, "
-        "float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, "
-        "int16, int32, int8, uint16, uint32, uint8, got tensor [2, 1] tfloat32 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, dtype=nl.bfloat16)),
-    ),
-    Rule(
-        "scale shape",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=tile(4, 1)),
-        "nisa.activation: operand 'scale' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[4, 1] float32 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), scale=tile(4, 1)[0:2]),
-    ),
-    Rule(
-        "bias shape",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 2)),
-        "nisa.activation: operand 'bias' must have shape (2, 1), one element for each partition of 'data', got tensor "
-        "[2, 2] float32 in sbuf",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 2)[:, 1]),
-    ),
-    Rule(
-        "constant bias on trn1",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=1.0),
-        "nisa.activation: bias must be a (P, 1) tensor on trn1, got 1.0",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), bias=tile(2, 1, value=1)),
-        target="trn1",
-    ),
-    Rule(
-        "reciprocal with a bias on trn1",
-        lambda: nisa.activation(tile(2, 2), nl.reciprocal, tile(2, 2), bias=tile(2, 1, value=1)),
-        "nisa.activation: op=nl.reciprocal takes no bias on trn1",
-        lambda: nisa.activation(tile(2, 2), nl.reciprocal, tile(2, 2, value=1)),
-        target="trn1",
-    ),
-    Rule(
-        "reciprocal with a bias, newer target",
-        lambda: nisa.activation(tile(2, 2), nl.reciprocal, tile(2, 2), bias=tile(2, 1, value=1)),
-        "nisa.activation: op=nl.reciprocal takes no bias on trn1",
-        lambda: nisa.activation(tile(2, 2), nl.reciprocal, tile(2, 2), bias=tile(2, 1, value=1)),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "reduction operator",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.maximum, reduce_cmd=COMMAND.reset_reduce),
-        "nisa.activation: reduce_op must be nl.add, got nl.maximum",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.reset_reduce),
-    ),
-    Rule(
-        "reduction without an operator",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_cmd=COMMAND.reset_reduce),
-        "nisa.activation: reduce_cmd=reset_reduce needs reduce_op=nl.add",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_cmd=COMMAND.reset),
-    ),
-    Rule(
-        "load_reduce",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.load_reduce),
-        "nisa.activation: reduce_cmd must be idle, reset, reduce or reset_reduce, got <reduce_cmd.load_reduce: 4>",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_cmd=COMMAND.idle),
-    ),
-    Rule(
-        "reduce_res shape",
-        lambda: nisa.activation(
-            tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_res=tile(1, 2), reduce_cmd=COMMAND.reset_reduce
-        ),
-        "nisa.activation: operand 'reduce_res' must have shape (2, 1), one element for each partition of 'data', got "
-        "tensor [1, 2] float32 in sbuf",
-        lambda: nisa.activation(
-            tile(2, 2), nl.exp, tile(2, 2), reduce_op=nl.add, reduce_res=tile(2, 1), reduce_cmd=COMMAND.reset_reduce
-        ),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.activation(tile(4, 2), nl.exp, tile(2, 2)),
-        "nisa.activation: operands 'dst' and 'data' must have the same number of partitions, got tensor [4, 2] float32 "
-        "in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activation(tile(4, 2)[0:2], nl.exp, tile(2, 2)),
-    ),
-    Rule(
-        "elements",
-        lambda: nisa.activation(tile(2, 3), nl.exp, tile(2, 2)),
-        "nisa.activation: operands 'dst' and 'data' must have the same number of elements per partition, got tensor "
-        "[2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.activation(tile(2, 3)[:, 0:2], nl.exp, tile(2, 2)),
-    ),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.reciprocal, data=Sbuf(2, 2), bias=Sbuf(2, 1, value=1)),
+    broken("reciprocal with a bias, newer target", on="trn1").says("op=nl.reciprocal takes no bias on trn1"),
+    legal(nisa.activation, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2)),
+    broken("reduction operator", reduce_op=nl.maximum, reduce_cmd=COMMAND.reset_reduce)
+    .says("reduce_op must be nl.add, got nl.maximum")
+    .fixed(reduce_op=nl.add),
+    broken("reduction without an operator", reduce_cmd=COMMAND.reset_reduce)
+    .says("reduce_cmd=reset_reduce needs reduce_op=nl.add")
+    .fixed(reduce_cmd=COMMAND.reset),
+    broken("load_reduce", reduce_op=nl.add, reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd must be idle, reset, reduce or reset_reduce, got <reduce_cmd.load_reduce: 4>")
+    .fixed(reduce_cmd=COMMAND.idle),
+    broken("reduce_res shape", reduce_op=nl.add, reduce_res=Sbuf(1, 2), reduce_cmd=COMMAND.reset_reduce)
+    .says(one_each("reduce_res", "data"))
+    .fixed(reduce_res=Sbuf(2, 1)),
+    broken("partitions", dst=Sbuf(4, 2)).says(same_partitions("dst", "data")).fixed(dst=Sbuf(4, 2)[0:2]),
+    broken("elements", dst=Sbuf(2, 3)).says(same_elements("dst", "data")).fixed(dst=Sbuf(2, 3)[:, 0:2]),
 )
 def test_activation_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -581,26 +498,13 @@ def test_activation_reduce_shares_the_registers_and_may_leave_the_sum_there() ->
 
 
 @rules(
-    Rule(
-        "operator",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), nl.multiply, tile(2, 1)),
-        "nisa.activation_reduce: reduce_op must be nl.add, got nl.multiply",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), nl.add, tile(2, 1)),
-    ),
-    Rule(
-        "no operator",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), None, tile(2, 1)),
-        "nisa.activation_reduce: reduce_cmd=reset_reduce needs reduce_op=nl.add",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), nl.add, None),
-    ),
-    Rule(
-        "constant bias on trn1",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), nl.add, tile(2, 1), bias=1.0),
-        "nisa.activation_reduce: bias must be a (P, 1) tensor on trn1, got 1.0",
-        lambda: nisa.activation_reduce(tile(2, 2), nl.exp, tile(2, 2), nl.add, tile(2, 1), bias=1.0),
-        target="trn1",
-        corrected_target="trn2",
-    ),
+    legal(nisa.activation_reduce, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), reduce_op=nl.add, reduce_res=Sbuf(2, 1)),
+    broken("operator", reduce_op=nl.multiply).says("reduce_op must be nl.add, got nl.multiply"),
+    legal(nisa.activation_reduce, dst=Sbuf(2, 2), op=nl.exp, data=Sbuf(2, 2), reduce_op=nl.add, reduce_res=None),
+    broken("no operator", reduce_op=None, reduce_res=Sbuf(2, 1)).says("reduce_cmd=reset_reduce needs reduce_op=nl.add"),
+    broken("constant bias on trn1", on="trn1", reduce_res=Sbuf(2, 1), bias=1.0)
+    .says("bias must be a (P, 1) tensor on trn1, got 1.0")
+    .fixed(on="trn2"),
 )
 def test_activation_reduce_rules(rule: Rule) -> None:
     check_rule(rule)

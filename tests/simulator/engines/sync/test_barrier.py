@@ -12,7 +12,10 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
 from ...frame import error_of_cores
-from ...kernels import Rule, execute, refusal, tile
+from ...kernels import execute, refusal, tile
+from ...made import Hbm, Psum
+from ...rules import Rule, broken, check_rule_on_two_cores, legal, rules
+from ...sentences import must
 
 BARRIER = nkilib.simulator.BarrierError
 ENGINE = nisa.engine
@@ -116,57 +119,22 @@ def test_inputs_of_a_kernel_on_two_cores_are_shared() -> None:
     assert data.tolist() == [[1, 1], [2, 2]]
 
 
-RULES = [
-    Rule(
-        "memory",
-        lambda: meet(nl.ndarray((2, 2), nl.float32, nl.private_hbm)),
-        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in private_hbm",
-        lambda: meet(shared(2, 2)),
-    ),
-    Rule(
-        "PSUM",
-        lambda: meet(nl.ndarray((2, 2), nl.float32, nl.psum)),
-        "nisa.core_barrier on core {}: operand 'data' must be in shared_hbm, got tensor [2, 2] float32 in psum",
-        lambda: meet(shared(2, 2)),
-    ),
-    Rule(
-        "one of two cores",
-        lambda: nisa.core_barrier(shared(2, 2), (0,)),
-        "nisa.core_barrier on core {}: cores must be (0, 1), got (0,)",
-        lambda: nisa.core_barrier(shared(2, 2), (0, 1)),
-    ),
-    Rule(
-        "cores",
-        lambda: nisa.core_barrier(shared(2, 2), (0, 1, 2, 3)),
-        "nisa.core_barrier on core {}: cores must be (0, 1), got (0, 1, 2, 3)",
-        lambda: nisa.core_barrier(shared(2, 2), [0, 1]),
-    ),
-    Rule(
-        "number of cores",
-        lambda: nisa.core_barrier(shared(2, 2), 2),
-        "nisa.core_barrier on core {}: cores must be (0, 1), got 2",
-        lambda: nisa.core_barrier(shared(2, 2), (0, 1)),
-    ),
-    Rule(
-        "engine",
-        lambda: meet(shared(2, 2), engine=ENGINE.dma),
-        "nisa.core_barrier on core {}: engine must be one of nki.isa.engine.gpsimd, nki.isa.engine.tensor, "
-        "nki.isa.engine.vector, nki.isa.engine.scalar, nki.isa.engine.sync, got nki.isa.engine.dma",
-        lambda: meet(shared(2, 2), engine=ENGINE.sync),
-    ),
-]
-
-
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+@rules(
+    legal(nisa.core_barrier, data=Hbm(2, 2, value=None, buffer=nl.shared_hbm), cores=(0, 1)),
+    broken("memory", data=Hbm(2, 2, value=None)).says(must("data", "be in shared_hbm")),
+    broken("PSUM", data=Psum(2, 2, value=None)).says(must("data", "be in shared_hbm")),
+    broken("one of two cores", cores=(0,)).says("cores must be (0, 1), got (0,)"),
+    broken("cores", cores=(0, 1, 2, 3)).says("cores must be (0, 1), got (0, 1, 2, 3)").fixed(cores=[0, 1]),
+    broken("number of cores", cores=2).says("cores must be (0, 1), got 2"),
+    broken("engine", engine=ENGINE.dma)
+    .says(
+        "engine must be one of nki.isa.engine.gpsimd, nki.isa.engine.tensor, nki.isa.engine.vector, "
+        "nki.isa.engine.scalar, nki.isa.engine.sync, got nki.isa.engine.dma"
+    )
+    .fixed(engine=ENGINE.sync),
+)
 def test_rules_on_two_cores(rule: Rule) -> None:
-    """Both cores break the rule; the message is that of whichever core is reported."""
-    body = rule.broken.__code__
-    with pytest.raises(nisa.NkiValidationError) as caught:
-        execute(rule.broken, cores=2)
-    place, _, message = str(caught.value).partition(": ")
-    assert place.startswith(f"{body.co_filename}:")
-    assert message in {rule.message.format(core) for core in range(2)}
-    execute(rule.corrected, cores=2)
+    check_rule_on_two_cores(rule)
 
 
 def test_the_cores_may_meet_on_a_tile_of_their_own() -> None:

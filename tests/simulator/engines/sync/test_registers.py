@@ -14,7 +14,10 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import UninitializedReadError
 
-from ...kernels import Result, Rule, Tile, check_rule, execute, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, execute, refusal, run, store, tile
+from ...made import Made, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 INT32 = nl.int32
 
@@ -244,140 +247,77 @@ def float_register() -> Any:
     return register
 
 
+def register(*value: int) -> Made:
+    """A register of these values, one or none."""
+    return lazily(nisa.register_alloc, *value)
+
+
+FLOAT_REGISTER = lazily(float_register)
+CASTS_NOTHING = (
+    "operand 'dst': {} and casts nothing, got {{dst}}; store it to a tensor of its own type and cast that with "
+    "nisa.tensor_copy"
+)
+
+
 @rules(
-    Rule(
-        "bits",
-        lambda: nisa.register_alloc(2**32),
-        "nisa.register_alloc: x must be an integer of 32 bits, got 4294967296",
-        lambda: nisa.register_alloc(2**32 - 1),
+    legal(nisa.register_alloc, x=2**32 - 1),
+    broken("bits", x=2**32).says("x must be an integer of 32 bits, got 4294967296"),
+    broken("alloc from a tensor", x=Sbuf(1, 1, dtype=INT32))
+    .says("x must be an integer of 32 bits, got {x}; nisa.register_load takes it from a tensor")
+    .instead(lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32))),
+    broken("alloc from a register", x=register(3))
+    .says("x must be an integer of 32 bits, got VirtualRegister(3); nisa.register_move takes it from a register")
+    .instead(lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc(3))),
+    legal(nisa.register_move, dst=register(), src=register(0)),
+    broken("immediate", src=0.5).says("src must be an integer of 32 bits, got 0.5").fixed(src=5),
+    broken("move from an unset register", error=UninitializedReadError, src=register()).says(
+        "operand 'src': the register was never set; give nisa.register_alloc a value, or nisa.register_load one first"
     ),
-    Rule(
-        "immediate",
-        lambda: nisa.register_move(nisa.register_alloc(), 0.5),
-        "nisa.register_move: src must be an integer of 32 bits, got 0.5",
-        lambda: nisa.register_move(nisa.register_alloc(), 5),
+    broken("move into a number", dst=3, src=register(3))
+    .says("operand 'dst' must be a register of nisa.register_alloc, got 3")
+    .fixed(dst=register(3), src=3),
+    legal(nisa.register_load, dst=register(), src=Sbuf(1, 1, dtype=INT32)),
+    broken("load into a tensor", dst=Sbuf(1, 1, dtype=INT32)).says(must("dst", "be a register of nisa.register_alloc")),
+    legal(nisa.register_load, dst=register(), src=Sbuf(1, 2, dtype=INT32)[:, 1:2]),
+    broken("load from a register", src=register(1))
+    .says("operand 'src' must be a tensor, got VirtualRegister(1)")
+    .instead(lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc(1))),
+    broken("load from PSUM", src=Psum(1, 1, dtype=INT32))
+    .says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST))
+    .fixed(src=lazily(filled_hbm, 1, 1)),
+    broken("load of two elements", src=Sbuf(1, 2, dtype=INT32)).says(must("src", "have shape [1] or [1, 1]")),
+    legal(nisa.register_load, dst=register(), src=Sbuf(1, 1, 1, dtype=INT32).reshape((1, 1))),
+    broken("load of three dimensions", src=Sbuf(1, 1, 1, dtype=INT32)).says(must("src", "have shape [1] or [1, 1]")),
+    broken("load of a packed type", src=Sbuf(1, 1, dtype=nl.float8_e5m2_x4))
+    .says(
+        "operand 'src': engines compute with float8_e5m2_x4 in nisa.nc_matmul_mx only, got {src}; view it as "
+        "nl.uint32 to work on its bits"
+    )
+    .fixed(src=Sbuf(1, 1, dtype=nl.float8_e5m2)),
+    broken("load of 64 bits", src=Sbuf(1, 1, dtype=nl.int64, value=None))
+    .says(
+        "operand 'src': engines have 32 bits for an element and take no int64, got {src}; nisa.dma_copy copies "
+        "it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves are tiles"
+    )
+    .instead(lambda: nisa.scalar_load(tile(1, 2, dtype=INT32).view(nl.int64))),
+    broken("load of unwritten memory", error=UninitializedReadError, src=Sbuf(1, 1, dtype=INT32, value=None))
+    .says("operand 'src': 1 of the 1 elements of {src} were never written")
+    .fixed(src=Sbuf(1, 1, dtype=INT32)),
+    legal(nisa.register_store, dst=Sbuf(1, 1, dtype=INT32), src=register(3)),
+    broken("store of a float at another width", dst=Sbuf(1, 1, dtype=nl.bfloat16), src=FLOAT_REGISTER)
+    .says(CASTS_NOTHING.format("VirtualRegister(1.5) holds a float32"))
+    .fixed(dst=Sbuf(1, 1)),
+    broken("store of a number", src=3).says("operand 'src' must be a register of nisa.register_alloc, got 3"),
+    broken("store to several partitions", dst=Sbuf(2, 1, dtype=INT32))
+    .says(must("dst", "have shape [1] or [1, 1]"))
+    .fixed(dst=Sbuf(2, 1, dtype=INT32)[1:2]),
+    broken("store to PSUM", dst=Psum(1, 1, dtype=INT32)).says(must("dst", f"be in {DMA_MEMORIES}")),
+    broken("store of an integer to a float tensor", dst=Sbuf(1, 1)).says(
+        CASTS_NOTHING.format("VirtualRegister(3) holds an integer")
     ),
-    Rule(
-        "alloc from a tensor",
-        lambda: nisa.register_alloc(tile(1, 1, dtype=INT32)),
-        "nisa.register_alloc: x must be an integer of 32 bits, got tensor [1, 1] int32 in sbuf; nisa.register_load "
-        "takes it from a tensor",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32)),
-    ),
-    Rule(
-        "alloc from a register",
-        lambda: nisa.register_alloc(nisa.register_alloc(3)),
-        "nisa.register_alloc: x must be an integer of 32 bits, got VirtualRegister(3); nisa.register_move takes it "
-        "from a register",
-        lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc(3)),
-    ),
-    Rule(
-        "move from an unset register",
-        lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc()),
-        "nisa.register_move: operand 'src': the register was never set; give nisa.register_alloc a value, or "
-        "nisa.register_load one first",
-        lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc(0)),
-        error=UninitializedReadError,
-    ),
-    Rule(
-        "move into a number",
-        lambda: nisa.register_move(3, nisa.register_alloc(3)),
-        "nisa.register_move: operand 'dst' must be a register of nisa.register_alloc, got 3",
-        lambda: nisa.register_move(nisa.register_alloc(3), 3),
-    ),
-    Rule(
-        "load into a tensor",
-        lambda: nisa.register_load(tile(1, 1, dtype=INT32), tile(1, 1, dtype=INT32)),
-        "nisa.register_load: operand 'dst' must be a register of nisa.register_alloc, got tensor [1, 1] int32 in sbuf",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32)),
-    ),
-    Rule(
-        "load from a register",
-        lambda: nisa.register_load(nisa.register_alloc(), nisa.register_alloc(1)),
-        "nisa.register_load: operand 'src' must be a tensor, got VirtualRegister(1)",
-        lambda: nisa.register_move(nisa.register_alloc(), nisa.register_alloc(1)),
-    ),
-    Rule(
-        "load from PSUM",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=INT32, buffer=nl.psum)),
-        "nisa.register_load: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [1, 1] int32 in "
-        "psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.register_load(nisa.register_alloc(), filled_hbm(1, 1)),
-    ),
-    Rule(
-        "load of two elements",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 2, dtype=INT32)),
-        "nisa.register_load: operand 'src' must have shape [1] or [1, 1], got tensor [1, 2] int32 in sbuf",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 2, dtype=INT32)[:, 1:2]),
-    ),
-    Rule(
-        "load of three dimensions",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, 1, dtype=INT32)),
-        "nisa.register_load: operand 'src' must have shape [1] or [1, 1], got tensor [1, 1, 1] int32 in sbuf",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, 1, dtype=INT32).reshape((1, 1))),
-    ),
-    Rule(
-        "load of a packed type",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.float8_e5m2_x4)),
-        "nisa.register_load: operand 'src': engines compute with float8_e5m2_x4 in nisa.nc_matmul_mx only, got tensor "
-        "[1, 1] float8_e5m2_x4 in sbuf; view it as nl.uint32 to work on its bits",
-        lambda: nisa.register_load(nisa.register_alloc(), tile(1, 1, dtype=nl.float8_e5m2)),
-    ),
-    Rule(
-        "store of a float at another width",
-        lambda: nisa.register_store(tile(1, 1, dtype=nl.bfloat16), float_register()),
-        "nisa.register_store: operand 'dst': VirtualRegister(1.5) holds a float32 and casts nothing, got tensor [1, 1] "
-        "bfloat16 in sbuf; store it to a tensor of its own type and cast that with nisa.tensor_copy",
-        lambda: nisa.register_store(tile(1, 1), float_register()),
-    ),
-    Rule(
-        "load of 64 bits",
-        lambda: nisa.register_load(nisa.register_alloc(), nl.ndarray((1, 1), nl.int64)),
-        "nisa.register_load: operand 'src': engines have 32 bits for an element and take no int64, got tensor [1, 1] "
-        "int64 in sbuf; nisa.dma_copy copies it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves "
-        "are tiles",
-        lambda: nisa.scalar_load(tile(1, 2, dtype=INT32).view(nl.int64)),
-    ),
-    Rule(
-        "load of unwritten memory",
-        lambda: nisa.register_load(nisa.register_alloc(), nl.ndarray((1, 1), INT32)),
-        "nisa.register_load: operand 'src': 1 of the 1 elements of tensor [1, 1] int32 in sbuf were never written",
-        lambda: nisa.register_load(nisa.register_alloc(), nl.zeros((1, 1), INT32)),
-        error=UninitializedReadError,
-    ),
-    Rule(
-        "store of a number",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), 3),
-        "nisa.register_store: operand 'src' must be a register of nisa.register_alloc, got 3",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3)),
-    ),
-    Rule(
-        "store to several partitions",
-        lambda: nisa.register_store(tile(2, 1, dtype=INT32), nisa.register_alloc(3)),
-        "nisa.register_store: operand 'dst' must have shape [1] or [1, 1], got tensor [2, 1] int32 in sbuf",
-        lambda: nisa.register_store(tile(2, 1, dtype=INT32)[1:2], nisa.register_alloc(3)),
-    ),
-    Rule(
-        "store to PSUM",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32, buffer=nl.psum), nisa.register_alloc(3)),
-        "nisa.register_store: operand 'dst' must be in private_hbm or sbuf or shared_hbm, got tensor [1, 1] int32 in "
-        "psum",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3)),
-    ),
-    Rule(
-        "store of an integer to a float tensor",
-        lambda: nisa.register_store(tile(1, 1), nisa.register_alloc(3)),
-        "nisa.register_store: operand 'dst': VirtualRegister(3) holds an integer and casts nothing, got tensor [1, 1] "
-        "float32 in sbuf; store it to a tensor of its own type and cast that with nisa.tensor_copy",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3)),
-    ),
-    Rule(
-        "store of a float to an integer tensor",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), float_register()),
-        "nisa.register_store: operand 'dst': VirtualRegister(1.5) holds a float32 and casts nothing, got tensor [1, 1] "
-        "int32 in sbuf; store it to a tensor of its own type and cast that with nisa.tensor_copy",
-        lambda: nisa.register_store(tile(1, 1), float_register()),
-    ),
+    broken("store of a float to an integer tensor", src=FLOAT_REGISTER)
+    .says(CASTS_NOTHING.format("VirtualRegister(1.5) holds a float32"))
+    .fixed(dst=Sbuf(1, 1)),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

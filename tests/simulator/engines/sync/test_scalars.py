@@ -12,7 +12,10 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
 from ...frame import counted
-from ...kernels import Rule, check_rule, execute, launch, rules, store, tile
+from ...kernels import execute, launch, store, tile
+from ...made import Hbm, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, DMA_MEMORIES, must
 
 INT32, INT64 = nl.int32, nl.int64
 
@@ -168,66 +171,44 @@ def wide(*shape: int) -> Any:
 
 
 @rules(
-    Rule(
-        "load of an unsigned integer",
-        lambda: nisa.scalar_load(tile(1, 1, dtype=nl.uint32)),
-        "nisa.scalar_load: operand 'src' must be a tensor of int32 or int64, got one of uint32; view it as nl.int32",
-        lambda: nisa.scalar_load(tile(1, 1, dtype=nl.uint32).view(INT32)),
+    legal(nisa.scalar_load, src=lazily(nl.copy, Sbuf(1, 1), dtype=INT32)),
+    broken("load of an unsigned integer", src=Sbuf(1, 1, dtype=nl.uint32))
+    .says("operand 'src' must be a tensor of int32 or int64, got one of uint32; view it as nl.int32")
+    .fixed(src=Sbuf(1, 1, dtype=nl.uint32).view(INT32)),
+    broken("load of a float", src=Sbuf(1, 1)).says(
+        "operand 'src' must be a tensor of int32 or int64, got one of float32; cast it to nl.int32 with "
+        "nisa.tensor_copy"
     ),
-    Rule(
-        "load of a float",
-        lambda: nisa.scalar_load(tile(1, 1)),
-        "nisa.scalar_load: operand 'src' must be a tensor of int32 or int64, got one of float32; cast it to nl.int32 "
-        "with nisa.tensor_copy",
-        lambda: nisa.scalar_load(nl.copy(tile(1, 1), dtype=INT32)),
+    broken("load of one dimension", src=Hbm(1, dtype=INT32))
+    .says(must("src", "have shape [1, 1]", "; reshape it to (1, 1)"))
+    .fixed(src=Hbm(1, dtype=INT32).reshape((1, 1))),
+    broken("load of several elements", src=Sbuf(1, 2, dtype=INT32))
+    .says(must("src", "have shape [1, 1]", "; slice one element"))
+    .fixed(src=Sbuf(1, 2, dtype=INT32)[:, 1:2]),
+    broken("load from PSUM", src=Psum(1, 1, dtype=INT32))
+    .says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST))
+    .fixed(src=Sbuf(1, 1, dtype=INT32)),
+    legal(nisa.scalar_store, dst=lazily(wide, 1, 1), value=lazily(scalar, 3, INT64)),
+    broken("store of an integer", dst=Sbuf(1, 1, dtype=INT32), value=3)
+    .says("operand 'value' must be an NkiScalar, got 3; nisa.memset writes a constant")
+    .instead(lambda: nisa.memset(tile(1, 1, dtype=INT32), 3)),
+    broken("store of a register", dst=Sbuf(1, 1, dtype=INT32), value=lazily(nisa.register_alloc, 3))
+    .says("operand 'value' must be an NkiScalar, got VirtualRegister(3); nisa.register_store writes a register")
+    .instead(lambda: nisa.register_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3))),
+    broken("store at another width", dst=Sbuf(1, 1, dtype=INT32)).says(
+        must(
+            "dst",
+            "have the type of 'value', which is int64",
+            "; store the scalar at its own width and convert it in memory",
+        )
     ),
-    Rule(
-        "load of one dimension",
-        lambda: nisa.scalar_load(nl.zeros((1,), INT32, nl.hbm)),
-        "nisa.scalar_load: operand 'src' must have shape [1, 1], got tensor [1] int32 in private_hbm; reshape it to "
-        "(1, 1)",
-        lambda: nisa.scalar_load(nl.zeros((1,), INT32, nl.hbm).reshape((1, 1))),
-    ),
-    Rule(
-        "load of several elements",
-        lambda: nisa.scalar_load(tile(1, 2, dtype=INT32)),
-        "nisa.scalar_load: operand 'src' must have shape [1, 1], got tensor [1, 2] int32 in sbuf; slice one element",
-        lambda: nisa.scalar_load(tile(1, 2, dtype=INT32)[:, 1:2]),
-    ),
-    Rule(
-        "load from PSUM",
-        lambda: nisa.scalar_load(tile(1, 1, dtype=INT32, buffer=nl.psum)),
-        "nisa.scalar_load: operand 'src' must be in private_hbm or sbuf or shared_hbm, got tensor [1, 1] int32 in "
-        "psum; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.scalar_load(tile(1, 1, dtype=INT32)),
-    ),
-    Rule(
-        "store of an integer",
-        lambda: nisa.scalar_store(tile(1, 1, dtype=INT32), 3),
-        "nisa.scalar_store: operand 'value' must be an NkiScalar, got 3; nisa.memset writes a constant",
-        lambda: nisa.memset(tile(1, 1, dtype=INT32), 3),
-    ),
-    Rule(
-        "store of a register",
-        lambda: nisa.scalar_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3)),
-        "nisa.scalar_store: operand 'value' must be an NkiScalar, got VirtualRegister(3); nisa.register_store writes a "
-        "register",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), nisa.register_alloc(3)),
-    ),
-    Rule(
-        "a scalar for a register",
-        lambda: nisa.register_store(tile(1, 1, dtype=INT32), scalar(3)),
-        "nisa.register_store: operand 'src' must be a register of nisa.register_alloc, got NkiScalar(3, int32); "
-        "nisa.scalar_store takes a scalar, and nl.fori_loop counts in a register if a bound is one",
-        lambda: nisa.scalar_store(tile(1, 1, dtype=INT32), scalar(3)),
-    ),
-    Rule(
-        "store at another width",
-        lambda: nisa.scalar_store(tile(1, 1, dtype=INT32), scalar(3, INT64)),
-        "nisa.scalar_store: operand 'dst' must have the type of 'value', which is int64, got tensor [1, 1] int32 in "
-        "sbuf; store the scalar at its own width and convert it in memory",
-        lambda: nisa.scalar_store(wide(1, 1), scalar(3, INT64)),
-    ),
+    legal(nisa.register_store, dst=Sbuf(1, 1, dtype=INT32), src=lazily(scalar, 3)),
+    broken("a scalar for a register")
+    .says(
+        "operand 'src' must be a register of nisa.register_alloc, got NkiScalar(3, int32); nisa.scalar_store "
+        "takes a scalar, and nl.fori_loop counts in a register if a bound is one"
+    )
+    .instead(lambda: nisa.scalar_store(tile(1, 1, dtype=INT32), scalar(3))),
     Rule(
         "64 bits on chip",
         lambda: nisa.tensor_copy(tile(2, 1), tile(2, 4).select(1, scalar(3, INT64))),
@@ -235,11 +216,9 @@ def wide(*shape: int) -> Any:
         "NkiScalar(3, int64); nisa.scalar_load it from a tensor of int32",
         lambda: nisa.tensor_copy(tile(2, 1), tile(2, 4).select(1, scalar(3))),
     ),
-    Rule(
-        "64 bits as offset of iota",
-        lambda: nisa.iota(tile(1, 4, dtype=INT32), [[1, 4]], offset=scalar(3, INT64)),
-        "nisa.iota: offset must be an int32, got NkiScalar(3, int64); nisa.scalar_load it from a tensor of int32",
-        lambda: nisa.iota(tile(1, 4, dtype=INT32), [[1, 4]], offset=scalar(3)),
+    legal(nisa.iota, dst=Sbuf(1, 4, dtype=INT32), pattern=[[1, 4]], offset=lazily(scalar, 3)),
+    broken("64 bits as offset of iota", offset=lazily(scalar, 3, INT64)).says(
+        "offset must be an int32, got NkiScalar(3, int64); nisa.scalar_load it from a tensor of int32"
     ),
     Rule(
         "a tile of 64 bits as an index",
@@ -248,28 +227,25 @@ def wide(*shape: int) -> Any:
         "tensor [1, 1] int64 in sbuf; nisa.scalar_load takes one of 64",
         lambda: nisa.dma_copy(tile(1, 2), nl.zeros((4, 2), nl.float32, nl.hbm).select(0, nisa.scalar_load(wide(1, 1)))),
     ),
-    Rule(
-        "computing with 64 bits",
-        lambda: nisa.tensor_copy(wide(1, 2), wide(1, 2)),
-        "nisa.tensor_copy: operand 'dst': engines have 32 bits for an element and take no int64, got tensor [1, 2] "
-        "int64 in sbuf; nisa.dma_copy copies it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves "
-        "are tiles",
-        lambda: nisa.dma_copy(wide(1, 2), wide(1, 2)),
+    legal(nisa.tensor_copy, dst=lazily(wide, 1, 2), src=lazily(wide, 1, 2)),
+    broken("computing with 64 bits")
+    .says(
+        "operand 'dst': engines have 32 bits for an element and take no int64, got tensor [1, 2] int64 in sbuf; "
+        "nisa.dma_copy copies it, nisa.scalar_load reads one element, and viewed as nl.int32 its halves are tiles"
+    )
+    .instead(lambda: nisa.dma_copy(wide(1, 2), wide(1, 2))),
+    legal(nisa.dma_copy, dst=Sbuf(1, 2, dtype=INT32), src=lazily(wide, 1, 2).view(INT32)[:, ::2]),
+    broken("a cast of 64 bits", src=lazily(wide, 1, 2)).says(
+        "int64 is copied and never cast: 'dst' and 'src' must have one type, got {dst} and tensor [1, 2] int64 "
+        "in sbuf; view it as nl.int32, of whose pairs the first one is the low half"
     ),
-    Rule(
-        "a cast of 64 bits",
-        lambda: nisa.dma_copy(tile(1, 2, dtype=INT32), wide(1, 2)),
-        "nisa.dma_copy: int64 is copied and never cast: 'dst' and 'src' must have one type, got tensor [1, 2] int32 in "
-        "sbuf and tensor [1, 2] int64 in sbuf; view it as nl.int32, of whose pairs the first one is the low half",
-        lambda: nisa.dma_copy(tile(1, 2, dtype=INT32), wide(1, 2).view(INT32)[:, ::2]),
-    ),
-    Rule(
-        "a constant of 64 bits",
-        lambda: nl.zeros((1, 2), INT64, nl.hbm),
-        "nl.zeros: no instruction writes a constant into int64, got tensor [1, 2] int64 in private_hbm; fill a tensor "
-        "of nl.int32 with twice as many columns and view it as nl.int64",
-        lambda: nl.zeros((1, 4), INT32, nl.hbm).view(INT64),
-    ),
+    legal(nl.zeros, shape=(1, 2), dtype=INT64, buffer=nl.hbm),
+    broken("a constant of 64 bits")
+    .says(
+        "no instruction writes a constant into int64, got tensor [1, 2] int64 in private_hbm; fill a tensor of "
+        "nl.int32 with twice as many columns and view it as nl.int64"
+    )
+    .instead(lambda: nl.zeros((1, 4), INT32, nl.hbm).view(INT64)),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -14,7 +14,10 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
 from ...frame import error_of_cores
-from ...kernels import Body, execute, normal, refusal, sbuf, tile, without_where
+from ...kernels import Body, execute, normal, refusal, sbuf, tile
+from ...made import Hbm, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule_on_two_cores, legal, rules
+from ...sentences import COPY_FIRST, must
 
 BARRIER = nkilib.simulator.BarrierError
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -261,82 +264,39 @@ def test_the_dma_engine_of_gpsimd_takes_256_elements_a_partition(dtype: Any) -> 
 # -- what one core can get wrong -------------------------------------------------------------------------------------
 
 
-def unwritten() -> Any:
-    return nl.ndarray((2, 2), nl.float32, nl.sbuf)
+ONE_SHAPE = "operands 'src' and 'dst' must have one shape and type, got {src} and {dst}"
+OTHER, ITSELF = lazily(lambda: 1 - nl.program_id(0)), lazily(nl.program_id, 0)
+UNWRITTEN = Sbuf(2, 2, value=None)
 
 
-@pytest.mark.parametrize(
-    ("message", "broken", "corrected"),
-    [
-        (
-            "operand 'src' must be in sbuf, got tensor [2, 2] float32 in psum"
-            "; copy it to sbuf first, with nisa.tensor_copy",
-            lambda other: nisa.sendrecv(tile(2, 2, buffer=nl.psum), sbuf(2, 2), other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "operand 'dst' must be in sbuf, got tensor [2, 2] float32 in shared_hbm",
-            lambda other: nisa.sendrecv(tile(2, 2), nl.ndarray((2, 2), nl.float32, nl.shared_hbm), other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "operands 'src' and 'dst' must have one shape and type, got tensor [2, 2] float32 in sbuf and tensor "
-            "[2, 2] bfloat16 in sbuf",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2, dtype=nl.bfloat16), other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "operands 'src' and 'dst' must have one shape and type, got tensor [2, 6] float32 in sbuf and tensor "
-            "[2, 2, 3] float32 in sbuf",
-            lambda other: nisa.sendrecv(tile(2, 6), sbuf(2, 2, 3), other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 6), sbuf(2, 2, 3).reshape((2, 6)), other, other, 0),
-        ),
-        (
-            "send_to_rank must be the other core, {other} on core {core}, got {core}",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), 1 - other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "recv_from_rank must be the other core, {other} on core {core}, got 2",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, 2, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "recv_from_rank must be the other core, {other} on core {core}, got '0'",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, "0", 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-        (
-            "pipe_id must be an integer >= 0, got -1",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, -1),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 1),
-        ),
-        (
-            "pipe_id must be an integer >= 0, got 'a'",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, "a"),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 7),
-        ),
-        (
-            "dma_engine must be a member of nki.isa.dma_engine, got True",
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0, True),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0, GPSIMD),
-        ),
-        (
-            "operand 'src': 4 of the 4 elements of tensor [2, 2] float32 in sbuf were never written",
-            lambda other: nisa.sendrecv(unwritten(), sbuf(2, 2), other, other, 0),
-            lambda other: nisa.sendrecv(tile(2, 2), sbuf(2, 2), other, other, 0),
-        ),
-    ],
+@rules(
+    legal(nisa.sendrecv, src=Sbuf(2, 2), dst=UNWRITTEN, send_to_rank=OTHER, recv_from_rank=OTHER, pipe_id=0),
+    broken("src in PSUM", src=Psum(2, 2)).says(must("src", "be in sbuf", COPY_FIRST)),
+    broken("dst in HBM", dst=Hbm(2, 2, value=None, buffer=nl.shared_hbm)).says(must("dst", "be in sbuf")),
+    broken("type", dst=Sbuf(2, 2, dtype=nl.bfloat16, value=None)).says(ONE_SHAPE),
+    broken("shape", src=Sbuf(2, 6), dst=Sbuf(2, 2, 3, value=None))
+    .says(ONE_SHAPE)
+    .fixed(dst=Sbuf(2, 2, 3, value=None).reshape((2, 6))),
+    broken("to itself", send_to_rank=ITSELF).says(
+        "send_to_rank must be the other core, {{other}} on core {{core}}, got {{core}}"
+    ),
+    broken("from no core", recv_from_rank=2).says(
+        "recv_from_rank must be the other core, {{other}} on core {{core}}, got 2"
+    ),
+    broken("from a string", recv_from_rank="0").says(
+        "recv_from_rank must be the other core, {{other}} on core {{core}}, got '0'"
+    ),
+    broken("negative pipe", pipe_id=-1).says("pipe_id must be an integer >= 0, got -1").fixed(pipe_id=1),
+    broken("no number of a pipe", pipe_id="a").says("pipe_id must be an integer >= 0, got 'a'").fixed(pipe_id=7),
+    broken("dma_engine", dma_engine=True)
+    .says("dma_engine must be a member of nki.isa.dma_engine, got True")
+    .fixed(dma_engine=GPSIMD),
+    broken("unwritten src", src=UNWRITTEN, error=UNINITIALIZED).says(
+        "operand 'src': 4 of the 4 elements of {src} were never written"
+    ),
 )
-def test_rules(message: str, broken: Any, corrected: Any) -> None:
-    """Both cores break the rule; the message is that of whichever core is reported."""
-    with pytest.raises(nisa.NkiValidationError) as caught:
-        execute(lambda: broken(1 - nl.program_id(0)), cores=2)
-    place, _, text = str(caught.value).partition(": nisa.sendrecv on core ")
-    assert place.startswith(f"{__file__}:")
-    expected = {f"{core}: " + message.format(core=core, other=1 - core) for core in range(2)}
-    assert without_where(text) in expected
-    execute(lambda: corrected(1 - nl.program_id(0)), cores=2)
+def test_rules(rule: Rule) -> None:
+    check_rule_on_two_cores(rule)
 
 
 def test_it_needs_two_cores() -> None:

@@ -14,7 +14,10 @@ import nkilib.simulator
 from nkilib.nki import nisa, nki, nl
 
 from ...frame import error_of_cores
-from ...kernels import execute, hbm, hbm_zeros, normal, refusal, sbuf, tile, without_where
+from ...kernels import execute, hbm, hbm_zeros, normal, refusal, sbuf, tile
+from ...made import Hbm, Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule_on_two_cores, legal, rules
+from ...sentences import COPY_FIRST, must
 
 BARRIER = nkilib.simulator.BarrierError
 NUMPY = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
@@ -124,58 +127,34 @@ def test_bytes_that_cross_hbm_are_counted(make: Any, nbytes: int) -> None:
     assert (read - read_before, written - written_before) == (nbytes, nbytes)
 
 
-@pytest.mark.parametrize(
-    ("message", "broken", "corrected"),
-    [
-        (
-            "reduce_op must be nl.add, nl.maximum or nl.minimum, got nl.multiply",
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.multiply),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.max),
-        ),
-        (
-            "operands 'src' and 'dst' must both be in sbuf or both in HBM, got tensor [2, 2] float32 in sbuf and "
-            "tensor [2, 2] float32 in private_hbm",
-            lambda other: nisa.sendrecv_compute(tile(2, 2), hbm(2, 2), other, other, nl.add),
-            lambda other: nisa.sendrecv_compute(hbm_zeros(2, 2), hbm(2, 2), other, other, nl.add),
-        ),
-        (
-            "operand 'dst' must be in private_hbm or sbuf, got tensor [2, 2] float32 in shared_hbm",
-            lambda other: nisa.sendrecv_compute(
-                tile(2, 2), nl.ndarray((2, 2), nl.float32, nl.shared_hbm), other, other, nl.add
-            ),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.add),
-        ),
-        (
-            "operand 'src' must be in private_hbm or sbuf, got tensor [2, 2] float32 in psum; copy it to sbuf first, "
-            "with nisa.tensor_copy",
-            lambda other: nisa.sendrecv_compute(tile(2, 2, buffer=nl.psum), sbuf(2, 2), other, other, nl.add),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.add),
-        ),
-        (
-            "operands 'src' and 'dst' must have one shape and type, got tensor [2, 2] float32 in sbuf and tensor "
-            "[2, 2] bfloat16 in sbuf",
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2, dtype=nl.bfloat16), other, other, nl.add),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.add),
-        ),
-        (
-            "send_to_rank must be the other core, {other} on core {core}, got {core}",
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), 1 - other, other, nl.add),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.add),
-        ),
-        (
-            "operand 'src': 4 of the 4 elements of tensor [2, 2] float32 in sbuf were never written",
-            lambda other: nisa.sendrecv_compute(sbuf(2, 2), sbuf(2, 2), other, other, nl.add),
-            lambda other: nisa.sendrecv_compute(tile(2, 2), sbuf(2, 2), other, other, nl.add),
-        ),
-    ],
+OTHER, ITSELF = lazily(lambda: 1 - nl.program_id(0)), lazily(nl.program_id, 0)
+UNWRITTEN = Sbuf(2, 2, value=None)
+
+
+@rules(
+    legal(nisa.sendrecv_compute, Sbuf(2, 2), UNWRITTEN, OTHER, OTHER, nl.add),
+    broken("operator", reduce_op=nl.multiply)
+    .says("reduce_op must be nl.add, nl.maximum or nl.minimum, got nl.multiply")
+    .fixed(reduce_op=nl.max),
+    broken("one in HBM", dst=Hbm(2, 2, value=None))
+    .says("operands 'src' and 'dst' must both be in sbuf or both in HBM, got {src} and {dst}")
+    .fixed(src=Hbm(2, 2)),
+    broken("dst in shared HBM", dst=Hbm(2, 2, value=None, buffer=nl.shared_hbm)).says(
+        must("dst", "be in private_hbm or sbuf")
+    ),
+    broken("src in PSUM", src=Psum(2, 2)).says(must("src", "be in private_hbm or sbuf", COPY_FIRST)),
+    broken("type", dst=Sbuf(2, 2, dtype=nl.bfloat16, value=None)).says(
+        "operands 'src' and 'dst' must have one shape and type, got {src} and {dst}"
+    ),
+    broken("to itself", send_to_rank=ITSELF).says(
+        "send_to_rank must be the other core, {{other}} on core {{core}}, got {{core}}"
+    ),
+    broken("unwritten src", src=UNWRITTEN, error=nkilib.simulator.UninitializedReadError).says(
+        "operand 'src': 4 of the 4 elements of {src} were never written"
+    ),
 )
-def test_rules(message: str, broken: Any, corrected: Any) -> None:
-    """Both cores break the rule; the message is that of whichever core is reported."""
-    with pytest.raises(nisa.NkiValidationError) as caught:
-        execute(lambda: broken(1 - nl.program_id(0)), cores=2)
-    text = str(caught.value).partition(": nisa.sendrecv_compute on core ")[2]
-    assert without_where(text) in {f"{core}: " + message.format(core=core, other=1 - core) for core in range(2)}
-    execute(lambda: corrected(1 - nl.program_id(0)), cores=2)
+def test_rules(rule: Rule) -> None:
+    check_rule_on_two_cores(rule)
 
 
 def test_it_needs_two_cores_and_trn2() -> None:

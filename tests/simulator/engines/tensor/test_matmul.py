@@ -12,9 +12,13 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ...kernels import Body, Result, Tile, engine_of, execute, normal, refusal, run, tile
+from ...made import Psum, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import COPY_FIRST, must, one_type
 
 PSUM = nl.psum
+FP8 = nl.float8_e4m3
 DOUBLE_ROW = nisa.matmul_perf_mode.double_row
 ENGINE = nisa.engine
 
@@ -42,22 +46,20 @@ def test_product(shape: tuple[int, int, int]) -> None:
     """`(K, M, N)`: the contraction runs over the partitions of both operands."""
     contraction, rows, columns = shape
     stationary, moving = integers(contraction, rows), integers(contraction, columns, seed=1)
-    result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((rows, columns), nl.float32, PSUM)
-    )
+    result = run(nisa.nc_matmul, [stationary, moving], Result((rows, columns), nl.float32, PSUM))
     assert result.tolist() == exact(stationary, moving)
 
 
 def test_product_by_hand() -> None:
     """[[1, 2], [3, 4]].T @ [[5, 6], [7, 8]]."""
     stationary, moving = np.array([[1, 2], [3, 4]], np.float32), np.array([[5, 6], [7, 8]], np.float32)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((2, 2), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((2, 2), nl.float32, PSUM))
     assert result.tolist() == [[26, 30], [38, 44]]
 
 
 def test_several_free_dimensions_count_as_one() -> None:
     stationary, moving = integers(4, 2, 3), integers(4, 5, 2, seed=1)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((6, 2, 5), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((6, 2, 5), nl.float32, PSUM))
     assert result.reshape(6, 10).tolist() == exact(stationary.reshape(4, 6), moving.reshape(4, 10))
 
 
@@ -69,7 +71,7 @@ TYPES = [nl.float8_e4m3, nl.float8_e5m2, nl.bfloat16, nl.float16]
 def test_narrow_types_mix(stationary_type: Any, moving_type: Any) -> None:
     stationary, moving = integers(16, 4, high=4), integers(16, 3, seed=1, high=4)
     result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y),
+        nisa.nc_matmul,
         [Tile(stationary, stationary_type), Tile(moving, moving_type)],
         Result((4, 3), nl.float32, PSUM),
     )
@@ -80,7 +82,7 @@ def test_narrow_types_mix(stationary_type: Any, moving_type: Any) -> None:
 def test_wide_types_mix(types: Any) -> None:
     stationary, moving = integers(16, 4), integers(16, 3, seed=1)
     result = run(
-        lambda dst, x, y: nisa.nc_matmul(dst, x, y),
+        nisa.nc_matmul,
         [Tile(stationary, types[0]), Tile(moving, types[1])],
         Result((4, 3), nl.float32, PSUM),
     )
@@ -91,7 +93,7 @@ def test_accumulation_is_float32() -> None:
     """128 products of bfloat16 numbers near 1: within float32 rounding of the exact sum, far finer than bfloat16."""
     stationary = (1 + normal(128, 16, scale=0.1)).astype(ml_dtypes.bfloat16)
     moving = (1 + normal(128, 32, seed=1, scale=0.1)).astype(ml_dtypes.bfloat16)
-    result = run(lambda dst, x, y: nisa.nc_matmul(dst, x, y), [stationary, moving], Result((16, 32), nl.float32, PSUM))
+    result = run(nisa.nc_matmul, [stationary, moving], Result((16, 32), nl.float32, PSUM))
     truth = stationary.astype(np.float64).T @ moving.astype(np.float64)
     assert np.abs(result / truth - 1).max() <= 128 * 2**-24
 
@@ -371,7 +373,7 @@ def test_double_row_contracts_over_partitions_and_pairs(types: Any, target: str,
     assert result.tolist() == expected
 
 
-def fp8(*shape: int, dtype: Any = nl.float8_e4m3) -> Any:
+def fp8(*shape: int, dtype: Any = FP8) -> Any:
     return tile(*shape, dtype=dtype)
 
 
@@ -492,283 +494,133 @@ def unit_rectangle(rows: int, columns: int) -> Any:
     return made
 
 
+ONE_BANK = (
+    "operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements {} to {} of the partitions of "
+    "{{dst}}, in banks 0 and 1 of the tensor"
+)
+
+
 @rules(
-    Rule(
-        "dst in PSUM",
-        lambda: nisa.nc_matmul(tile(4, 4), tile(4, 4), tile(4, 4)),
-        "nisa.nc_matmul: operand 'dst' must be in psum, got tensor [4, 4] float32 in sbuf",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4)),
+    legal(nisa.nc_matmul, dst=Psum(4, 4), stationary=Sbuf(4, 4), moving=Sbuf(4, 4)),
+    broken("dst in PSUM", dst=Sbuf(4, 4)).says(must("dst", "be in psum")),
+    broken("stationary in SBUF", stationary=Psum(4, 4)).says(must("stationary", "be in sbuf", COPY_FIRST)),
+    broken("moving in SBUF", moving=Psum(4, 4)).says(must("moving", "be in sbuf", COPY_FIRST)),
+    broken("integers", stationary=Sbuf(4, 4, dtype=nl.int8))
+    .says(one_type("stationary", "bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, tfloat32"))
+    .fixed(stationary=Sbuf(4, 4, dtype=nl.bfloat16), moving=Sbuf(4, 4, dtype=nl.float8_e4m3)),
+    broken("float32 with a narrow type", moving=Sbuf(4, 4, dtype=nl.bfloat16))
+    .says("if one of 'stationary' and 'moving' is float32 or tfloat32, both are; got {stationary} and {moving}")
+    .fixed(moving=Sbuf(4, 4, dtype=nl.tfloat32)),
+    broken("type of dst", dst=Psum(4, 4, dtype=nl.bfloat16)).says(must("dst", "be float32 on trn2")).fixed(on="trn3"),
+    legal(nisa.nc_matmul, on="trn3", dst=Psum(4, 4), stationary=Sbuf(4, 4), moving=Sbuf(4, 4)),
+    broken("type of dst on trn3", dst=Psum(4, 4, dtype=nl.float16)).says(must("dst", "be bfloat16 or float32 on trn3")),
+    legal(nisa.nc_matmul, Psum(4, 4), Sbuf(4, 4, dtype=nl.float8_e4m3fn), Sbuf(4, 4, dtype=nl.float8_e5m2), on="trn3"),
+    broken("float8_e4m3fn before trn3", on="trn2").says(
+        "float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3"
     ),
-    Rule(
-        "stationary in SBUF",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, buffer=PSUM), tile(4, 4)),
-        "nisa.nc_matmul: operand 'stationary' must be in sbuf, got tensor [4, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4)),
+    broken("float8_e4m3fn with float8_e4m3", moving=Sbuf(4, 4, dtype=nl.float8_e4m3))
+    .says("float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3")
+    .fixed(moving=Sbuf(4, 4, dtype=nl.float8_e4m3fn)),
+    legal(nisa.nc_matmul, dst=Psum(4, 1024)[:, 512:769], stationary=Sbuf(4, 4), moving=Sbuf(4, 257)),
+    broken("contraction", dst=Psum(4, 4), moving=Sbuf(8, 4))
+    .says("operands 'stationary' and 'moving' must have the same partition dimension, got 4 and 8")
+    .fixed(stationary=Sbuf(8, 4)),
+    broken("columns of stationary", dst=Psum(128, 4), stationary=Sbuf(4, 129), moving=Sbuf(4, 4))
+    .says(must("stationary", "fit a tile of 128 rows and 128 columns"))
+    .fixed(stationary=Sbuf(4, 128)),
+    broken("columns of moving", dst=Psum(4, 513), moving=Sbuf(4, 513))
+    .says("operand 'moving' must have at most 512 free elements, got 513")
+    .fixed(dst=Psum(4, 512), moving=Sbuf(4, 512)),
+    broken("across two banks", dst=Psum(4, 1024)[:, 256:513]).says(ONE_BANK.format(256, 512)),
+    legal(nisa.nc_matmul, on="trn3", dst=Psum(4, 1024)[:, 0:1024:2], stationary=Sbuf(4, 4), moving=Sbuf(4, 512)),
+    broken("across two banks, on trn3", on="trn2").says(ONE_BANK.format(0, 1022)),
+    broken("columns of moving on trn3, float32", dst=Psum(4, 4096), moving=Sbuf(4, 4097))
+    .says("operand 'moving' must have at most 4096 free elements, got 4097")
+    .fixed(moving=Sbuf(4, 4096)),
+    broken("columns of moving on trn3, bfloat16", dst=Psum(4, 8192, dtype=nl.bfloat16), moving=Sbuf(4, 8193))
+    .says("operand 'moving' must have at most 8192 free elements, got 8193")
+    .fixed(moving=Sbuf(4, 8192)),
+    legal(nisa.nc_matmul, dst=Psum(8, 4), stationary=Sbuf(16, 8), moving=Sbuf(16, 4)),
+    broken("shape of dst", dst=Psum(4, 8)).says(must("dst", "be of shape (8, 4)")),
+    broken("rows of dst", dst=Psum(4, 4)).says(must("dst", "be of shape (8, 4)")).fixed(stationary=Sbuf(16, 8)[:, 0:4]),
+    broken("columns of dst", dst=Psum(8, 8)).says(must("dst", "be of shape (8, 4)")).fixed(dst=Psum(8, 8)[:, 0:4]),
+    legal(nisa.nc_matmul, dst=Psum(4, 4), stationary=Sbuf(4, 4), moving=Sbuf(4, 4)),
+    broken("stationary hint", stationary=Sbuf(4, 4, value=2), is_stationary_onezero=True)
+    .says("is_stationary_onezero=True, but operand 'stationary' holds values other than 0 and 1")
+    .fixed(stationary=Sbuf(4, 4, value=1), moving=Sbuf(4, 4, value=2)),
+    broken("moving hint", moving=Sbuf(4, 4, value=0.5), is_moving_onezero=True)
+    .says("is_moving_onezero=True, but operand 'moving' holds values other than 0 and 1")
+    .fixed(stationary=Sbuf(4, 4, value=0.5), moving=Sbuf(4, 4)),
+    legal(nisa.nc_matmul, Psum(4, 4), Sbuf(4, 2, 4, dtype=FP8), Sbuf(4, 2, 4, dtype=FP8), perf_mode=DOUBLE_ROW),
+    broken("perf_mode", perf_mode="double_column").says(
+        "perf_mode must be a member of nki.isa.matmul_perf_mode, got 'double_column'"
     ),
-    Rule(
-        "moving in SBUF",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4, buffer=PSUM)),
-        "nisa.nc_matmul: operand 'moving' must be in sbuf, got tensor [4, 4] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4)),
+    broken("double rows on trn1", on="trn1").says(
+        "perf_mode=double_row needs trn2 or newer and float8 operands, got [float8_e4m3]"
     ),
-    Rule(
-        "integers",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, dtype=nl.int8), tile(4, 4)),
-        "nisa.nc_matmul: operand 'stationary' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e4m3fn, float8_e5m2, tfloat32, got tensor [4, 4] int8 in sbuf",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, dtype=nl.bfloat16), tile(4, 4, dtype=nl.float8_e4m3)),
+    broken("double rows of bfloat16", moving=Sbuf(4, 2, 4, dtype=nl.bfloat16))
+    .says("perf_mode=double_row needs trn2 or newer and float8 operands, got [bfloat16, float8_e4m3]")
+    .fixed(moving=Sbuf(4, 2, 4, dtype=nl.float8_e5m2)),
+    broken("double rows without pairs", stationary=Sbuf(4, 4, dtype=FP8))
+    .says("perf_mode=double_row needs 'stationary' of shape [K, 2, free], got {stationary}")
+    .fixed(stationary=Sbuf(4, 8, dtype=FP8).reshape((4, 2, 4))),
+    broken("double rows without a free dimension", dst=Psum(1, 4), stationary=Sbuf(4, 2, dtype=FP8))
+    .says("perf_mode=double_row needs 'stationary' of shape [K, 2, free], got {stationary}")
+    .fixed(stationary=Sbuf(4, 2, 1, dtype=FP8)),
+    broken("double rows of threes", moving=Sbuf(4, 3, 4, dtype=FP8))
+    .says("perf_mode=double_row needs 'moving' of shape [K, 2, free], got {moving}")
+    .fixed(moving=Sbuf(4, 3, 4, dtype=FP8)[:, 0:2]),
+    broken("double rows in column tiles", tile_position=(0, 0), tile_size=(128, 64))
+    .says("perf_mode=double_row cannot be combined with column tiling")
+    .fixed(tile_size=(64, 128)),
+    legal(nisa.nc_matmul, Psum(2, 1), Sbuf(1, 2), lazily(unit_rectangle, 1, 1), is_transpose=True),
+    broken("transposition with a rectangle", dst=Psum(2, 2), moving=lazily(unit_rectangle, 1, 2)).says(
+        "is_transpose=True needs an identity matrix as 'moving'"
     ),
-    Rule(
-        "float32 with a narrow type",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4, dtype=nl.bfloat16)),
-        "nisa.nc_matmul: if one of 'stationary' and 'moving' is float32 or tfloat32, both are; got tensor [4, 4] "
-        "float32 in sbuf and tensor [4, 4] bfloat16 in sbuf",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4, dtype=nl.tfloat32)),
-    ),
-    Rule(
-        "type of dst",
-        lambda: nisa.nc_matmul(psum(4, 4, dtype=nl.bfloat16), tile(4, 4), tile(4, 4)),
-        "nisa.nc_matmul: operand 'dst' must be float32 on trn2, got tensor [4, 4] bfloat16 in psum",
-        lambda: nisa.nc_matmul(psum(4, 4, dtype=nl.bfloat16), tile(4, 4), tile(4, 4)),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "type of dst on trn3",
-        lambda: nisa.nc_matmul(psum(4, 4, dtype=nl.float16), tile(4, 4), tile(4, 4)),
-        "nisa.nc_matmul: operand 'dst' must be bfloat16 or float32 on trn3, got tensor [4, 4] float16 in psum",
-        lambda: nisa.nc_matmul(psum(4, 4, dtype=nl.float32), tile(4, 4), tile(4, 4)),
-        target="trn3",
-    ),
-    Rule(
-        "float8_e4m3fn before trn3",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 4, dtype=nl.float8_e4m3fn), fp8(4, 4, dtype=nl.float8_e5m2)),
-        "nisa.nc_matmul: float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 4, dtype=nl.float8_e4m3fn), fp8(4, 4, dtype=nl.float8_e5m2)),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "float8_e4m3fn with float8_e4m3",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 4, dtype=nl.float8_e4m3fn), fp8(4, 4, dtype=nl.float8_e4m3)),
-        "nisa.nc_matmul: float8_e4m3fn needs trn3, and cannot be mixed with float8_e4m3",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 4, dtype=nl.float8_e4m3fn), fp8(4, 4, dtype=nl.float8_e4m3fn)),
-        target="trn3",
-    ),
-    Rule(
-        "contraction",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(8, 4)),
-        "nisa.nc_matmul: operands 'stationary' and 'moving' must have the same partition dimension, got 4 and 8",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(8, 4), tile(8, 4)),
-    ),
-    Rule(
-        "columns of stationary",
-        lambda: nisa.nc_matmul(psum(128, 4), tile(4, 129), tile(4, 4)),
-        "nisa.nc_matmul: operand 'stationary' must fit a tile of 128 rows and 128 columns, got tensor [4, 129] float32 "
-        "in sbuf",
-        lambda: nisa.nc_matmul(psum(128, 4), tile(4, 128), tile(4, 4)),
-    ),
-    Rule(
-        "columns of moving",
-        lambda: nisa.nc_matmul(psum(4, 513), tile(4, 4), tile(4, 513)),
-        "nisa.nc_matmul: operand 'moving' must have at most 512 free elements, got 513",
-        lambda: nisa.nc_matmul(psum(4, 512), tile(4, 4), tile(4, 512)),
-    ),
-    Rule(
-        "across two banks",
-        lambda: nisa.nc_matmul(psum(4, 1024)[:, 256:513], tile(4, 4), tile(4, 257)),
-        "nisa.nc_matmul: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 256 to 512 "
-        "of the partitions of tensor [4, 257] float32 in psum, in banks 0 and 1 of the tensor",
-        lambda: nisa.nc_matmul(psum(4, 1024)[:, 512:769], tile(4, 4), tile(4, 257)),
-    ),
-    Rule(
-        "across two banks, on trn3",
-        lambda: nisa.nc_matmul(psum(4, 1024)[:, 0:1024:2], tile(4, 4), tile(4, 512)),
-        "nisa.nc_matmul: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 0 to 1022 "
-        "of the partitions of tensor [4, 512] float32 in psum, in banks 0 and 1 of the tensor",
-        lambda: nisa.nc_matmul(psum(4, 1024)[:, 0:1024:2], tile(4, 4), tile(4, 512)),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "columns of moving on trn3, float32",
-        lambda: nisa.nc_matmul(psum(4, 4096), tile(4, 4), tile(4, 4097)),
-        "nisa.nc_matmul: operand 'moving' must have at most 4096 free elements, got 4097",
-        lambda: nisa.nc_matmul(psum(4, 4096), tile(4, 4), tile(4, 4096)),
-        target="trn3",
-    ),
-    Rule(
-        "columns of moving on trn3, bfloat16",
-        lambda: nisa.nc_matmul(psum(4, 8192, dtype=nl.bfloat16), tile(4, 4), tile(4, 8193)),
-        "nisa.nc_matmul: operand 'moving' must have at most 8192 free elements, got 8193",
-        lambda: nisa.nc_matmul(psum(4, 8192, dtype=nl.bfloat16), tile(4, 4), tile(4, 8192)),
-        target="trn3",
-    ),
-    Rule(
-        "shape of dst",
-        lambda: nisa.nc_matmul(psum(4, 8), tile(16, 8), tile(16, 4)),
-        "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [4, 8] float32 in psum",
-        lambda: nisa.nc_matmul(psum(8, 4), tile(16, 8), tile(16, 4)),
-    ),
-    Rule(
-        "rows of dst",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(16, 8), tile(16, 4)),
-        "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [4, 4] float32 in psum",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(16, 8)[:, 0:4], tile(16, 4)),
-    ),
-    Rule(
-        "columns of dst",
-        lambda: nisa.nc_matmul(psum(8, 8), tile(16, 8), tile(16, 4)),
-        "nisa.nc_matmul: operand 'dst' must be of shape (8, 4), got tensor [8, 8] float32 in psum",
-        lambda: nisa.nc_matmul(psum(8, 8)[:, 0:4], tile(16, 8), tile(16, 4)),
-    ),
-    Rule(
-        "rows of a tile",
-        tiled((0, 0), (32, 128), rows=33),
-        "nisa.nc_matmul: operand 'stationary' must fit a tile of 32 rows and 128 columns, got tensor [33, 16] float32 "
-        "in sbuf",
-        tiled((0, 0), (64, 128), rows=33),
-    ),
-    Rule(
-        "columns of a tile",
-        tiled((0, 0), (128, 32), columns=33),
-        "nisa.nc_matmul: operand 'stationary' must fit a tile of 128 rows and 32 columns, got tensor [16, 33] float32 "
-        "in sbuf",
-        tiled((0, 0), (128, 64), columns=33),
-    ),
-    Rule(
-        "tile_position alone",
-        tiled((0, 0), ()),
-        "nisa.nc_matmul: tile_position and tile_size must both be set, got (0, 0) and ()",
-        tiled((), ()),
-    ),
-    Rule(
-        "tile_size alone",
-        tiled((), (64, 128)),
-        "nisa.nc_matmul: tile_position and tile_size must both be set, got () and (64, 128)",
-        tiled((64, 0), (64, 128)),
-    ),
-    Rule(
-        "one-dimensional tiles",
-        tiled((0,), (64,)),
-        "nisa.nc_matmul: tile_position and tile_size are pairs (row, column), got (0,) and (64,)",
-        tiled((0, 0), (64, 128)),
-    ),
-    Rule(
-        "tiles that are numbers",
-        tiled(0, 64),
-        "nisa.nc_matmul: tile_position and tile_size must both be set, got 0 and 64",
-        tiled((0, 0), (64, 128)),
-    ),
+    legal_kernel("nisa.nc_matmul", tiled, position=(64, 0), size=(64, 128)),
+    broken("rows of a tile", position=(0, 0), size=(32, 128), rows=33)
+    .says("operand 'stationary' must fit a tile of 32 rows and 128 columns, got tensor [33, 16] float32 in sbuf")
+    .fixed(size=(64, 128)),
+    broken("columns of a tile", position=(0, 0), size=(128, 32), columns=33)
+    .says("operand 'stationary' must fit a tile of 128 rows and 32 columns, got tensor [16, 33] float32 in sbuf")
+    .fixed(size=(128, 64)),
+    broken("tile_position alone", position=(0, 0), size=())
+    .says("tile_position and tile_size must both be set, got (0, 0) and ()")
+    .fixed(position=()),
+    broken("tile_size alone", position=()).says("tile_position and tile_size must both be set, got () and (64, 128)"),
+    broken("one-dimensional tiles", position=(0,), size=(64,))
+    .says("tile_position and tile_size are pairs (row, column), got (0,) and (64,)")
+    .fixed(position=(0, 0), size=(64, 128)),
+    broken("tiles that are numbers", position=0, size=64)
+    .says("tile_position and tile_size must both be set, got 0 and 64")
+    .fixed(position=(0, 0), size=(64, 128)),
     *(
-        Rule(
-            "tiles that are no pairs",
-            tiled(position, size),
-            f"nisa.nc_matmul: tile_position and tile_size are pairs (row, column), got {position} and {size}",
-            tiled((0, 0), (64, 128)),
-        )
+        broken("tiles that are no pairs", position=position, size=size)
+        .says(f"tile_position and tile_size are pairs (row, column), got {position} and {size}")
+        .fixed(position=(0, 0), size=(64, 128))
         for position, size in ((64, (64, 128)), ((0, 0), 64), ((0,), (64, 128)), ((0, 0), (64, 128, 1)))
     ),
-    Rule(
-        "stationary hint",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, value=2), tile(4, 4), is_stationary_onezero=True),
-        "nisa.nc_matmul: is_stationary_onezero=True, but operand 'stationary' holds values other than 0 and 1",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, value=1), tile(4, 4, value=2), is_stationary_onezero=True),
+    legal_kernel("nisa.nc_matmul", transposing, dtype=nl.float16),
+    broken("transposed type", dtype=nl.bfloat16, result=nl.float32)
+    .says(
+        "is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got tensor [1, 1] "
+        "float32 in psum and tensor [1, 1] bfloat16 in sbuf"
+    )
+    .fixed(result=nl.bfloat16),
+    broken("transposed type on trn1, where it is an ordinary matmul", on="trn1", dtype=nl.bfloat16, result=nl.bfloat16)
+    .says("operand 'dst' must be float32 on trn1, got tensor [1, 1] bfloat16 in psum")
+    .fixed(result=nl.float32),
+    broken("transposed float8", dtype=nl.float8_e4m3).says(
+        "is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got tensor [1, 1] "
+        "float8_e4m3 in psum and tensor [1, 1] float8_e4m3 in sbuf"
     ),
-    Rule(
-        "moving hint",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4), tile(4, 4, value=0.5), is_moving_onezero=True),
-        "nisa.nc_matmul: is_moving_onezero=True, but operand 'moving' holds values other than 0 and 1",
-        lambda: nisa.nc_matmul(psum(4, 4), tile(4, 4, value=0.5), tile(4, 4), is_moving_onezero=True),
+    legal_kernel("nisa.nc_matmul", transposing, moving_value=1),
+    broken("transposition without an identity", moving_value=2).says(
+        "is_transpose=True needs an identity matrix as 'moving'"
     ),
-    Rule(
-        "perf_mode",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode="double_column"),
-        "nisa.nc_matmul: perf_mode must be a member of nki.isa.matmul_perf_mode, got 'double_column'",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-    ),
-    Rule(
-        "double rows on trn1",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-        "nisa.nc_matmul: perf_mode=double_row needs trn2 or newer and float8 operands, got [float8_e4m3]",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "double rows of bfloat16",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4, dtype=nl.bfloat16), perf_mode=DOUBLE_ROW),
-        "nisa.nc_matmul: perf_mode=double_row needs trn2 or newer and float8 operands, got [bfloat16, float8_e4m3]",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4, dtype=nl.float8_e5m2), perf_mode=DOUBLE_ROW),
-    ),
-    Rule(
-        "double rows without pairs",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 4), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-        "nisa.nc_matmul: perf_mode=double_row needs 'stationary' of shape [K, 2, free], got tensor [4, 4] float8_e4m3 "
-        "in sbuf",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 8).reshape((4, 2, 4)), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-    ),
-    Rule(
-        "double rows without a free dimension",
-        lambda: nisa.nc_matmul(psum(1, 4), fp8(4, 2), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-        "nisa.nc_matmul: perf_mode=double_row needs 'stationary' of shape [K, 2, free], got tensor [4, 2] float8_e4m3 "
-        "in sbuf",
-        lambda: nisa.nc_matmul(psum(1, 4), fp8(4, 2, 1), fp8(4, 2, 4), perf_mode=DOUBLE_ROW),
-    ),
-    Rule(
-        "double rows of threes",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 3, 4), perf_mode=DOUBLE_ROW),
-        "nisa.nc_matmul: perf_mode=double_row needs 'moving' of shape [K, 2, free], got tensor [4, 3, 4] float8_e4m3 "
-        "in sbuf",
-        lambda: nisa.nc_matmul(psum(4, 4), fp8(4, 2, 4), fp8(4, 3, 4)[:, 0:2], perf_mode=DOUBLE_ROW),
-    ),
-    Rule(
-        "double rows in column tiles",
-        lambda: nisa.nc_matmul(
-            psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), tile_position=(0, 0), tile_size=(128, 64), perf_mode=DOUBLE_ROW
-        ),
-        "nisa.nc_matmul: perf_mode=double_row cannot be combined with column tiling",
-        lambda: nisa.nc_matmul(
-            psum(4, 4), fp8(4, 2, 4), fp8(4, 2, 4), tile_position=(0, 0), tile_size=(64, 128), perf_mode=DOUBLE_ROW
-        ),
-    ),
-    Rule(
-        "transposed type",
-        transposing(nl.bfloat16, nl.float32),
-        "nisa.nc_matmul: is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got tensor "
-        "[1, 1] float32 in psum and tensor [1, 1] bfloat16 in sbuf",
-        transposing(nl.bfloat16, nl.bfloat16),
-    ),
-    Rule(
-        "transposed type on trn1, where it is an ordinary matmul",
-        transposing(nl.bfloat16, nl.bfloat16),
-        "nisa.nc_matmul: operand 'dst' must be float32 on trn1, got tensor [1, 1] bfloat16 in psum",
-        transposing(nl.bfloat16, nl.float32),
-        target="trn1",
-    ),
-    Rule(
-        "transposed float8",
-        transposing(nl.float8_e4m3),
-        "nisa.nc_matmul: is_transpose=True needs 'dst' of the type of 'stationary', two or four bytes wide; got tensor "
-        "[1, 1] float8_e4m3 in psum and tensor [1, 1] float8_e4m3 in sbuf",
-        transposing(nl.float16),
-    ),
-    Rule(
-        "transposition without an identity",
-        transposing(moving_value=2),
-        "nisa.nc_matmul: is_transpose=True needs an identity matrix as 'moving'",
-        transposing(moving_value=1),
-    ),
-    Rule(
-        "transposition with a rectangle",
-        lambda: nisa.nc_matmul(psum(2, 2), tile(1, 2), unit_rectangle(1, 2), is_transpose=True),
-        "nisa.nc_matmul: is_transpose=True needs an identity matrix as 'moving'",
-        lambda: nisa.nc_matmul(psum(2, 1), tile(1, 2), unit_rectangle(1, 1), is_transpose=True),
-    ),
-    Rule(
-        "accumulated transposition",
-        transposing(accumulate=True),
-        "nisa.nc_matmul: is_transpose=True moves bits and cannot accumulate, got accumulate=True",
-        transposing(accumulate=False),
+    legal_kernel("nisa.nc_matmul", transposing, accumulate=False),
+    broken("accumulated transposition", accumulate=True).says(
+        "is_transpose=True moves bits and cannot accumulate, got accumulate=True"
     ),
 )
 def test_matmul_rules(rule: Rule) -> None:
@@ -860,7 +712,7 @@ def test_transpose_keeps_integers_that_no_float32_holds(engine: Any, target: str
 
 def test_transpose_flattens_the_free_axes() -> None:
     values = normal(4, 2, 3)
-    result = run(lambda dst, data: nisa.nc_transpose(dst, data), [values], Result((6, 2, 2), nl.float32, PSUM))
+    result = run(nisa.nc_transpose, [values], Result((6, 2, 2), nl.float32, PSUM))
     assert result.reshape(6, 4).tolist() == values.reshape(4, 6).T.tolist()
 
 
@@ -872,83 +724,31 @@ def test_transpose_engines() -> None:
 
 
 @rules(
-    Rule(
-        "type",
-        lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4, dtype=nl.bfloat16)),
-        "nisa.nc_transpose: operand 'dst' must have the type of 'data', got tensor [4, 4] float32 in psum and tensor "
-        "[4, 4] bfloat16 in sbuf",
-        lambda: nisa.nc_transpose(psum(4, 4, dtype=nl.bfloat16), tile(4, 4, dtype=nl.bfloat16)),
-    ),
-    Rule(
-        "shape",
-        lambda: nisa.nc_transpose(psum(4, 8), tile(4, 8)),
-        "nisa.nc_transpose: operand 'dst' must be of shape (8, 4), got tensor [4, 8] float32 in psum",
-        lambda: nisa.nc_transpose(psum(8, 4), tile(4, 8)),
-    ),
-    Rule(
-        "size on Tensor",
-        lambda: nisa.nc_transpose(psum(128, 4), tile(4, 129), engine=ENGINE.tensor),
-        "nisa.nc_transpose: operand 'data' must be at most [128, 128] on the tensor engine, got tensor [4, 129] "
-        "float32 in sbuf",
-        lambda: nisa.nc_transpose(psum(128, 4), tile(4, 128), engine=ENGINE.tensor),
-    ),
-    Rule(
-        "columns on Vector",
-        lambda: nisa.nc_transpose(psum(33, 4), tile(4, 33), engine=ENGINE.vector),
-        "nisa.nc_transpose: operand 'data' must be at most [32, 32] on the vector engine, got tensor [4, 33] float32 "
-        "in sbuf",
-        lambda: nisa.nc_transpose(psum(33, 4), tile(4, 33), engine=ENGINE.tensor),
-    ),
-    Rule(
-        "rows on Vector",
-        lambda: nisa.nc_transpose(tile(4, 33), tile(33, 4)),
-        "nisa.nc_transpose: operand 'data' must be at most [32, 32] on the vector engine, got tensor [33, 4] float32 "
-        "in sbuf",
-        lambda: nisa.nc_transpose(tile(4, 32), tile(32, 4)),
-    ),
-    Rule(
-        "Tensor into SBUF",
-        lambda: nisa.nc_transpose(tile(4, 4), tile(4, 4), engine=ENGINE.tensor),
-        "nisa.nc_transpose: the Tensor engine transposes from sbuf to psum, got tensor [4, 4] float32 in sbuf and "
-        "tensor [4, 4] float32 in sbuf",
-        lambda: nisa.nc_transpose(tile(4, 4), tile(4, 4), engine=ENGINE.vector),
-    ),
-    Rule(
-        "Tensor from PSUM",
-        lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4, buffer=PSUM), engine=ENGINE.tensor),
-        "nisa.nc_transpose: the Tensor engine transposes from sbuf to psum, got tensor [4, 4] float32 in psum and "
-        "tensor [4, 4] float32 in psum",
-        lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4, buffer=PSUM), engine=ENGINE.vector),
-    ),
-    Rule(
-        "bank",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
-        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
-        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 512:516], tile(4, 4)),
-    ),
-    Rule(
-        "bank, on Vector",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4), engine=ENGINE.tensor),
-        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
-        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4), engine=ENGINE.vector),
-    ),
-    Rule(
-        "bank, on trn3",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
-        "nisa.nc_transpose: operand 'dst' must lie in one PSUM bank of 2048 bytes in a partition, got elements 510 to "
-        "513 of the partitions of tensor [4, 4] float32 in psum, in banks 0 and 1 of the tensor",
-        lambda: nisa.nc_transpose(psum(4, 1024)[:, 510:514], tile(4, 4)),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "engine",
-        lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4), engine=ENGINE.gpsimd),
-        "nisa.nc_transpose: engine must be one of nki.isa.engine.tensor, nki.isa.engine.vector, got "
-        "nki.isa.engine.gpsimd",
-        lambda: nisa.nc_transpose(psum(4, 4), tile(4, 4), engine=ENGINE.tensor),
-    ),
+    legal(nisa.nc_transpose, dst=Psum(4, 4, dtype=nl.bfloat16), data=Sbuf(4, 4, dtype=nl.bfloat16)),
+    broken("type", dst=Psum(4, 4)).says("operand 'dst' must have the type of 'data', got {dst} and {data}"),
+    broken("shape", dst=Psum(4, 8), data=Sbuf(4, 8)).says(must("dst", "be of shape (8, 4)")).fixed(dst=Psum(8, 4)),
+    legal(nisa.nc_transpose, dst=Psum(128, 4), data=Sbuf(4, 128), engine=ENGINE.tensor),
+    broken("size on Tensor", data=Sbuf(4, 129)).says(must("data", "be at most [128, 128] on the tensor engine")),
+    legal(nisa.nc_transpose, dst=Psum(33, 4), data=Sbuf(4, 33), engine=ENGINE.tensor),
+    broken("columns on Vector", engine=ENGINE.vector).says(must("data", "be at most [32, 32] on the vector engine")),
+    legal(nisa.nc_transpose, dst=Psum(4, 1024)[:, 512:516], data=Sbuf(4, 4)),
+    broken("rows on Vector", dst=Sbuf(4, 33), data=Sbuf(33, 4))
+    .says(must("data", "be at most [32, 32] on the vector engine"))
+    .fixed(dst=Sbuf(4, 32), data=Sbuf(32, 4)),
+    broken("Tensor into SBUF", dst=Sbuf(4, 4), engine=ENGINE.tensor)
+    .says("the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
+    .fixed(engine=ENGINE.vector),
+    broken("Tensor from PSUM", dst=Psum(4, 4), data=Psum(4, 4), engine=ENGINE.tensor)
+    .says("the Tensor engine transposes from sbuf to psum, got {data} and {dst}")
+    .fixed(engine=ENGINE.vector),
+    broken("bank", dst=Psum(4, 1024)[:, 510:514]).says(ONE_BANK.format(510, 513)),
+    broken("bank, on Vector", dst=Psum(4, 1024)[:, 510:514], engine=ENGINE.tensor)
+    .says(ONE_BANK.format(510, 513))
+    .fixed(engine=ENGINE.vector),
+    broken("bank, on trn3", dst=Psum(4, 1024)[:, 510:514]).says(ONE_BANK.format(510, 513)).fixed(on="trn3"),
+    broken("engine", dst=Psum(4, 4), engine=ENGINE.gpsimd)
+    .says("engine must be one of nki.isa.engine.tensor, nki.isa.engine.vector, got nki.isa.engine.gpsimd")
+    .fixed(engine=ENGINE.tensor),
 )
 def test_transpose_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -15,18 +15,18 @@ from nkilib.nki import nisa, nki, nl
 from ...kernels import (
     Body,
     Result,
-    Rule,
-    check_rule,
     engine_of,
     execute,
     load,
     normal,
     refusal,
-    rules,
     run,
     store,
     tile,
 )
+from ...made import Made, Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
+from ...sentences import needs
 from .mx_truth import FIELDS, MX, MXFP8, SCALES, TABLES, Matrix, check_product
 
 PSUM = nl.psum
@@ -368,241 +368,127 @@ def test_matrices_start_where_engines_can_access_them(name: str) -> None:
     execute(body(32), "trn3")
 
 
-MATMUL = "nisa.nc_matmul_mx: "
 PACKED = "float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4"
-TILE = (
-    "a row tile has 32, 64 or 128 rows and starts at a multiple of them inside 128, got tile_position={}, tile_size={}"
+STATIONARY = "operand 'stationary' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
+MOVING = "operand 'moving' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
+SCALES = (
+    "operand '{0}_scale' must have {1} elements in a partition, and at least {2} partitions for the {3} of '{0}': 4 "
+    "scales for each 32 partitions, where these start; got tensor {4} uint8 in sbuf"
+)
+ROW_TILE = (
+    "a row tile has 32, 64 or 128 rows and starts at a multiple of them inside 128, got "
+    "tile_position={tile_position}, tile_size={tile_size}"
+)
+ROW_TILES_ONLY = (
+    "nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, 128), got "
+    "tile_position={tile_position}, tile_size={tile_size}"
 )
 
 
+def scaled(scale: Made) -> dict[str, Made]:
+    """Both scales, which are alike."""
+    return {"stationary_scale": scale, "moving_scale": scale}
+
+
+OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4M3)
+
+
 @rules(
-    Rule(
-        "trn3",
-        matmul(types=(nl.float8_e5m2_x4, E4M3, nl.float32)),
-        MATMUL + "needs gen4 or newer; the target is trn2 (gen3), set NEURON_PLATFORM_TARGET_OVERRIDE to change it",
-        matmul(types=(nl.float8_e5m2_x4, E4M3, nl.float32)),
-        target="trn2",
-        corrected_target="trn3",
+    legal_kernel("nisa.nc_matmul_mx", matmul, on="trn3"),
+    broken("trn3", on="trn2", types=(nl.float8_e5m2_x4, E4M3, nl.float32))
+    .says(needs("gen4", "trn2 (gen3)"))
+    .fixed(on="trn3"),
+    broken("stationary type", types=(nl.uint32, E4M3, nl.float32)).says(
+        f"operand 'stationary' must have one of the types {PACKED}, got tensor [32, 4] uint32 in sbuf"
     ),
-    Rule(
-        "stationary type",
-        matmul(types=(nl.uint32, E4M3, nl.float32)),
-        MATMUL + f"operand 'stationary' must have one of the types {PACKED}, got tensor [32, 4] uint32 in sbuf",
-        matmul(),
-        target="trn3",
+    broken("moving type", types=(E4M3, nl.float8_e4m3fn, nl.float32)).says(
+        f"operand 'moving' must have one of the types {PACKED}, got tensor [32, 6] float8_e4m3fn in sbuf"
     ),
-    Rule(
-        "moving type",
-        matmul(types=(E4M3, nl.float8_e4m3fn, nl.float32)),
-        MATMUL + f"operand 'moving' must have one of the types {PACKED}, got tensor [32, 6] float8_e4m3fn in sbuf",
-        matmul(),
-        target="trn3",
+    broken("result type", types=(E4M3, E4M3, nl.float16))
+    .says("operand 'dst' must have one of the types bfloat16, float32, got tensor [4, 6] float16 in psum")
+    .fixed(types=(E4M3, E4M3, nl.bfloat16)),
+    broken("scale type", scale_types=(nl.int8, U8))
+    .says(
+        "operand 'stationary_scale' must have one of the types float8_e8m0fnu, uint8, got tensor [32, 4] int8 in sbuf"
+    )
+    .fixed(scale_types=(nl.float8_e8m0fnu, U8)),
+    broken("inputs in SBUF", buffers=(PSUM, PSUM)).says(
+        "operand 'stationary' must be in sbuf, got tensor [32, 4] float8_e4m3fn_x4 in psum; copy it to sbuf "
+        "first, with nisa.tensor_copy"
     ),
-    Rule(
-        "result type",
-        matmul(types=(E4M3, E4M3, nl.float16)),
-        MATMUL + "operand 'dst' must have one of the types bfloat16, float32, got tensor [4, 6] float16 in psum",
-        matmul(types=(E4M3, E4M3, nl.bfloat16)),
-        target="trn3",
+    broken("results in PSUM", buffers=(nl.sbuf, nl.sbuf)).says(
+        "operand 'dst' must be in psum, got tensor [4, 6] float32 in sbuf"
     ),
-    Rule(
-        "scale type",
-        matmul(scale_types=(nl.int8, U8)),
-        MATMUL + "operand 'stationary_scale' must have one of the types float8_e8m0fnu, uint8, got tensor [32, 4] int8 "
-        "in sbuf",
-        matmul(scale_types=(nl.float8_e8m0fnu, U8)),
-        target="trn3",
-    ),
-    Rule(
-        "inputs in SBUF",
-        matmul(buffers=(PSUM, PSUM)),
-        MATMUL + "operand 'stationary' must be in sbuf, got tensor [32, 4] float8_e4m3fn_x4 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        matmul(),
-        target="trn3",
-    ),
-    Rule(
-        "results in PSUM",
-        matmul(buffers=(nl.sbuf, nl.sbuf)),
-        MATMUL + "operand 'dst' must be in psum, got tensor [4, 6] float32 in sbuf",
-        matmul(),
-        target="trn3",
-    ),
-    Rule(
-        "partitions in 32s",
-        matmul((16, 4), (16, 6)),
-        MATMUL + "operand 'stationary' must have a multiple of 32 partitions, got tensor [16, 4] float8_e4m3fn_x4 in "
-        "sbuf",
-        matmul((96, 4), (96, 6)),
-        target="trn3",
-    ),
-    Rule(
-        "the same partitions",
-        matmul((64, 4), (32, 6)),
-        MATMUL + "operands 'stationary' and 'moving' must have the same partition dimension, got 64 and 32",
-        matmul((64, 4), (64, 6)),
-        target="trn3",
-    ),
-    Rule(
-        "an even number of stationary elements",
-        matmul((32, 5), dst=(5, 6)),
-        MATMUL + "operand 'stationary' must have an even number of free elements, got tensor [32, 5] float8_e4m3fn_x4 "
-        "in sbuf",
-        matmul((32, 6), dst=(6, 6)),
-        target="trn3",
-    ),
-    Rule(
-        "stationary elements",
-        matmul((32, 130), dst=(128, 6)),
-        MATMUL + "operand 'stationary' must fit a tile of 128 rows and 128 columns, got tensor [32, 130] "
-        "float8_e4m3fn_x4 in sbuf",
-        matmul((32, 128), dst=(128, 6)),
-        target="trn3",
-    ),
-    Rule(
-        "moving elements for float32",
-        matmul(moving=(32, 4097), dst=(4, 4096)),
-        MATMUL + "operand 'moving' must have at most 4096 free elements for 'dst' of float32, got tensor [32, 4097] "
-        "float8_e4m3fn_x4 in sbuf",
-        matmul(moving=(32, 4096), dst=(4, 4096)),
-        target="trn3",
-    ),
-    Rule(
-        "moving elements for bfloat16",
-        matmul(moving=(32, 8193), dst=(4, 8192), types=(E4M3, E4M3, BF16)),
-        MATMUL + "operand 'moving' must have at most 8192 free elements for 'dst' of bfloat16, got tensor [32, 8193] "
-        "float8_e4m3fn_x4 in sbuf",
-        matmul(moving=(32, 8192), dst=(4, 8192), types=(E4M3, E4M3, BF16)),
-        target="trn3",
-    ),
+    broken("partitions in 32s", stationary=(16, 4), moving=(16, 6))
+    .says(STATIONARY.format("have a multiple of 32 partitions", "[16, 4]"))
+    .fixed(stationary=(96, 4), moving=(96, 6)),
+    broken("the same partitions", stationary=(64, 4), moving=(32, 6))
+    .says("operands 'stationary' and 'moving' must have the same partition dimension, got 64 and 32")
+    .fixed(moving=(64, 6)),
+    broken("an even number of stationary elements", stationary=(32, 5), dst=(5, 6))
+    .says(STATIONARY.format("have an even number of free elements", "[32, 5]"))
+    .fixed(stationary=(32, 6), dst=(6, 6)),
+    broken("stationary elements", stationary=(32, 130), dst=(128, 6))
+    .says(STATIONARY.format("fit a tile of 128 rows and 128 columns", "[32, 130]"))
+    .fixed(stationary=(32, 128)),
+    broken("moving elements for float32", moving=(32, 4097), dst=(4, 4096))
+    .says(MOVING.format("have at most 4096 free elements for 'dst' of float32", "[32, 4097]"))
+    .fixed(moving=(32, 4096)),
+    broken("moving elements for bfloat16", moving=(32, 8193), dst=(4, 8192), types=(E4M3, E4M3, BF16))
+    .says(MOVING.format("have at most 8192 free elements for 'dst' of bfloat16", "[32, 8193]"))
+    .fixed(moving=(32, 8192)),
     *(
-        Rule(
-            "dst shape",
-            matmul(dst=shape),
-            MATMUL + f"operand 'dst' must be of shape (4, 6), got tensor {list(shape)} float32 in psum",
-            matmul(dst=(4, 2, 3)),
-            target="trn3",
-        )
+        broken("dst shape", dst=shape)
+        .says(f"operand 'dst' must be of shape (4, 6), got tensor {list(shape)} float32 in psum")
+        .fixed(dst=(4, 2, 3))
         for shape in ((6, 4), (5, 6), (4, 5))
     ),
-    Rule(
-        "scales in every other partition",
-        lambda: nisa.nc_matmul_mx(
-            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(8, 4, dtype=U8)[0:8:2]] * 2
-        ),
-        MATMUL + "operand 'stationary_scale': an access must take partitions that follow each other, got every 2th of "
-        "tensor [4, 4] uint8 in sbuf",
-        lambda: nisa.nc_matmul_mx(
-            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(8, 4, dtype=U8)[0:4]] * 2
-        ),
-        target="trn3",
-    ),
-    Rule(
-        "scales of too many dimensions",
-        lambda: nisa.nc_matmul_mx(
-            nl.ndarray((4, 4), nl.float32, PSUM),
-            *[tile(32, 4, dtype=E4M3)] * 2,
-            *[tile(4, 4, dtype=U8).reshape((4, 2, 2, 1, 1, 1))] * 2,
-        ),
-        MATMUL + "operand 'stationary_scale': at most 4 free dimensions, got tensor [4, 2, 2, 1, 1, 1] uint8 in sbuf",
-        lambda: nisa.nc_matmul_mx(
-            nl.ndarray((4, 4), nl.float32, PSUM), *[tile(32, 4, dtype=E4M3)] * 2, *[tile(4, 2, 2, dtype=U8)] * 2
-        ),
-        target="trn3",
-    ),
-    Rule(
-        "scales are not contiguous",
-        matmul((128, 4), (128, 6), scales=((16, 4), (128, 6))),
-        MATMUL + "operand 'stationary_scale' must have 4 elements in a partition, and at least 100 partitions for the "
-        "128 of 'stationary': 4 scales for each 32 partitions, where these start; got tensor [16, 4] uint8 in sbuf",
-        matmul((128, 4), (128, 6), scales=((100, 4), (128, 6))),
-        target="trn3",
-    ),
-    Rule(
-        "scale elements",
-        matmul(scales=((4, 4), (4, 8))),
-        MATMUL + "operand 'moving_scale' must have 6 elements in a partition, and at least 4 partitions for the 32 of "
-        "'moving': 4 scales for each 32 partitions, where these start; got tensor [4, 8] uint8 in sbuf",
-        matmul(scales=((4, 4), (4, 6))),
-        target="trn3",
-    ),
-    Rule(
-        "scale offset",
-        matmul(scales=((4, 4), (4, 6)), start=1),
-        MATMUL + "operand 'stationary_scale' must start at partition 0, 4, 8 or 12 of 32, got a start at 1 of tensor "
-        "[4, 4] uint8 in sbuf",
-        matmul(scales=((4, 4), (4, 6)), start=8),
-        target="trn3",
-    ),
-    Rule(
-        "accumulate=True",
-        matmul(accumulate=True),
-        MATMUL + "accumulate=True needs 'dst' to hold a matmul result; 24 of the 24 elements of tensor [4, 6] float32 "
-        "in psum were not written by a matmul, start with accumulate=False",
-        matmul(accumulate=False),
-        target="trn3",
-    ),
-    Rule(
-        "tile_size without tile_position",
-        matmul(tile_size=(32, 128)),
-        MATMUL + "tile_position and tile_size must both be set, got None and (32, 128)",
-        matmul(tile_size=(32, 128), tile_position=(0, 0)),
-        target="trn3",
-    ),
+    broken("scales are not contiguous", stationary=(128, 4), moving=(128, 6), scales=((16, 4), (128, 6)))
+    .says(SCALES.format("stationary", 4, 100, 128, "[16, 4]"))
+    .fixed(scales=((100, 4), (128, 6))),
+    broken("scale elements", scales=((4, 4), (4, 8)))
+    .says(SCALES.format("moving", 6, 4, 32, "[4, 8]"))
+    .fixed(scales=((4, 4), (4, 6))),
+    broken("scale offset", scales=((4, 4), (4, 6)), start=1)
+    .says(
+        "operand 'stationary_scale' must start at partition 0, 4, 8 or 12 of 32, got a start at 1 of tensor [4, "
+        "4] uint8 in sbuf"
+    )
+    .fixed(start=8),
+    broken("accumulate=True", accumulate=True)
+    .says(
+        "accumulate=True needs 'dst' to hold a matmul result; 24 of the 24 elements of tensor [4, 6] float32 in "
+        "psum were not written by a matmul, start with accumulate=False"
+    )
+    .fixed(accumulate=False),
+    broken("tile_size without tile_position", tile_size=(32, 128))
+    .says("tile_position and tile_size must both be set, got None and (32, 128)")
+    .fixed(tile_position=(0, 0)),
+    legal_kernel("nisa.nc_matmul_mx", matmul, on="trn3", tile_size=(32, 128), tile_position=(0, 0)),
     *(
-        Rule(
-            "pairs",
-            matmul(tile_size=size, tile_position=position),
-            MATMUL + f"tile_position and tile_size are pairs (row, column), got {position} and {size}",
-            matmul(tile_size=(32, 128), tile_position=(0, 0)),
-            target="trn3",
+        broken("pairs", tile_size=size, tile_position=position).says(
+            "tile_position and tile_size are pairs (row, column), got {tile_position} and {tile_size}"
         )
         for position, size in (((0, 0, 0), (32, 128)), ((0, 0), (32, 128, 1)), (32, (32, 128)), ((0, 0), 32))
     ),
-    Rule(
-        "no column tiles",
-        matmul(tile_size=(32, 64), tile_position=(0, 0)),
-        MATMUL + "nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, 128), got "
-        "tile_position=(0, 0), tile_size=(32, 64)",
-        matmul(tile_size=(32, 128), tile_position=(0, 0)),
-        target="trn3",
+    broken("no column tiles", tile_size=(32, 64)).says(ROW_TILES_ONLY),
+    broken("no start column", tile_position=(0, 32)).says(ROW_TILES_ONLY).fixed(tile_position=(32, 0)),
+    broken("a matrix fits its row tile", stationary=(64, 4), moving=(64, 6))
+    .says(STATIONARY.format("fit a tile of 32 rows and 128 columns", "[64, 4]"))
+    .fixed(tile_size=(64, 128)),
+    broken("row tile sizes", tile_size=(96, 128)).says(ROW_TILE).fixed(tile_size=(64, 128)),
+    broken("row tile starts", tile_size=(64, 128), tile_position=(32, 0)).says(ROW_TILE).fixed(tile_size=(32, 128)),
+    broken("row tiles are inside the array", tile_size=(64, 128), tile_position=(128, 0))
+    .says(ROW_TILE)
+    .fixed(tile_position=(64, 0)),
+    legal(nisa.nc_matmul_mx, *OPERANDS, *[Sbuf(8, 4, dtype=U8)[0:4]] * 2, on="trn3"),
+    broken("scales in every other partition", **scaled(Sbuf(8, 4, dtype=U8)[0:8:2])).says(
+        "operand 'stationary_scale': an access must take partitions that follow each other, got every 2th of "
+        "{stationary_scale}"
     ),
-    Rule(
-        "no start column",
-        matmul(tile_size=(32, 128), tile_position=(0, 32)),
-        MATMUL + "nc_matmul_mx has row tiles only: tile_position=(row, 0) and tile_size=(rows, 128), got "
-        "tile_position=(0, 32), tile_size=(32, 128)",
-        matmul(tile_size=(32, 128), tile_position=(32, 0)),
-        target="trn3",
-    ),
-    Rule(
-        "row tile sizes",
-        matmul(tile_size=(96, 128), tile_position=(0, 0)),
-        MATMUL + TILE.format((0, 0), (96, 128)),
-        matmul(tile_size=(64, 128), tile_position=(0, 0)),
-        target="trn3",
-    ),
-    Rule(
-        "row tile starts",
-        matmul(tile_size=(64, 128), tile_position=(32, 0)),
-        MATMUL + TILE.format((32, 0), (64, 128)),
-        matmul(tile_size=(32, 128), tile_position=(32, 0)),
-        target="trn3",
-    ),
-    Rule(
-        "row tiles are inside the array",
-        matmul(tile_size=(64, 128), tile_position=(128, 0)),
-        MATMUL + TILE.format((128, 0), (64, 128)),
-        matmul(tile_size=(64, 128), tile_position=(64, 0)),
-        target="trn3",
-    ),
-    Rule(
-        "a matrix fits its row tile",
-        matmul((64, 4), (64, 6), tile_size=(32, 128), tile_position=(0, 0)),
-        MATMUL + "operand 'stationary' must fit a tile of 32 rows and 128 columns, got tensor [64, 4] float8_e4m3fn_x4 "
-        "in sbuf",
-        matmul((64, 4), (64, 6), tile_size=(64, 128), tile_position=(0, 0)),
-        target="trn3",
+    legal(nisa.nc_matmul_mx, *OPERANDS, *[Sbuf(4, 2, 2, dtype=U8)] * 2, on="trn3"),
+    broken("scales of too many dimensions", **scaled(Sbuf(4, 4, dtype=U8).reshape((4, 2, 2, 1, 1, 1)))).says(
+        "operand 'stationary_scale': at most 4 free dimensions, got {stationary_scale}"
     ),
 )
 def test_nc_matmul_mx_rules(rule: Rule) -> None:

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, tile
+from ...kernels import Body, Result, Tile, engine_of, execute, normal, refusal, run, tile
+from ...rules import Rule, broken, check_rule, legal_kernel, rules
+from ...sentences import COPY_FIRST, needs
 from .mx_truth import LARGEST_EXPONENT, MXFP8, SCALES, TABLES, elements
 
 PSUM = nl.psum
@@ -349,129 +351,56 @@ def quantize(
     return kernel
 
 
-ONE_TYPE = "nisa.quantize_mx: operand {!r} must have one of the types {}, got tensor {} {} in sbuf"
+IN_SBUF = "operand {!r} must be in sbuf, got tensor {} in psum"
+ONE_TYPE = "operand {!r} must have one of the types {}, got tensor {} in sbuf"
+DST_SHAPE = (
+    "operand 'dst' must be of shape (32, 2), four elements of 'src' in each, got tensor {} float8_e4m3fn_x4 in sbuf"
+)
+SCALE_START = (
+    "operand 'dst_scale' must start at partition 0, 4, 8 or 12 of 32, got a start at {start} of tensor [4, 2] uint8 in "
+    "sbuf"
+)
 SCALE_SHAPE = (
-    "nisa.quantize_mx: operand 'dst_scale' must have {} elements in a partition, and at least {} partitions for the {} "
+    "operand 'dst_scale' must have {} elements in a partition, and at least {} partitions for the {} "
     "of 'src': 4 scales for each 32 partitions, where these start; got tensor {} uint8 in sbuf"
 )
 
 
 @rules(
-    Rule(
-        "trn3",
-        quantize(),
-        "nisa.quantize_mx: needs gen4 or newer; the target is trn2 (gen3), set NEURON_PLATFORM_TARGET_OVERRIDE to "
-        "change it",
-        quantize(),
-        target="trn2",
-        corrected_target="trn3",
+    legal_kernel("nisa.quantize_mx", quantize, on="trn3"),
+    broken("trn3", on="trn2").says(needs("gen4", "trn2 (gen3)")),
+    broken("src in SBUF", buffers=(PSUM, nl.sbuf, nl.sbuf)).says(
+        IN_SBUF.format("src", "[32, 8] bfloat16") + COPY_FIRST
     ),
-    Rule(
-        "source type",
-        quantize(types=(nl.float32, E4M3, U8)),
-        ONE_TYPE.format("src", "bfloat16, float16", "[32, 8]", "float32"),
-        quantize(types=(nl.float16, E4M3, U8)),
-        target="trn3",
+    broken("dst in SBUF", buffers=(nl.sbuf, PSUM, nl.sbuf)).says(IN_SBUF.format("dst", "[32, 2] float8_e4m3fn_x4")),
+    broken("dst_scale in SBUF", buffers=(nl.sbuf, nl.sbuf, PSUM)).says(IN_SBUF.format("dst_scale", "[4, 2] uint8")),
+    broken("partitions in 32s", src=(48, 8), dst=(48, 2), scale=(48, 2))
+    .says("operand 'src' must have a multiple of 32 partitions, got tensor [48, 8] bfloat16 in sbuf")
+    .fixed(src=(64, 8), dst=(64, 2), scale=(64, 2)),
+    broken("elements in fours", src=(32, 10))
+    .says("operand 'src' must have a multiple of 4 elements in a partition, got tensor [32, 10] bfloat16 in sbuf")
+    .fixed(src=(32, 2, 4)),
+    broken("dst shape", dst=(32, 8)).says(DST_SHAPE.format("[32, 8]")).fixed(dst=(32, 1, 2)),
+    broken("dst partitions", dst=(64, 2)).says(DST_SHAPE.format("[64, 2]")),
+    broken("scale offset", start=2).says(SCALE_START).fixed(start=12),
+    broken("scale offset within a quadrant", start=16).says(SCALE_START).fixed(start=32 + 8),
+    broken("scale partitions", step=2).says(
+        "operand 'dst_scale': an access must take partitions that follow each other, got every 2th of tensor [4, "
+        "2] uint8 in sbuf"
     ),
-    Rule(
-        "no FP4 results",
-        quantize(types=(BF16, nl.float4_e2m1fn_x4, U8)),
-        ONE_TYPE.format("dst", "float8_e4m3fn_x4, float8_e5m2_x4", "[32, 2]", "float4_e2m1fn_x4"),
-        quantize(types=(BF16, nl.float8_e5m2_x4, U8)),
-        target="trn3",
-    ),
-    Rule(
-        "scale type",
-        quantize(types=(BF16, E4M3, nl.int8)),
-        ONE_TYPE.format("dst_scale", "float8_e8m0fnu, uint8", "[4, 2]", "int8"),
-        quantize(types=(BF16, E4M3, nl.float8_e8m0fnu)),
-        target="trn3",
-    ),
-    *(
-        Rule(
-            f"{name} in SBUF",
-            quantize(buffers=tuple(PSUM if place == position else nl.sbuf for place in range(3))),  # type: ignore[arg-type]
-            f"nisa.quantize_mx: operand {name!r} must be in sbuf, got tensor {shape} {dtype} in psum{remedy}",
-            quantize(),
-            target="trn3",
-        )
-        for position, (name, shape, dtype, remedy) in enumerate(
-            [
-                ("src", [32, 8], BF16, "; copy it to sbuf first, with nisa.tensor_copy"),
-                ("dst", [32, 2], E4M3, ""),
-                ("dst_scale", [4, 2], U8, ""),
-            ]
-        )
-    ),
-    Rule(
-        "partitions in 32s",
-        quantize((48, 8), (48, 2), (48, 2)),
-        "nisa.quantize_mx: operand 'src' must have a multiple of 32 partitions, got tensor [48, 8] bfloat16 in sbuf",
-        quantize((64, 8), (64, 2), (64, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "elements in fours",
-        quantize((32, 10)),
-        "nisa.quantize_mx: operand 'src' must have a multiple of 4 elements in a partition, got tensor [32, 10] "
-        "bfloat16 in sbuf",
-        quantize((32, 2, 4)),
-        target="trn3",
-    ),
-    Rule(
-        "dst shape",
-        quantize(dst=(32, 8)),
-        "nisa.quantize_mx: operand 'dst' must be of shape (32, 2), four elements of 'src' in each, got tensor [32, 8] "
-        "float8_e4m3fn_x4 in sbuf",
-        quantize(dst=(32, 1, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "dst partitions",
-        quantize(dst=(64, 2)),
-        "nisa.quantize_mx: operand 'dst' must be of shape (32, 2), four elements of 'src' in each, got tensor [64, 2] "
-        "float8_e4m3fn_x4 in sbuf",
-        quantize(),
-        target="trn3",
-    ),
-    Rule(
-        "scales are not contiguous",
-        quantize((128, 8), (128, 2), (16, 2)),
-        SCALE_SHAPE.format(2, 100, 128, "[16, 2]"),
-        quantize((128, 8), (128, 2), (128, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "scale elements",
-        quantize(scale=(4, 8)),
-        SCALE_SHAPE.format(2, 4, 32, "[4, 8]"),
-        quantize(scale=(4, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "scale offset",
-        quantize(start=2),
-        "nisa.quantize_mx: operand 'dst_scale' must start at partition 0, 4, 8 or 12 of 32, got a start at 2 of tensor "
-        "[4, 2] uint8 in sbuf",
-        quantize(start=12),
-        target="trn3",
-    ),
-    Rule(
-        "scale offset within a quadrant",
-        quantize(start=16),
-        "nisa.quantize_mx: operand 'dst_scale' must start at partition 0, 4, 8 or 12 of 32, got a start at 16 of "
-        "tensor [4, 2] uint8 in sbuf",
-        quantize(start=32 + 8),
-        target="trn3",
-    ),
-    Rule(
-        "scale partitions",
-        quantize(step=2),
-        "nisa.quantize_mx: operand 'dst_scale': an access must take partitions that follow each other, got every 2th "
-        "of tensor [4, 2] uint8 in sbuf",
-        quantize(),
-        target="trn3",
-    ),
+    broken("source type", types=(nl.float32, E4M3, U8))
+    .says(ONE_TYPE.format("src", "bfloat16, float16", "[32, 8] float32"))
+    .fixed(types=(nl.float16, E4M3, U8)),
+    broken("no FP4 results", types=(BF16, nl.float4_e2m1fn_x4, U8))
+    .says(ONE_TYPE.format("dst", "float8_e4m3fn_x4, float8_e5m2_x4", "[32, 2] float4_e2m1fn_x4"))
+    .fixed(types=(BF16, nl.float8_e5m2_x4, U8)),
+    broken("scale type", types=(BF16, E4M3, nl.int8))
+    .says(ONE_TYPE.format("dst_scale", "float8_e8m0fnu, uint8", "[4, 2] int8"))
+    .fixed(types=(BF16, E4M3, nl.float8_e8m0fnu)),
+    broken("scales are not contiguous", src=(128, 8), dst=(128, 2), scale=(16, 2))
+    .says(SCALE_SHAPE.format(2, 100, 128, "[16, 2]"))
+    .fixed(scale=(128, 2)),
+    broken("scale elements", scale=(4, 8)).says(SCALE_SHAPE.format(2, 4, 32, "[4, 8]")).fixed(scale=(4, 2)),
 )
 def test_quantize_mx_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -17,23 +17,38 @@ from ...kernels import (
     WIDE,
     Body,
     Result,
-    Rule,
     Tile,
-    check_rule,
     column,
     engine_of,
     execute,
     normal,
     refusal,
-    rules,
     run,
     tile,
+)
+from ...made import Psum, Sbuf
+from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
+from ...sentences import (
+    FLOATS,
+    fewer_dimensions,
+    must,
+    needs,
+    not_both_in_psum,
+    one_each,
+    one_type,
+    same_elements,
+    same_partitions,
 )
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no defined value; start with reset_reduce"
+
+INTEGERS = Sbuf(2, 2, dtype=nl.int32)
+RANK_4, RANK_5 = Sbuf(2, 1, 1, 2), Sbuf(2, 1, 1, 1, 2)
+# The operands of calls that are legal.
+REDUCED = {"dst": Sbuf(2, 2), "data": Sbuf(2, 2), "op0": nl.add, "operand0": 1, "reduce_op": nl.add}
 
 DATA = np.array([[1, -2, 3, 0.5], [4, 5, -6, 2]], np.float32)
 
@@ -170,96 +185,38 @@ def test_tensor_scalar_reduce_reads_reduce_init_before_dst_overwrites_it() -> No
 
 
 @rules(
-    Rule(
-        "bit-wise operator",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1, nl.add, tile(2, 1)
-        ),
-        "nisa.tensor_scalar_reduce: nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.logical_and, 1, nl.add, tile(2, 1)
-        ),
+    legal(nisa.tensor_scalar_reduce, **REDUCED),
+    broken("bit-wise operator", dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, reduce_res=Sbuf(2, 1))
+    .says("nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported")
+    .fixed(op0=nl.logical_and),
+    broken("reduction operator", reduce_op=nl.subtract, reduce_res=Sbuf(2, 1))
+    .says("reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got nl.subtract")
+    .fixed(op0=nl.subtract, reduce_op=nl.add),
+    broken("reverse0", op0=nl.subtract, reverse0=True)
+    .says("reverse0=True is not supported by NKI (docstring of tensor_scalar_reduce)")
+    .fixed(reverse0=False),
+    broken("idle", reduce_cmd=COMMAND.idle)
+    .says("reduce_cmd must be one of reset_reduce, reduce, load_reduce, got <reduce_cmd.idle: 0>")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("reset", reduce_cmd=COMMAND.reset).says(
+        "reduce_cmd must be one of reset_reduce, reduce, load_reduce, got <reduce_cmd.reset: 1>"
     ),
-    Rule(
-        "reduction operator",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.subtract, tile(2, 1)),
-        "nisa.tensor_scalar_reduce: reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got nl.subtract",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.subtract, 1, nl.add, tile(2, 1)),
-    ),
-    Rule(
-        "reverse0",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.subtract, 1, nl.add, reverse0=True),
-        "nisa.tensor_scalar_reduce: reverse0=True is not supported by NKI (docstring of tensor_scalar_reduce)",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.subtract, 1, nl.add, reverse0=False),
-    ),
-    Rule(
-        "idle",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.idle),
-        "nisa.tensor_scalar_reduce: reduce_cmd must be one of reset_reduce, reduce, load_reduce, got "
-        "<reduce_cmd.idle: 0>",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.reset_reduce),
-    ),
-    Rule(
-        "reset",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.reset),
-        "nisa.tensor_scalar_reduce: reduce_cmd must be one of reset_reduce, reduce, load_reduce, got "
-        "<reduce_cmd.reset: 1>",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add),
-    ),
-    Rule(
-        "reduce_init without load_reduce",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_init=0.0),
-        "nisa.tensor_scalar_reduce: reduce_init belongs to reduce_cmd=load_reduce, which needs it",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.load_reduce, reduce_init=0.0
-        ),
-    ),
-    Rule(
-        "load_reduce without reduce_init",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.load_reduce),
-        "nisa.tensor_scalar_reduce: reduce_init belongs to reduce_cmd=load_reduce, which needs it",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1)
-        ),
-    ),
-    Rule(
-        "reduce_init type",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2),
-            tile(2, 2),
-            nl.add,
-            1,
-            nl.add,
-            reduce_cmd=COMMAND.load_reduce,
-            reduce_init=tile(2, 1, dtype=nl.bfloat16),
-        ),
-        "nisa.tensor_scalar_reduce: operand 'reduce_init' must have one of the types float32, got tensor [2, 1] "
-        "bfloat16 in sbuf",
-        lambda: nisa.tensor_scalar_reduce(
-            tile(2, 2), tile(2, 2), nl.add, 1, nl.add, reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1)
-        ),
-    ),
-    Rule(
-        "operand type",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, tile(2, 1, dtype=nl.float16), nl.add),
-        "nisa.tensor_scalar_reduce: operand 'operand0' must be float32 with arithmetic operators, got tensor [2, 1] "
-        "float16 in sbuf",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2, dtype=nl.float16), nl.add, tile(2, 1), nl.add),
-    ),
-    Rule(
-        "reduce_res shape",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, tile(2, 2)),
-        "nisa.tensor_scalar_reduce: operand 'reduce_res' must have shape (2, 1), one element for each partition of "
-        "'data', got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, tile(2, 2)[:, 0:1]),
-    ),
-    Rule(
-        "size",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 3), tile(2, 2), nl.add, 1, nl.add),
-        "nisa.tensor_scalar_reduce: operands 'dst' and 'data' must have the same number of elements per partition, got "
-        "tensor [2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 2), nl.add, 1, nl.add),
-    ),
+    broken("reduce_init without load_reduce", reduce_init=0.0)
+    .says("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
+    .fixed(reduce_cmd=COMMAND.load_reduce),
+    broken("load_reduce without reduce_init", reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_init belongs to reduce_cmd=load_reduce, which needs it")
+    .fixed(reduce_init=Sbuf(2, 1)),
+    broken("reduce_init type", reduce_cmd=COMMAND.load_reduce, reduce_init=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says(one_type("reduce_init", "float32"))
+    .fixed(reduce_init=Sbuf(2, 1)),
+    broken("operand type", operand0=Sbuf(2, 1, dtype=nl.float16))
+    .says(must("operand0", "be float32 with arithmetic operators"))
+    .fixed(data=Sbuf(2, 2, dtype=nl.float16), operand0=Sbuf(2, 1)),
+    broken("reduce_res shape", reduce_res=Sbuf(2, 2))
+    .says(one_each("reduce_res", "data"))
+    .fixed(reduce_res=Sbuf(2, 2)[:, 0:1]),
+    broken("size", dst=Sbuf(2, 3)).says(same_elements("dst", "data")),
 )
 def test_tensor_scalar_reduce_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -358,45 +315,25 @@ def test_scalar_tensor_tensor_without_a_reduction_leaves_nothing_defined(options
 
 
 @rules(
-    Rule(
-        "continues from nothing",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reduce, reduce_op=nl.add),
-        f"nisa.scalar_tensor_tensor: {CONTINUES}",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reset_reduce, reduce_op=nl.add),
-        error=UNINITIALIZED,
-    ),
-    Rule(
-        "operator of the reduction",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_op=nl.subtract),
-        "nisa.scalar_tensor_tensor: reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got nl.subtract",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_op=nl.maximum),
-    ),
-    Rule(
-        "command",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.load_reduce),
-        "nisa.scalar_tensor_tensor: reduce_cmd must be one of idle, reset_reduce, reduce, got "
-        "<reduce_cmd.load_reduce: 4>",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.reset_reduce),
-    ),
-    Rule(
-        "nothing to read",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_cmd=COMMAND.idle, reduce_res=tile(2, 1)),
-        "nisa.scalar_tensor_tensor: reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 1)),
-    ),
-    Rule(
-        "shape of the reduction",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 2)),
-        "nisa.scalar_tensor_tensor: operand 'reduce_res' must have shape (2, 1), one element for each partition of "
-        "'data', got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.scalar_tensor_tensor(*plain(), reduce_res=tile(2, 1)),
-    ),
-    Rule(
-        "the name, ninth until NKI 0.6",
-        lambda: nisa.scalar_tensor_tensor(*plain(), False, False, "the name"),
-        "nisa.scalar_tensor_tensor: reduce_cmd must be one of idle, reset_reduce, reduce, got 'the name'",
-        lambda: nisa.scalar_tensor_tensor(*plain(), False, False, name="the name"),
-    ),
+    legal(nisa.scalar_tensor_tensor, Sbuf(2, 2, value=None), Sbuf(2, 2), nl.add, 1, nl.add, Sbuf(2, 2)),
+    broken("continues from nothing", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce, reduce_op=nl.add)
+    .says(CONTINUES)
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("operator of the reduction", reduce_op=nl.subtract)
+    .says("reduce_op must be nl.add, nl.multiply, nl.max or nl.min, got nl.subtract")
+    .fixed(reduce_op=nl.maximum),
+    broken("command", reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.load_reduce: 4>")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("nothing to read", reduce_cmd=COMMAND.idle, reduce_res=Sbuf(2, 1))
+    .says("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    .fixed(reduce_cmd=LEFT_OUT),
+    broken("shape of the reduction", reduce_res=Sbuf(2, 2))
+    .says(one_each("reduce_res", "data"))
+    .fixed(reduce_res=Sbuf(2, 1)),
+    broken("the name, ninth until NKI 0.6", reverse0=False, reverse1=False, reduce_cmd="the name")
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, got 'the name'")
+    .fixed(name="the name", reduce_cmd=LEFT_OUT),
 )
 def test_reduction_of_scalar_tensor_tensor_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -552,86 +489,36 @@ def test_select_reduce_of_minus_infinities_is_minus_infinity() -> None:
 
 
 @rules(
-    Rule(
-        "both in PSUM",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8, buffer=PSUM), tile(2, 2, buffer=PSUM), 0.0),
-        "nisa.select_reduce: operands 'on_true' and 'predicate' must not both be in psum",
-        lambda: nisa.select_reduce(tile(2, 2, buffer=PSUM), tile(2, 2, dtype=nl.int8, buffer=PSUM), tile(2, 2), 0.0),
-    ),
-    Rule(
-        "size",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 2, dtype=nl.int8), tile(2, 4), 0.0),
-        "nisa.select_reduce: operands 'on_true' and 'predicate' must have the same number of elements per partition, "
-        "got tensor [2, 4] float32 in sbuf and tensor [2, 2] int8 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 4, dtype=nl.int8), tile(2, 4), 0.0),
-    ),
-    Rule(
-        "type of on_true",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2, dtype=nl.int32), 0.0),
-        "nisa.select_reduce: operand 'on_true' must have one of the types bfloat16, bool, float16, float32, "
-        "float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, "
-        "int16, int8, uint16, uint8, got tensor [2, 2] int32 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2, dtype=nl.int16), 0.0),
-    ),
-    Rule(
-        "type of the predicate",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int32), tile(2, 2), 0.0),
-        "nisa.select_reduce: operand 'predicate' must have one of the types int16, int8, uint16, uint8, got tensor "
-        "[2, 2] int32 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.uint16), tile(2, 2), 0.0),
-    ),
-    Rule(
-        "type of reduce_res",
-        lambda: nisa.select_reduce(
-            tile(2, 2),
-            tile(2, 2, dtype=nl.int8),
-            tile(2, 2),
-            0.0,
-            tile(2, 1, dtype=nl.int32),
-            COMMAND.reset_reduce,
-        ),
-        "nisa.select_reduce: operand 'reduce_res' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e4m3fn, float8_e5m2, float8_e8m0fnu, tfloat32, got tensor [2, 1] int32 in sbuf",
-        lambda: nisa.select_reduce(
-            tile(2, 2),
-            tile(2, 2, dtype=nl.int8),
-            tile(2, 2),
-            0.0,
-            tile(2, 1, dtype=nl.bfloat16),
-            COMMAND.reset_reduce,
-        ),
-    ),
-    Rule(
-        "on_false shape",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), tile(2, 2)),
-        "nisa.select_reduce: operand 'on_false' must have shape (2, 1), one element for each partition of 'on_true', "
-        "got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), tile(2, 1)),
-    ),
-    Rule(
-        "reduction operator",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, reduce_op=nl.add),
-        "nisa.select_reduce: reduce_op must be nl.maximum, got nl.add",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, reduce_op=nl.max),
-    ),
-    Rule(
-        "load_reduce",
-        lambda: nisa.select_reduce(
-            tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, reduce_cmd=COMMAND.load_reduce
-        ),
-        "nisa.select_reduce: reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.load_reduce: 4>",
-        lambda: nisa.select_reduce(
-            tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, reduce_cmd=COMMAND.reset_reduce
-        ),
-    ),
-    Rule(
-        "reduce_res while idle",
-        lambda: nisa.select_reduce(tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, tile(2, 1)),
-        "nisa.select_reduce: reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read",
-        lambda: nisa.select_reduce(
-            tile(2, 2), tile(2, 2, dtype=nl.int8), tile(2, 2), 0.0, tile(2, 1), COMMAND.reset_reduce
-        ),
-    ),
+    legal(nisa.select_reduce, dst=Psum(2, 2), predicate=Psum(2, 2, dtype=nl.int8), on_true=Sbuf(2, 2), on_false=0.0),
+    broken("both in PSUM", dst=Sbuf(2, 2), on_true=Psum(2, 2)).says(not_both_in_psum("on_true", "predicate")),
+    legal(nisa.select_reduce, dst=Sbuf(2, 4), predicate=Sbuf(2, 4, dtype=nl.int8), on_true=Sbuf(2, 4), on_false=0.0),
+    broken("size", predicate=Sbuf(2, 2, dtype=nl.int8)).says(same_elements("on_true", "predicate")),
+    legal(nisa.select_reduce, dst=Sbuf(2, 2), predicate=Sbuf(2, 2, dtype=nl.int8), on_true=Sbuf(2, 2), on_false=0.0),
+    broken("type of on_true", on_true=Sbuf(2, 2, dtype=nl.int32))
+    .says(
+        one_type(
+            "on_true",
+            "bfloat16, bool, float16, float32, float8_e4m3, float8_e4m3fn, float8_e5m2, float8_e8m0fnu, int16, int8, "
+            "uint16, uint8",
+        )
+    )
+    .fixed(on_true=Sbuf(2, 2, dtype=nl.int16)),
+    broken("type of the predicate", predicate=Sbuf(2, 2, dtype=nl.int32))
+    .says(one_type("predicate", "int16, int8, uint16, uint8"))
+    .fixed(predicate=Sbuf(2, 2, dtype=nl.uint16)),
+    broken("type of reduce_res", reduce_res=Sbuf(2, 1, dtype=nl.int32), reduce_cmd=COMMAND.reset_reduce)
+    .says(one_type("reduce_res", FLOATS))
+    .fixed(reduce_res=Sbuf(2, 1, dtype=nl.bfloat16)),
+    broken("on_false shape", on_false=Sbuf(2, 2)).says(one_each("on_false", "on_true")).fixed(on_false=Sbuf(2, 1)),
+    broken("reduction operator", reduce_op=nl.add)
+    .says("reduce_op must be nl.maximum, got nl.add")
+    .fixed(reduce_op=nl.max),
+    broken("load_reduce", reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.load_reduce: 4>")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("reduce_res while idle", reduce_res=Sbuf(2, 1))
+    .says("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
 )
 def test_select_reduce_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -749,161 +636,58 @@ def test_exponential_in_both_on_chip_memories(buffer: Any) -> None:
 
 def test_exponential_takes_three_free_dimensions() -> None:
     values = normal(2, 2, 3, 4)
-    result = run(lambda dst, src: nisa.exponential(dst, src), [values], Result((2, 24)), target="trn3")
+    result = run(nisa.exponential, [values], Result((2, 24)), target="trn3")
     assert result.tolist() == pytest.approx(np.exp(values.astype(np.float64)).reshape(2, 24), rel=4 * 2**-23)
 
 
 @rules(
-    *(
-        Rule(
-            f"rank of {name} of {instruction}",
-            broken,
-            f"nisa.{instruction}: operand {name!r} must have at most 4 dimensions, 3 of them free, got tensor "
-            f"[2, 1, 1, 1, 2] float32 in sbuf; flatten some with flatten_dims or reshape",
-            corrected,
-            target="trn3",
+    legal(nisa.exponential, on="trn3", dst=Sbuf(2, 2), src=Sbuf(2, 2)),
+    broken("rank of dst of exponential", dst=RANK_5).says(fewer_dimensions("dst", 4)).fixed(dst=RANK_4),
+    broken("rank of src of exponential", src=RANK_5).says(fewer_dimensions("src", 4)).fixed(src=RANK_4),
+    legal(nisa.tensor_scalar_reduce, on="trn3", **REDUCED),
+    broken("rank of dst of tensor_scalar_reduce", dst=RANK_5).says(fewer_dimensions("dst", 4)).fixed(dst=RANK_4),
+    broken("rank of data of tensor_scalar_reduce", data=RANK_5).says(fewer_dimensions("data", 4)).fixed(data=RANK_4),
+    legal(nisa.exponential, on="trn3", dst=Sbuf(2, 2), src=Sbuf(2, 2)),
+    broken("generation", on="trn2").says(needs("gen4", "trn2 (gen3)")),
+    broken("the first silicon of trn3", on="trn3pre").says(
+        "needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is trn3_a0: use "
+        "nisa.activation(op=nl.exp)"
+    ),
+    broken("type of dst", dst=Sbuf(2, 2, dtype=nl.uint32))
+    .says(
+        one_type(
+            "dst", "bfloat16, float16, float32, float8_e4m3, float8_e5m2, int16, int32, int8, tfloat32, uint16, uint8"
         )
-        for instruction, name, broken, corrected in [
-            (
-                "exponential",
-                "dst",
-                lambda: nisa.exponential(tile(2, 1, 1, 1, 2), tile(2, 2)),
-                lambda: nisa.exponential(tile(2, 1, 1, 2), tile(2, 2)),
-            ),
-            (
-                "exponential",
-                "src",
-                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 1, 2)),
-                lambda: nisa.exponential(tile(2, 2), tile(2, 1, 1, 2)),
-            ),
-            (
-                "tensor_scalar_reduce",
-                "dst",
-                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
-                lambda: nisa.tensor_scalar_reduce(tile(2, 1, 1, 2), tile(2, 2), nl.add, 1, nl.add),
-            ),
-            (
-                "tensor_scalar_reduce",
-                "data",
-                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 1, 2), nl.add, 1, nl.add),
-                lambda: nisa.tensor_scalar_reduce(tile(2, 2), tile(2, 1, 1, 2), nl.add, 1, nl.add),
-            ),
-        ]
-    ),
-    Rule(
-        "generation",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
-        "nisa.exponential: needs gen4 or newer; the target is trn2 (gen3), set NEURON_PLATFORM_TARGET_OVERRIDE to "
-        "change it",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
-        corrected_target="trn3",
-    ),
-    Rule(
-        "the first silicon of trn3",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
-        "nisa.exponential: needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is trn3_a0: "
-        "use nisa.activation(op=nl.exp)",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
-        target="trn3pre",
-        corrected_target="trn3",
-    ),
-    Rule(
-        "type of dst",
-        lambda: nisa.exponential(tile(2, 2, dtype=nl.uint32), tile(2, 2)),
-        "nisa.exponential: operand 'dst' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e5m2, int16, int32, int8, tfloat32, uint16, uint8, got tensor [2, 2] uint32 in sbuf",
-        lambda: nisa.exponential(tile(2, 2, dtype=nl.uint16), tile(2, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "type of src",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2, dtype=nl.tfloat32)),
-        "nisa.exponential: operand 'src' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e5m2, int16, int32, int8, uint16, uint32, uint8, got tensor [2, 2] tfloat32 in sbuf",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2, dtype=nl.uint32)),
-        target="trn3",
-    ),
-    Rule(
-        "type of reduce_init",
-        lambda: nisa.exponential(
-            tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1, dtype=nl.bfloat16)
-        ),
-        "nisa.exponential: operand 'reduce_init' must have one of the types float32, got tensor [2, 1] bfloat16 in "
-        "sbuf",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.load_reduce, reduce_init=tile(2, 1)),
-        target="trn3",
-    ),
-    Rule(
-        "type of max_value",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), tile(2, 1, dtype=nl.bfloat16)),
-        "nisa.exponential: operand 'max_value' must have one of the types float32, got tensor [2, 1] bfloat16 in sbuf",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), tile(2, 1)),
-        target="trn3",
-    ),
-    Rule(
-        "type of reduce_res",
-        lambda: nisa.exponential(
-            tile(2, 2),
-            tile(2, 2),
-            reduce_res=tile(2, 1, dtype=nl.int32),
-            reduce_cmd=COMMAND.reset_reduce,
-        ),
-        "nisa.exponential: operand 'reduce_res' must have one of the types bfloat16, float16, float32, float8_e4m3, "
-        "float8_e5m2, tfloat32, got tensor [2, 1] int32 in sbuf",
-        lambda: nisa.exponential(
-            tile(2, 2),
-            tile(2, 2),
-            reduce_res=tile(2, 1, dtype=nl.tfloat32),
-            reduce_cmd=COMMAND.reset_reduce,
-        ),
-        target="trn3",
-    ),
-    Rule(
-        "shape of max_value",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), tile(1, 2)),
-        "nisa.exponential: operand 'max_value' must have shape (2, 1), one element for each partition of 'src', got "
-        "tensor [1, 2] float32 in sbuf",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), tile(2, 1)),
-        target="trn3",
-    ),
-    Rule(
-        "reduce_init without load_reduce",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.reset_reduce, reduce_init=1.0),
-        "nisa.exponential: reduce_init must be 0.0 unless reduce_cmd is load_reduce",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.load_reduce, reduce_init=1.0),
-        target="trn3",
-    ),
-    Rule(
-        "reset",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.reset),
-        "nisa.exponential: reduce_cmd must be one of idle, reset_reduce, reduce, load_reduce, got "
-        "<reduce_cmd.reset: 1>",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_cmd=COMMAND.reset_reduce),
-        target="trn3",
-    ),
-    Rule(
-        "reduce_res while idle",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_res=tile(2, 1)),
-        "nisa.exponential: reduce_res needs a reduce_cmd other than idle, which leaves nothing to read",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2), reduce_res=tile(2, 1), reduce_cmd=COMMAND.reset_reduce),
-        target="trn3",
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.exponential(tile(1, 4), tile(2, 2)),
-        "nisa.exponential: operands 'dst' and 'src' must have the same number of partitions, got tensor [1, 4] float32 "
-        "in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.exponential(tile(2, 2), tile(2, 2)),
-        target="trn3",
-    ),
-    Rule(
-        "elements",
-        lambda: nisa.exponential(tile(2, 3), tile(2, 2)),
-        "nisa.exponential: operands 'dst' and 'src' must have the same number of elements per partition, got tensor "
-        "[2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.exponential(tile(2, 4), tile(2, 2, 2)),
-        target="trn3",
-    ),
+    )
+    .fixed(dst=Sbuf(2, 2, dtype=nl.uint16)),
+    broken("type of src", src=Sbuf(2, 2, dtype=nl.tfloat32))
+    .says(
+        one_type(
+            "src", "bfloat16, float16, float32, float8_e4m3, float8_e5m2, int16, int32, int8, uint16, uint32, uint8"
+        )
+    )
+    .fixed(src=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("type of reduce_init", reduce_cmd=COMMAND.load_reduce, reduce_init=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says(one_type("reduce_init", "float32"))
+    .fixed(reduce_init=Sbuf(2, 1)),
+    broken("type of max_value", max_value=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says(one_type("max_value", "float32"))
+    .fixed(max_value=Sbuf(2, 1)),
+    broken("type of reduce_res", reduce_res=Sbuf(2, 1, dtype=nl.int32), reduce_cmd=COMMAND.reset_reduce)
+    .says(one_type("reduce_res", "bfloat16, float16, float32, float8_e4m3, float8_e5m2, tfloat32"))
+    .fixed(reduce_res=Sbuf(2, 1, dtype=nl.tfloat32)),
+    broken("shape of max_value", max_value=Sbuf(1, 2)).says(one_each("max_value", "src")).fixed(max_value=Sbuf(2, 1)),
+    broken("reduce_init without load_reduce", reduce_cmd=COMMAND.reset_reduce, reduce_init=1.0)
+    .says("reduce_init must be 0.0 unless reduce_cmd is load_reduce")
+    .fixed(reduce_cmd=COMMAND.load_reduce),
+    broken("reset", reduce_cmd=COMMAND.reset)
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, load_reduce, got <reduce_cmd.reset: 1>")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("reduce_res while idle", reduce_res=Sbuf(2, 1))
+    .says("reduce_res needs a reduce_cmd other than idle, which leaves nothing to read")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("partitions", dst=Sbuf(1, 4)).says(same_partitions("dst", "src")),
+    broken("elements", dst=Sbuf(2, 3)).says(same_elements("dst", "src")).fixed(dst=Sbuf(2, 4), src=Sbuf(2, 2, 2)),
 )
 def test_exponential_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -963,30 +747,12 @@ def test_idle_may_change_the_registers(idle: Body) -> None:
 
 
 @rules(
-    Rule(
-        "tensor_scalar_reduce",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 4), tile(2, 4), nl.add, 1, nl.add, reduce_cmd=COMMAND.reduce),
-        f"nisa.tensor_scalar_reduce: {CONTINUES}",
-        lambda: nisa.tensor_scalar_reduce(tile(2, 4), tile(2, 4), nl.add, 1, nl.add),
-        error=UNINITIALIZED,
-    ),
-    Rule(
-        "select_reduce",
-        lambda: nisa.select_reduce(tile(2, 4), tile(2, 4, dtype=nl.int8), tile(2, 4), 0.0, reduce_cmd=COMMAND.reduce),
-        f"nisa.select_reduce: {CONTINUES}",
-        lambda: nisa.select_reduce(
-            tile(2, 4), tile(2, 4, dtype=nl.int8), tile(2, 4), 0.0, reduce_cmd=COMMAND.reset_reduce
-        ),
-        error=UNINITIALIZED,
-    ),
-    Rule(
-        "exponential",
-        lambda: nisa.exponential(tile(2, 4), tile(2, 4), reduce_cmd=COMMAND.reduce),
-        f"nisa.exponential: {CONTINUES}",
-        lambda: nisa.exponential(tile(2, 4), tile(2, 4), reduce_cmd=COMMAND.load_reduce),
-        target="trn3",
-        error=UNINITIALIZED,
-    ),
+    legal(nisa.tensor_scalar_reduce, dst=Sbuf(2, 4), data=Sbuf(2, 4), op0=nl.add, operand0=1, reduce_op=nl.add),
+    broken("tensor_scalar_reduce", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),
+    legal(nisa.select_reduce, Sbuf(2, 4), Sbuf(2, 4, dtype=nl.int8), Sbuf(2, 4), 0.0, reduce_cmd=COMMAND.reset_reduce),
+    broken("select_reduce", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),
+    legal(nisa.exponential, on="trn3", dst=Sbuf(2, 4), src=Sbuf(2, 4), reduce_cmd=COMMAND.load_reduce),
+    broken("exponential", error=UNINITIALIZED, reduce_cmd=COMMAND.reduce).says(CONTINUES),
 )
 def test_reduce_needs_registers_that_hold_something(rule: Rule) -> None:
     check_rule(rule)

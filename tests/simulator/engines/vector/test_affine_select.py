@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, check_rule, engine_of, numbered, rules, run, tile
+from ...kernels import Body, Result, engine_of, numbered, run, tile
+from ...made import Psum, Sbuf
+from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
+from ...sentences import COPY_FIRST, must, pairs, same_elements, same_partitions
 
 PSUM = nl.psum
 FP32_MIN = -3.4028235e38  # rounds to the lowest float32
@@ -202,90 +205,37 @@ def test_runs_on_the_gpsimd_engine_of_every_generation(target: str) -> None:
 
 
 @rules(
-    Rule(
-        "dst in PSUM",
-        lambda: nisa.affine_select(tile(2, 2, buffer=PSUM), [[1, 2]], 0, tile(2, 2), 0.0),
-        "nisa.affine_select: operand 'dst' must be in sbuf, got tensor [2, 2] float32 in psum",
-        AFFINE,
+    legal(nisa.affine_select, Sbuf(2, 2), [[1, 2]], 0, Sbuf(2, 2), 0.0),
+    broken("dst in PSUM", dst=Psum(2, 2)).says(must("dst", "be in sbuf")),
+    broken("on_true_tile in PSUM", on_true_tile=Psum(2, 2)).says(must("on_true_tile", "be in sbuf", COPY_FIRST)),
+    broken("partitions", on_true_tile=Sbuf(1, 2)).says(same_partitions("dst", "on_true_tile")),
+    broken("size", on_true_tile=Sbuf(2, 3)).says(same_elements("dst", "on_true_tile")),
+    broken("size of the pattern", pattern=[[1, 2], [1, 2]])
+    .says(pairs(2, "on_true_tile"))
+    .fixed(pattern=[[1, 1], [1, 2]]),
+    broken("dimensions of the pattern", pattern=[[1, 1]] * 4 + [[1, 2]])
+    .says(pairs(2, "on_true_tile"))
+    .fixed(pattern=[[1, 1]] * 3 + [[1, 2]]),
+    broken("pairs of the pattern", pattern=[[1, 2, 3]]).says(
+        "pattern must be [[step, num], ...] of integers, got [[1, 2, 3]]"
     ),
-    Rule(
-        "on_true_tile in PSUM",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2, buffer=PSUM), 0.0),
-        "nisa.affine_select: operand 'on_true_tile' must be in sbuf, got tensor [2, 2] float32 in psum"
-        "; copy it to sbuf first, with nisa.tensor_copy",
-        AFFINE,
+    broken("integers of the pattern", pattern=[[1.0, 2]]).says(
+        "pattern must be [[step, num], ...] of integers, got [[1.0, 2]]"
     ),
-    Rule(
-        "partitions",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(1, 2), 0.0),
-        "nisa.affine_select: operands 'dst' and 'on_true_tile' must have the same number of partitions, got tensor [2, "
-        "2] float32 in sbuf and tensor [1, 2] float32 in sbuf",
-        AFFINE,
-    ),
-    Rule(
-        "size",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 3), 0.0),
-        "nisa.affine_select: operands 'dst' and 'on_true_tile' must have the same number of elements per partition, "
-        "got tensor [2, 2] float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        AFFINE,
-    ),
-    Rule(
-        "size of the pattern",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2], [1, 2]], 0, tile(2, 2), 0.0),
-        "nisa.affine_select: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 2 elements per "
-        "partition of tensor [2, 2] float32 in sbuf, got [[1, 2], [1, 2]]",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 1], [1, 2]], 0, tile(2, 2), 0.0),
-    ),
-    Rule(
-        "dimensions of the pattern",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 1]] * 4 + [[1, 2]], 0, tile(2, 2), 0.0),
-        "nisa.affine_select: pattern must have 1 to 4 pairs [step, num] whose numbers multiply to the 2 elements per "
-        "partition of tensor [2, 2] float32 in sbuf, got [[1, 1], [1, 1], [1, 1], [1, 1], [1, 2]]",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 1]] * 3 + [[1, 2]], 0, tile(2, 2), 0.0),
-    ),
-    Rule(
-        "pairs of the pattern",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2, 3]], 0, tile(2, 2), 0.0),
-        "nisa.affine_select: pattern must be [[step, num], ...] of integers, got [[1, 2, 3]]",
-        AFFINE,
-    ),
-    Rule(
-        "integers of the pattern",
-        lambda: nisa.affine_select(tile(2, 2), [[1.0, 2]], 0, tile(2, 2), 0.0),
-        "nisa.affine_select: pattern must be [[step, num], ...] of integers, got [[1.0, 2]]",
-        AFFINE,
-    ),
-    Rule(
-        "offset",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, offset=2**31),
-        "nisa.affine_select: offset must be an int32, a register or a scalar, got 2147483648",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, offset=2**31 - 1),
-    ),
-    Rule(
-        "channel_multiplier",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0.5, tile(2, 2), 0.0),
-        "nisa.affine_select: channel_multiplier must be an int32, got 0.5",
-        AFFINE,
-    ),
-    Rule(
-        "operator",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, nl.logical_and),
-        "nisa.affine_select: cmp_op must be one of nl.equal, nl.not_equal, nl.less, nl.less_equal, nl.greater, "
-        "nl.greater_equal, got nl.logical_and",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, nl.not_equal),
-    ),
-    Rule(
-        "on_false_value",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), None),
-        "nisa.affine_select: on_false_value must be a compile-time number, got None",
-        AFFINE,
-    ),
-    Rule(
-        "arguments in the order of NKI 0.2",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, 0, tile(2, 2), 0.0),
-        "nisa.affine_select: operand 'on_true_tile' must be a tensor, got 0",
-        lambda: nisa.affine_select(tile(2, 2), [[1, 2]], 0, tile(2, 2), 0.0, offset=0),
-    ),
+    broken("offset", offset=2**31)
+    .says("offset must be an int32, a register or a scalar, got 2147483648")
+    .fixed(offset=2**31 - 1),
+    broken("channel_multiplier", channel_multiplier=0.5).says("channel_multiplier must be an int32, got 0.5"),
+    broken("operator", cmp_op=nl.logical_and)
+    .says(
+        "cmp_op must be one of nl.equal, nl.not_equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal, got "
+        "nl.logical_and"
+    )
+    .fixed(cmp_op=nl.not_equal),
+    broken("on_false_value", on_false_value=None).says("on_false_value must be a compile-time number, got None"),
+    broken("arguments in the order of NKI 0.2", on_true_tile=0, on_false_value=Sbuf(2, 2), cmp_op=0.0)
+    .says("operand 'on_true_tile' must be a tensor, got 0")
+    .fixed(on_true_tile=Sbuf(2, 2), on_false_value=0.0, offset=0, cmp_op=LEFT_OUT),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

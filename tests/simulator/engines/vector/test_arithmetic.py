@@ -11,7 +11,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, execute, load, normal, rules, run, store, tile
+from ...kernels import WIDE, Result, Tile, engine_of, execute, load, normal, run, store, tile
+from ...made import Hbm, Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import LOAD_FIRST, must, out_of_reach, same_elements, same_partitions
 
 ENGINE = nisa.engine
 PSUM = nl.psum
@@ -67,81 +70,38 @@ TOO_MANY = "at most 4 free dimensions, got tensor [2, 1, 1, 1, 1, 2] float32 in 
 
 
 @rules(
-    Rule(
-        "memset",
-        lambda: nisa.memset(nl.ndarray(RANK_6, nl.float32), 0),
-        f"nisa.memset: operand 'dst': {TOO_MANY}",
-        lambda: nisa.memset(nl.ndarray(RANK_5, nl.float32), 0),
-    ),
-    Rule(
-        "reciprocal of",
-        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32).reshape(RANK_6)),
-        f"nisa.reciprocal: operand 'data': {TOO_MANY}",
-        lambda: nisa.reciprocal(tile(2, 2), nl.ones((2, 2), nl.float32).reshape(RANK_5)),
-    ),
-    Rule(
-        "reciprocal to",
-        lambda: nisa.reciprocal(nl.ndarray(RANK_6, nl.float32), nl.ones((2, 2), nl.float32)),
-        f"nisa.reciprocal: operand 'dst': {TOO_MANY}",
-        lambda: nisa.reciprocal(nl.ndarray(RANK_5, nl.float32), nl.ones((2, 2), nl.float32)),
-    ),
+    legal(nisa.memset, dst=Sbuf(*RANK_5, value=None), value=0),
+    broken("memset", dst=Sbuf(*RANK_6, value=None)).says(f"operand 'dst': {TOO_MANY}"),
+    legal(nisa.reciprocal, dst=Sbuf(2, 2), data=Sbuf(2, 2, value=1).reshape(RANK_5)),
+    broken("reciprocal of", data=Sbuf(2, 2, value=1).reshape(RANK_6)).says(f"operand 'data': {TOO_MANY}"),
+    legal(nisa.reciprocal, dst=Sbuf(*RANK_5, value=None), data=Sbuf(2, 2, value=1)),
+    broken("reciprocal to", dst=Sbuf(*RANK_6, value=None)).says(f"operand 'dst': {TOO_MANY}"),
 )
 def test_at_most_five_dimensions(rule: Rule) -> None:
     check_rule(rule)
 
 
 @rules(
-    Rule(
-        "engine",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), 0, engine=ENGINE.scalar),
-        "nisa.memset: engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got nki.isa.engine.scalar",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), 0, engine=ENGINE.gpsimd),
+    legal(nisa.memset, dst=Sbuf(2, 2, value=None), value=0, engine=ENGINE.gpsimd),
+    broken("engine", engine=ENGINE.scalar).says(
+        "engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got nki.isa.engine.scalar"
     ),
-    Rule(
-        "GpSimd and PSUM",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32, PSUM), 0, engine=ENGINE.gpsimd),
-        "nisa.memset: operand 'dst': the GpSimd engine cannot access psum, got tensor [2, 2] float32 in psum",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32, PSUM), 0, engine=ENGINE.vector),
-    ),
-    Rule(
-        "range",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.int8), 128),
-        "nisa.memset: value must be in [-128, 127] for int8, got 128",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.int8), 127),
-    ),
-    Rule(
-        "a float for an integer type",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.int32), 3.5),
-        "nisa.memset: value must be an integer for int32, got 3.5",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.int32), 3.0),
-    ),
+    broken("GpSimd and PSUM", dst=Psum(2, 2, value=None)).says(out_of_reach("dst")).fixed(engine=ENGINE.vector),
+    legal(nisa.memset, dst=Sbuf(2, 2, dtype=nl.int8, value=None), value=127),
+    broken("range", value=128).says("value must be in [-128, 127] for int8, got 128"),
+    legal(nisa.memset, dst=Sbuf(2, 2, dtype=nl.int32, value=None), value=3.0),
+    broken("a float for an integer type", value=3.5).says("value must be an integer for int32, got 3.5"),
     *(
-        Rule(
-            f"{value} in an integer tile",
-            lambda value=value: nisa.memset(nl.ndarray((2, 2), nl.int32), value),  # type: ignore[misc]
-            f"nisa.memset: value must be an integer for int32, got {value}",
-            lambda value=value: nisa.memset(nl.ndarray((2, 2), nl.float16), value),  # type: ignore[misc]
-        )
+        broken(f"{value} in an integer tile", value=value)
+        .says(f"value must be an integer for int32, got {value}")
+        .fixed(dst=Sbuf(2, 2, dtype=nl.float16, value=None))
         for value in (float("nan"), float("inf"), float("-inf"))
     ),
-    Rule(
-        "a float for a boolean type",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.bool_), 0.5),
-        "nisa.memset: value must be an integer for bool, got 0.5",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.bool_), True),
-    ),
-    Rule(
-        "constant",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), "zero"),
-        "nisa.memset: value must be a compile-time number, got 'zero'",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32), np.float32(0)),
-    ),
-    Rule(
-        "on chip",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32, nl.private_hbm), 0),
-        "nisa.memset: operand 'dst' must be in psum or sbuf, got tensor [2, 2] float32 in private_hbm",
-        lambda: nisa.memset(nl.ndarray((2, 2), nl.float32, nl.sbuf), 0),
-    ),
+    legal(nisa.memset, dst=Sbuf(2, 2, dtype=nl.bool_, value=None), value=True),
+    broken("a float for a boolean type", value=0.5).says("value must be an integer for bool, got 0.5"),
+    legal(nisa.memset, dst=Sbuf(2, 2, value=None), value=0),
+    broken("constant", value="zero").says("value must be a compile-time number, got 'zero'").fixed(value=np.float32(0)),
+    broken("on chip", dst=Hbm(2, 2)).says(must("dst", "be in psum or sbuf")),
 )
 def test_memset_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -186,7 +146,7 @@ def test_tensor_copy_of_unlike_types_goes_through_float32(values: Any, dtype: An
 
 def test_tensor_copy_takes_any_shapes_of_equally_many_elements_a_partition() -> None:
     values = normal(3, 2, 6)
-    copied = run(lambda dst, src: nisa.tensor_copy(dst, src), [values], Result((3, 4, 3)))
+    copied = run(nisa.tensor_copy, [values], Result((3, 4, 3)))
     assert copied.tolist() == values.reshape(3, 4, 3).tolist()
 
 
@@ -206,53 +166,26 @@ def test_tensor_copy_runs_on_vector_unless_told() -> None:
 
 
 @rules(
-    Rule(
-        "partitions",
-        lambda: nisa.tensor_copy(tile(3, 4), tile(4, 3)),
-        "nisa.tensor_copy: operands 'dst' and 'src' must have the same number of partitions, got tensor [3, 4] float32 "
-        "in sbuf and tensor [4, 3] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(4, 3), tile(4, 3)),
-    ),
-    Rule(
-        "elements",
-        lambda: nisa.tensor_copy(tile(4, 3), tile(4, 4)),
-        "nisa.tensor_copy: operands 'dst' and 'src' must have the same number of elements per partition, got "
-        "tensor [4, 3] float32 in sbuf and tensor [4, 4] float32 in sbuf",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4)),
-    ),
-    Rule(
-        "GpSimd and PSUM source",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4, buffer=PSUM), engine=ENGINE.gpsimd),
-        "nisa.tensor_copy: operand 'src': the GpSimd engine cannot access psum, got tensor [4, 4] float32 in psum",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4, buffer=PSUM), engine=ENGINE.scalar),
-    ),
-    Rule(
-        "GpSimd and PSUM result",
-        lambda: nisa.tensor_copy(tile(4, 4, buffer=PSUM), tile(4, 4), engine=ENGINE.gpsimd),
-        "nisa.tensor_copy: operand 'dst': the GpSimd engine cannot access psum, got tensor [4, 4] float32 in psum",
-        lambda: nisa.tensor_copy(tile(4, 4, buffer=PSUM), tile(4, 4), engine=ENGINE.vector),
-    ),
-    Rule(
-        "Scalar on trn1",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4), engine=ENGINE.scalar),
-        "nisa.tensor_copy: the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy",
-        lambda: nisa.activation(tile(4, 4), nl.copy, tile(4, 4)),
-        target="trn1",
-    ),
-    Rule(
-        "Tensor engine",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4), engine=ENGINE.tensor),
-        "nisa.tensor_copy: engine must be one of nki.isa.engine.vector, nki.isa.engine.scalar, nki.isa.engine.gpsimd, "
-        "got nki.isa.engine.tensor",
-        lambda: nisa.tensor_copy(tile(4, 4), tile(4, 4), engine=ENGINE.unknown),
-    ),
-    Rule(
-        "HBM",
-        lambda: nisa.tensor_copy(tile(4, 4), nl.zeros((4, 4), nl.float32, nl.private_hbm)),
-        "nisa.tensor_copy: operand 'src' must be in psum or sbuf, got tensor [4, 4] float32 in private_hbm"
-        "; load it to sbuf first, with nisa.dma_copy",
-        lambda: nisa.dma_copy(tile(4, 4), nl.zeros((4, 4), nl.float32, nl.private_hbm)),
-    ),
+    legal(nisa.tensor_copy, dst=Sbuf(4, 3), src=Sbuf(4, 3)),
+    broken("partitions", dst=Sbuf(3, 4)).says(same_partitions("dst", "src")),
+    broken("elements", src=Sbuf(4, 4)).says(same_elements("dst", "src")).fixed(dst=Sbuf(4, 4)),
+    legal(nisa.tensor_copy, dst=Sbuf(4, 4), src=Psum(4, 4), engine=ENGINE.scalar),
+    broken("GpSimd and PSUM source", engine=ENGINE.gpsimd).says(out_of_reach("src")),
+    legal(nisa.tensor_copy, dst=Psum(4, 4), src=Sbuf(4, 4), engine=ENGINE.vector),
+    broken("GpSimd and PSUM result", engine=ENGINE.gpsimd).says(out_of_reach("dst")),
+    legal(nisa.tensor_copy, dst=Sbuf(4, 4), src=Sbuf(4, 4)),
+    broken("Scalar on trn1", on="trn1", engine=ENGINE.scalar)
+    .says("the Scalar engine has no tensor_copy on trn1; use nisa.activation with op=nl.copy")
+    .instead(lambda: nisa.activation(tile(4, 4), nl.copy, tile(4, 4))),
+    broken("Tensor engine", engine=ENGINE.tensor)
+    .says(
+        "engine must be one of nki.isa.engine.vector, nki.isa.engine.scalar, nki.isa.engine.gpsimd, got "
+        "nki.isa.engine.tensor"
+    )
+    .fixed(engine=ENGINE.unknown),
+    broken("HBM", src=Hbm(4, 4))
+    .says(must("src", "be in psum or sbuf", LOAD_FIRST))
+    .instead(lambda: nisa.dma_copy(tile(4, 4), nl.zeros((4, 4), nl.float32, nl.private_hbm))),
 )
 def test_tensor_copy_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -262,9 +195,7 @@ def test_tensor_copy_rules(rule: Rule) -> None:
 def test_reciprocal(buffer: Any) -> None:
     values = [[3.0, -0.7, 1e-30, 1e30, 4.0]]
     result = run(
-        lambda dst, data: nisa.reciprocal(dst, data),
-        [Tile(np.array(values, np.float32), buffer=buffer)],
-        Result((1, 5), nl.float32, buffer),
+        nisa.reciprocal, [Tile(np.array(values, np.float32), buffer=buffer)], Result((1, 5), nl.float32, buffer)
     )
     for x, got in zip(np.array(values, np.float32)[0], result[0], strict=True):
         assert abs(float(got) * float(x) - 1) <= 2**-24
@@ -273,25 +204,15 @@ def test_reciprocal(buffer: Any) -> None:
 def test_reciprocal_casts_in_and_out() -> None:
     """1/3 rounded to bfloat16 is 171 * 2^-9; 1/0 is infinity."""
     data = np.array([[3, 1, 0]], np.int32)
-    result = run(lambda dst, x: nisa.reciprocal(dst, x), [data], Result((1, 3), nl.bfloat16))
+    result = run(nisa.reciprocal, [data], Result((1, 3), nl.bfloat16))
     assert result.tolist() == [[171 * 2.0**-9, 1, math.inf]]
 
 
 @rules(
-    Rule(
-        "elements",
-        lambda: nisa.reciprocal(tile(2, 3), tile(2, 2, value=1)),
-        "nisa.reciprocal: operands 'dst' and 'data' must have the same number of elements per partition, got "
-        "tensor [2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.reciprocal(tile(2, 4), tile(2, 2, 2, value=1)),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.reciprocal(tile(4, 2), tile(2, 2, value=1)),
-        "nisa.reciprocal: operands 'dst' and 'data' must have the same number of partitions, got tensor [4, 2] float32 "
-        "in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.reciprocal(tile(4, 2)[0:2], tile(2, 2, value=1)),
-    ),
+    legal(nisa.reciprocal, dst=Sbuf(2, 4), data=Sbuf(2, 2, 2, value=1)),
+    broken("elements", dst=Sbuf(2, 3), data=Sbuf(2, 2, value=1)).says(same_elements("dst", "data")),
+    legal(nisa.reciprocal, dst=Sbuf(4, 2)[0:2], data=Sbuf(2, 2, value=1)),
+    broken("partitions", dst=Sbuf(4, 2)).says(same_partitions("dst", "data")),
 )
 def test_reciprocal_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -16,7 +16,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, normal, rules, run, tile
+from ...kernels import Result, Tile, engine_of, normal, run, tile
+from ...made import Hbm, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import LOAD_FIRST, fewer_dimensions, must, same_partitions
 
 ERROR = 2**-20
 AGGREGATED_ERROR = 2**-18
@@ -245,95 +248,43 @@ def test_aggregation_casts_to_the_type_of_dst_and_reads_before_it_writes() -> No
 
 # -- refusals --------------------------------------------------------------------------------------------------------
 
-DATA_LIMIT = (
-    "nisa.bn_stats: operand 'data' must have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax), got tensor "
+LIMIT = must(
+    "data",
+    "have 1 to 512 elements per partition (nl.tile_size.bn_stats_fmax)",
+    ": call bn_stats on pieces and combine them with bn_aggr",
 )
-PIECES = ": call bn_stats on pieces and combine them with bn_aggr"
-TUPLES = (
-    "nisa.bn_aggr: operand 'data' must have a multiple of 3 elements per partition, tuples (count, mean, variance * "
-    "count) as bn_stats writes them, got tensor "
+TUPLES = must(
+    "data",
+    "have a multiple of 3 elements per partition, tuples (count, mean, variance * count) as bn_stats writes them",
 )
 
 
 @rules(
-    Rule(
-        "too many elements",
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 513)),
-        DATA_LIMIT + "[2, 513] float32 in sbuf" + PIECES,
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 512)),
-    ),
-    Rule(
-        "too many elements in several dimensions",
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 3, 171)),
-        DATA_LIMIT + "[2, 3, 171] float32 in sbuf" + PIECES,
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 2, 256)),
-    ),
-    Rule(
-        "no elements",
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 8)[:, 0:0]),
-        DATA_LIMIT + "[2, 0] float32 in sbuf" + PIECES,
-        lambda: nisa.bn_stats(tile(2, 6), tile(2, 8)[:, 0:1]),
-    ),
-    Rule(
-        "size of the statistics",
-        lambda: nisa.bn_stats(tile(2, 3), tile(2, 8)),
-        "nisa.bn_stats: operand 'dst' must have 6 elements per partition (a tuple (count, mean, variance * count) for "
-        "even and one for odd elements), got tensor [2, 3] float32 in sbuf",
-        lambda: nisa.bn_stats(tile(2, 3, 2), tile(2, 8)),
-    ),
-    Rule(
-        "partitions of the statistics",
-        lambda: nisa.bn_stats(tile(3, 6), tile(2, 8)),
-        "nisa.bn_stats: operands 'dst' and 'data' must have the same number of partitions, got tensor [3, 6] float32 "
-        "in sbuf and tensor [2, 8] float32 in sbuf",
-        lambda: nisa.bn_stats(tile(3, 6)[0:2], tile(2, 8)),
-    ),
-    Rule(
-        "tuples of three",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 8, value=1)),
-        TUPLES + "[2, 8] float32 in sbuf",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 9, value=1)),
-    ),
-    Rule(
-        "no tuples",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6)[:, 0:0]),
-        TUPLES + "[2, 0] float32 in sbuf",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1)[:, 0:3]),
-    ),
-    Rule(
-        "rank of the statistics",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1).reshape((2, 1, 1, 1, 1, 6))),
-        "nisa.bn_aggr: operand 'data': at most 4 free dimensions, got tensor [2, 1, 1, 1, 1, 6] float32 in sbuf",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 1, 1, 1, 6, value=1)),
-    ),
-    Rule(
-        "rank of the result",
-        lambda: nisa.bn_aggr(tile(2, 1, 1, 2), tile(2, 6, value=1)),
-        "nisa.bn_aggr: operand 'dst' must have at most 3 dimensions, 2 of them free, got tensor [2, 1, 1, 2] float32 "
-        "in sbuf; flatten some with flatten_dims or reshape",
-        lambda: nisa.bn_aggr(tile(2, 1, 2), tile(2, 6, value=1)),
-    ),
-    Rule(
-        "size of the result",
-        lambda: nisa.bn_aggr(tile(2, 1), tile(2, 6, value=1)),
-        "nisa.bn_aggr: operand 'dst' must have 2 elements per partition (mean and variance), got tensor [2, 1] float32 "
-        "in sbuf",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1)),
-    ),
-    Rule(
-        "partitions of the result",
-        lambda: nisa.bn_aggr(tile(3, 2), tile(2, 6, value=1)),
-        "nisa.bn_aggr: operands 'dst' and 'data' must have the same number of partitions, got tensor [3, 2] float32 in "
-        "sbuf and tensor [2, 6] float32 in sbuf",
-        lambda: nisa.bn_aggr(tile(2, 2), tile(2, 6, value=1)),
-    ),
-    Rule(
-        "data in HBM",
-        lambda: nisa.bn_stats(tile(2, 6), nl.zeros((2, 8), nl.float32, nl.private_hbm)),
-        "nisa.bn_stats: operand 'data' must be in psum or sbuf, got tensor [2, 8] float32 in private_hbm"
-        "; load it to sbuf first, with nisa.dma_copy",
-        lambda: nisa.bn_stats(tile(2, 6), nl.zeros((2, 8), nl.float32, nl.sbuf)),
-    ),
+    legal(nisa.bn_stats, dst=Sbuf(2, 6), data=Sbuf(2, 512)),
+    broken("too many elements", data=Sbuf(2, 513)).says(LIMIT),
+    broken("too many elements in several dimensions", data=Sbuf(2, 3, 171)).says(LIMIT).fixed(data=Sbuf(2, 2, 256)),
+    broken("no elements", data=Sbuf(2, 8)[:, 0:0]).says(LIMIT).fixed(data=Sbuf(2, 8)[:, 0:1]),
+    broken("size of the statistics", dst=Sbuf(2, 3), data=Sbuf(2, 8))
+    .says(
+        must(
+            "dst",
+            "have 6 elements per partition (a tuple (count, mean, variance * count) for even and one for odd elements)",
+        )
+    )
+    .fixed(dst=Sbuf(2, 3, 2)),
+    broken("partitions of the statistics", dst=Sbuf(3, 6), data=Sbuf(2, 8))
+    .says(same_partitions("dst", "data"))
+    .fixed(dst=Sbuf(3, 6)[0:2]),
+    broken("data in HBM", data=Hbm(2, 8)).says(must("data", "be in psum or sbuf", LOAD_FIRST)).fixed(data=Sbuf(2, 8)),
+    legal(nisa.bn_aggr, dst=Sbuf(2, 2), data=Sbuf(2, 6, value=1)),
+    broken("tuples of three", data=Sbuf(2, 8, value=1)).says(TUPLES).fixed(data=Sbuf(2, 9, value=1)),
+    broken("no tuples", data=Sbuf(2, 6)[:, 0:0]).says(TUPLES).fixed(data=Sbuf(2, 6, value=1)[:, 0:3]),
+    broken("rank of the statistics", data=Sbuf(2, 6, value=1).reshape((2, 1, 1, 1, 1, 6)))
+    .says("operand 'data': at most 4 free dimensions, got {data}")
+    .fixed(data=Sbuf(2, 1, 1, 1, 6, value=1)),
+    broken("rank of the result", dst=Sbuf(2, 1, 1, 2)).says(fewer_dimensions("dst", 3)).fixed(dst=Sbuf(2, 1, 2)),
+    broken("size of the result", dst=Sbuf(2, 1)).says(must("dst", "have 2 elements per partition (mean and variance)")),
+    broken("partitions of the result", dst=Sbuf(3, 2)).says(same_partitions("dst", "data")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

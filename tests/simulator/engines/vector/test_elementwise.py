@@ -11,7 +11,9 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, check_rule, rules, run, tile
+from ...kernels import Result, run, tile
+from ...made import Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
 
 VALUES = [-3.0, -1.0, 0.0, 0.5, 2.0, 7.0]
 OPERANDS = [2.0, -1.0, 0.0, 3.0]
@@ -173,63 +175,35 @@ def test_invert(dtype: Any) -> None:
     assert [int(x) % 2**width for x in result[0]] == [2**width - 1, 2**width - 2, 2**width - 101]
 
 
+INT32_TILE = Sbuf(2, 2, dtype=nl.int32)
+
+
 @rules(
-    Rule(
-        "activation function",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.exp, 0),
-        "nisa.tensor_scalar: op0=nl.exp is no operator of the Vector engine (see nl.add and the like)",
-        lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2)),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.add, operand0=0),
+    broken("activation function", op0=nl.exp)
+    .says("op0=nl.exp is no operator of the Vector engine (see nl.add and the like)")
+    .instead(lambda: nisa.activation(tile(2, 2), nl.exp, tile(2, 2))),
+    broken("no operator", op0=np.add).says("op0 must be an operator such as nl.add, got <ufunc 'add'>"),
+    broken("unary with an operand", op0=nl.abs, operand0=1.0)
+    .says("op0=nl.abs takes one input: operand0 must be None or 0 and reverse0 False")
+    .fixed(operand0=None),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.add, operand0=1, op1=nl.square),
+    broken("unary with a vector", operand1=Sbuf(2, 1)).says(
+        "op1=nl.square takes one input: operand1 must be None or 0 and reverse1 False"
     ),
-    Rule(
-        "no operator",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), np.add, 0),
-        "nisa.tensor_scalar: op0 must be an operator such as nl.add, got <ufunc 'add'>",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.relu, operand0=0),
+    broken("unary reversed", reverse0=True).says(
+        "op0=nl.relu takes one input: operand0 must be None or 0 and reverse0 False"
     ),
-    Rule(
-        "unary with an operand",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.abs, 1.0),
-        "nisa.tensor_scalar: op0=nl.abs takes one input: operand0 must be None or 0 and reverse0 False",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.abs, None),
-    ),
-    Rule(
-        "unary with a vector",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.square, operand1=tile(2, 1)),
-        "nisa.tensor_scalar: op1=nl.square takes one input: operand1 must be None or 0 and reverse1 False",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.square),
-    ),
-    Rule(
-        "unary reversed",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.relu, 0, reverse0=True),
-        "nisa.tensor_scalar: op0=nl.relu takes one input: operand0 must be None or 0 and reverse0 False",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.relu, 0),
-    ),
-    Rule(
-        "binary without an operand",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, None),
-        "nisa.tensor_scalar: op0=nl.add needs operand0",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0),
-    ),
-    Rule(
-        "second binary without an operand",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.abs, None, op1=nl.power),
-        "nisa.tensor_scalar: op1=nl.power needs operand1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.abs, None, op1=nl.power, operand1=2),
-    ),
-    Rule(
-        "bits of a float constant",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 2.5),
-        "nisa.tensor_scalar: op0=nl.bitwise_and is bit-wise: operand0 must be an integer, got 2.5",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 2),
-    ),
-    Rule(
-        "abs_min before trn3",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0, op1=nl.abs_min, operand1=1),
-        "nisa.tensor_scalar: op1=nl.abs_min needs trn3; the target is trn1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0, op1=nl.abs_min, operand1=1),
-        target="trn1",
-        corrected_target="trn3",
-    ),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.abs, operand0=None),
+    broken("binary without an operand", op0=nl.add).says("op0=nl.add needs operand0").fixed(operand0=0),
+    broken("second binary without an operand", op1=nl.power).says("op1=nl.power needs operand1").fixed(operand1=2),
+    broken("bits of a float constant", dst=INT32_TILE, data=INT32_TILE, op0=nl.bitwise_and, operand0=2.5)
+    .says("op0=nl.bitwise_and is bit-wise: operand0 must be an integer, got 2.5")
+    .fixed(operand0=2),
+    broken("abs_min before trn3", on="trn1", op0=nl.add, operand0=0, op1=nl.abs_min, operand1=1)
+    .says("op1=nl.abs_min needs trn3; the target is trn1")
+    .fixed(on="trn3"),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

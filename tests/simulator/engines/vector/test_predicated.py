@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
+from ...made import Hbm, Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import fewer_dimensions, must, not_both_in_psum, one_type, same_elements, same_partitions
 
 SOURCE = np.array([[1, -2, 3, 0.5], [4, 5, -6, 2]], np.float32)
 PREDICATE = np.array([[1, 0, 0, 2], [0, 255, 1, 0]], np.uint8)
@@ -270,106 +273,43 @@ def test_it_runs_on_the_vector_engine_of_every_generation(target: str) -> None:
     assert engine_of(body, target) == "vector"
 
 
-def operands_of_rank(fifth: int | None) -> list[Any]:
-    """dst, src and predicate of four dimensions, one of them of five."""
-    types = (nl.float32, nl.float32, nl.uint8)
-    return [
-        tile(*((2, 2, 1, 1, 2) if number == fifth else (2, 2, 1, 2)), dtype=dtype) for number, dtype in enumerate(types)
-    ]
+RANK_4 = {"dst": Sbuf(2, 2, 1, 2), "src": Sbuf(2, 2, 1, 2), "predicate": Sbuf(2, 2, 1, 2, dtype=nl.uint8)}
+RANK_5 = {"dst": Sbuf(2, 2, 1, 1, 2), "src": Sbuf(2, 2, 1, 1, 2), "predicate": Sbuf(2, 2, 1, 1, 2, dtype=nl.uint8)}
 
 
 @rules(
-    Rule(
-        "predicate type",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.int32)),
-        "nisa.tensor_copy_predicated: operand 'predicate' must have one of the types uint16, uint32, uint8, got tensor "
-        "[2, 2] int32 in sbuf",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.uint32)),
-    ),
-    Rule(
-        "types of src and dst",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2, dtype=nl.bfloat16), tile(2, 2, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operands 'dst' and 'src' must have one type, got tensor [2, 2] float32 in sbuf "
-        "and tensor [2, 2] bfloat16 in sbuf; cast with nisa.tensor_copy first",
-        lambda: nisa.tensor_copy_predicated(
-            tile(2, 2, dtype=nl.bfloat16), tile(2, 2, dtype=nl.bfloat16), tile(2, 2, dtype=nl.uint8)
-        ),
-    ),
-    Rule(
-        "a tile where the predicate is not set",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.uint8), reverse_pred=True),
-        "nisa.tensor_copy_predicated: reverse_pred=True is for a number as 'src', got tensor [2, 2] float32 in sbuf; "
-        "invert the predicate, for instance with nisa.tensor_scalar and op0=nl.equal, operand0=0",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 1.0, tile(2, 2, dtype=nl.uint8), reverse_pred=True),
-    ),
-    Rule(
-        "an integer for floats",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 9, tile(2, 2, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operand 'src': an integer needs an integer type of 'dst', got 9 for tensor [2, "
-        "2] float32 in sbuf; pass 9.0",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 9.0, tile(2, 2, dtype=nl.uint8)),
-    ),
-    Rule(
-        "a float for integers",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2, dtype=nl.int16), 9.0, tile(2, 2, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operand 'src': a float needs a float type of 'dst', got 9.0 for tensor [2, 2] "
-        "int16 in sbuf; pass an integer",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2, dtype=nl.int16), 9, tile(2, 2, dtype=nl.uint8)),
-    ),
+    legal(nisa.tensor_copy_predicated, dst=Sbuf(2, 2), src=Sbuf(2, 2), predicate=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("predicate type", predicate=Sbuf(2, 2, dtype=nl.int32)).says(one_type("predicate", "uint16, uint32, uint8")),
+    legal(nisa.tensor_copy_predicated, dst=Sbuf(2, 2), src=1.0, predicate=Sbuf(2, 2, dtype=nl.uint8)),
+    broken("types of src and dst", src=Sbuf(2, 2, dtype=nl.bfloat16))
+    .says("operands 'dst' and 'src' must have one type, got {dst} and {src}; cast with nisa.tensor_copy first")
+    .fixed(dst=Sbuf(2, 2, dtype=nl.bfloat16)),
+    broken("a tile where the predicate is not set", src=Sbuf(2, 2), reverse_pred=True)
+    .says(
+        "reverse_pred=True is for a number as 'src', got {src}; invert the predicate, for instance with "
+        "nisa.tensor_scalar and op0=nl.equal, operand0=0"
+    )
+    .fixed(src=1.0),
+    broken("an integer for floats", src=9)
+    .says("operand 'src': an integer needs an integer type of 'dst', got 9 for {dst}; pass 9.0")
+    .fixed(src=9.0),
+    broken("a float for integers", dst=Sbuf(2, 2, dtype=nl.int16), src=9.0)
+    .says("operand 'src': a float needs a float type of 'dst', got 9.0 for {dst}; pass an integer")
+    .fixed(src=9),
+    broken("both in PSUM", src=Psum(2, 2), predicate=Psum(2, 2, dtype=nl.uint8))
+    .says(not_both_in_psum("src", "predicate"))
+    .fixed(dst=Psum(2, 2), predicate=Sbuf(2, 2, dtype=nl.uint8)),
+    broken("partitions of src", src=Sbuf(1, 2)).says(same_partitions("dst", "src")).fixed(src=Sbuf(2, 2)),
+    broken("size of src", src=Sbuf(2, 3)).says(same_elements("dst", "src")).fixed(src=Sbuf(2, 3)[:, 0:2]),
+    broken("size of predicate", predicate=Sbuf(2, 1, dtype=nl.uint8)).says(same_elements("dst", "predicate")),
+    broken("predicate is a tile", src=Sbuf(2, 2), predicate=True)
+    .says("operand 'predicate' must be a tensor, got True")
+    .fixed(predicate=Sbuf(2, 2, dtype=nl.uint8, value=1)),
+    broken("HBM", dst=Hbm(2, 2)).says(must("dst", "be in psum or sbuf")),
+    legal(nisa.tensor_copy_predicated, **RANK_4),
     *(
-        Rule(
-            f"rank of operand {number}",
-            lambda number=number: nisa.tensor_copy_predicated(*operands_of_rank(number)),
-            f"nisa.tensor_copy_predicated: operand {name!r} must have at most 4 dimensions, 3 of them free, got tensor "
-            f"[2, 2, 1, 1, 2] {dtype} in sbuf; flatten some with flatten_dims or reshape",
-            lambda: nisa.tensor_copy_predicated(*operands_of_rank(None)),
-        )
-        for number, (name, dtype) in enumerate([("dst", "float32"), ("src", "float32"), ("predicate", "uint8")])
-    ),
-    Rule(
-        "both in PSUM",
-        lambda: nisa.tensor_copy_predicated(
-            tile(2, 2), tile(2, 2, buffer=nl.psum), tile(2, 2, dtype=nl.uint8, buffer=nl.psum)
-        ),
-        "nisa.tensor_copy_predicated: operands 'src' and 'predicate' must not both be in psum",
-        lambda: nisa.tensor_copy_predicated(
-            tile(2, 2, buffer=nl.psum), tile(2, 2, buffer=nl.psum), tile(2, 2, dtype=nl.uint8)
-        ),
-    ),
-    Rule(
-        "partitions of src",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(1, 2), tile(2, 2, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operands 'dst' and 'src' must have the same number of partitions, got tensor [2, "
-        "2] float32 in sbuf and tensor [1, 2] float32 in sbuf",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.uint8)),
-    ),
-    Rule(
-        "size of src",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 3), tile(2, 2, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operands 'dst' and 'src' must have the same number of elements per partition, "
-        "got tensor [2, 2] float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 3)[:, 0:2], tile(2, 2, dtype=nl.uint8)),
-    ),
-    Rule(
-        "size of predicate",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 1.0, tile(2, 1, dtype=nl.uint8)),
-        "nisa.tensor_copy_predicated: operands 'dst' and 'predicate' must have the same number of elements per "
-        "partition, got tensor [2, 2] float32 in sbuf and tensor [2, 1] uint8 in sbuf",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 1.0, tile(2, 2, dtype=nl.uint8)),
-    ),
-    Rule(
-        "predicate is a tile",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), True),
-        "nisa.tensor_copy_predicated: operand 'predicate' must be a tensor, got True",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), tile(2, 2), tile(2, 2, dtype=nl.uint8, value=1)),
-    ),
-    Rule(
-        "HBM",
-        lambda: nisa.tensor_copy_predicated(
-            nl.zeros((2, 2), nl.float32, nl.private_hbm), 1.0, tile(2, 2, dtype=nl.uint8)
-        ),
-        "nisa.tensor_copy_predicated: operand 'dst' must be in psum or sbuf, got tensor [2, 2] float32 in private_hbm",
-        lambda: nisa.tensor_copy_predicated(tile(2, 2), 1.0, tile(2, 2, dtype=nl.uint8)),
+        broken(f"rank of operand {number}", **{name: made}).says(fewer_dimensions(name, 4))
+        for number, (name, made) in enumerate(RANK_5.items())
     ),
 )
 def test_rules(rule: Rule) -> None:

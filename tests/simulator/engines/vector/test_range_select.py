@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,20 @@ from nkilib.nki import nisa, nl
 
 from ...kernels import (
     WIDE,
-    Body,
     Result,
-    Rule,
     Tile,
-    check_rule,
     column,
     engine_of,
     execute,
     normal,
     numbered,
-    rules,
     run,
     store,
     tile,
 )
+from ...made import Sbuf, in_kernel
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import FLOATS, needs, one_each, one_type, same_elements
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
@@ -262,140 +260,65 @@ def test_idle_selects_all_the_same() -> None:
 # -- rules ---------------------------------------------------------------------------------------------
 
 
-def select(**changes: Any) -> Body:
-    """A kernel with a range_select that is legal but for the changes: values, or functions that make tiles."""
-    tiles = {"dst": (2, 2), "on_true_tile": (2, 2), "bound0": (2, 1), "bound1": (2, 1)}
-    operators = {"comp_op0": nl.greater_equal, "comp_op1": nl.less}
-
-    def body() -> None:
-        changed = {name: it() if isinstance(it, FunctionType) else it for name, it in changes.items()}
-        nisa.range_select(**{name: tile(*shape) for name, shape in tiles.items()} | operators | changed)
-
-    return body
-
-
-# Name: (what breaks the rule, the refusal, what keeps it).
-SELECT_RULES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
-    "comp_op0": (
-        {"comp_op0": nl.not_equal},
-        "comp_op0 must be one of nl.equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal, got nl.not_equal",
-        {"comp_op0": nl.equal},
-    ),
-    "comp_op1": (
-        {"comp_op1": nl.add},
-        "comp_op1 must be one of nl.equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal, got nl.add",
-        {"comp_op1": nl.greater},
-    ),
-    "integers": (
-        {"on_true_tile": lambda: tile(2, 2, dtype=nl.int32)},
-        "operand 'on_true_tile' must have one of the types bfloat16, float16, float32, float8_e4m3, float8_e4m3fn, "
-        "float8_e5m2, float8_e8m0fnu, tfloat32, got tensor [2, 2] int32 in sbuf",
-        {"dst": lambda: tile(2, 2, dtype=nl.int32)},
-    ),
-    "type of bound0": (
-        {"bound0": lambda: tile(2, 1, dtype=nl.int32)},
-        "operand 'bound0' must have one of the types float32, got tensor [2, 1] int32 in sbuf",
-        {},
-    ),
-    "type of bound1": (
-        {"bound1": lambda: tile(2, 1, dtype=nl.bfloat16)},
-        "operand 'bound1' must have one of the types float32, got tensor [2, 1] bfloat16 in sbuf",
-        {},
-    ),
-    "bound0 is a tile": ({"bound0": 0.0}, "operand 'bound0' must be a tensor, got 0.0", {}),
-    "shape of bound1": (
-        {"bound1": lambda: tile(2, 2)},
-        "operand 'bound1' must have shape (2, 1), one element for each partition of 'on_true_tile', got tensor [2, 2] "
-        "float32 in sbuf",
-        {"bound1": lambda: tile(2, 2)[:, 0:1]},
-    ),
-    "partitions of bound0": (
-        {"bound0": lambda: tile(1, 1)},
-        "operand 'bound0' must have shape (2, 1), one element for each partition of 'on_true_tile', got tensor [1, 1] "
-        "float32 in sbuf",
-        {"bound0": lambda: tile(32, 1)[0:2]},
-    ),
-    "size": (
-        {"dst": lambda: tile(2, 3)},
-        "operands 'dst' and 'on_true_tile' must have the same number of elements per partition, got tensor [2, 3] "
-        "float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        {"dst": lambda: tile(2, 3)[:, 1:3]},
-    ),
-    "on_false_value": (
-        {"on_false_value": -1e30},
-        "on_false_value must be the lowest float32, -3.4028235e+38, got -1e+30",
-        {"on_false_value": np.finfo(np.float32).min},
-    ),
-    "minus infinity": (
-        {"on_false_value": float("-inf")},
-        "on_false_value must be the lowest float32, -3.4028235e+38, got -inf",
-        {"on_false_value": FP32_MIN},
-    ),
-    "no on_false_value": (
-        {"on_false_value": None},
-        "on_false_value must be a compile-time number, got None",
-        {},
-    ),
-    "reduce_op": (
-        {"reduce_op": nl.add},
-        "reduce_op must be nl.maximum, got nl.add",
-        {"reduce_op": nl.max},
-    ),
-    "reset": (
-        {"reduce_cmd": COMMAND.reset},
-        "reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.reset: 1>",
-        {"reduce_cmd": COMMAND.reset_reduce},
-    ),
-    "load_reduce": (
-        {"reduce_cmd": COMMAND.load_reduce},
-        "reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.load_reduce: 4>",
-        {"reduce_cmd": COMMAND.idle},
-    ),
-    "nothing to read": (
-        {"reduce_cmd": COMMAND.idle, "reduce_res": lambda: tile(2, 1)},
-        "reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read",
-        {"reduce_cmd": COMMAND.reset_reduce, "reduce_res": lambda: tile(2, 1)},
-    ),
-    "shape of reduce_res": (
-        {"reduce_res": lambda: tile(2, 2)},
-        "operand 'reduce_res' must have shape (2, 1), one element for each partition of 'on_true_tile', got tensor [2, "
-        "2] float32 in sbuf",
-        {"reduce_res": lambda: tile(2, 1)},
-    ),
-    "fractional start": (
-        {"range_start": 0.5},
-        "range_start must be a compile-time integer, got 0.5",
-        {"range_start": np.int64(3)},
-    ),
-    "start beyond 2^24": (
-        {"range_start": 2**24},
-        "range_start plus the index of an element must be within 2^24, where float32 is exact, got 16777216 to "
-        "16777217",
-        {"range_start": 2**24 - 1},
-    ),
-    "start before -2^24": (
-        {"range_start": -(2**24) - 1},
-        "range_start plus the index of an element must be within 2^24, where float32 is exact, got -16777217 to "
-        "-16777216",
-        {"range_start": -(2**24)},
-    ),
+# The operands of a call that is legal.
+LEGAL = {
+    "dst": Sbuf(2, 2),
+    "on_true_tile": Sbuf(2, 2),
+    "bound0": Sbuf(2, 1),
+    "bound1": Sbuf(2, 1),
+    "comp_op0": nl.greater_equal,
+    "comp_op1": nl.less,
 }
+COMPARED_BY = "nl.equal, nl.less, nl.less_equal, nl.greater, nl.greater_equal"
+LOWEST = "on_false_value must be the lowest float32, -3.4028235e+38, got {on_false_value}"
+EXACT = "range_start plus the index of an element must be within 2^24, where float32 is exact, got {} to {}"
 
 
 @rules(
-    *(
-        Rule(name, select(**broken), f"nisa.range_select: {message}", select(**corrected))
-        for name, (broken, message, corrected) in SELECT_RULES.items()
-    ),
-    Rule(
-        "generation",
-        select(),
-        "nisa.range_select: needs gen3 or newer; the target is trn1 (gen2), set NEURON_PLATFORM_TARGET_OVERRIDE to "
-        "change it",
-        select(),
-        target="trn1",
-        corrected_target="trn2",
-    ),
+    legal(nisa.range_select, **LEGAL),
+    broken("comp_op0", comp_op0=nl.not_equal)
+    .says(f"comp_op0 must be one of {COMPARED_BY}, got nl.not_equal")
+    .fixed(comp_op0=nl.equal),
+    broken("comp_op1", comp_op1=nl.add)
+    .says(f"comp_op1 must be one of {COMPARED_BY}, got nl.add")
+    .fixed(comp_op1=nl.greater),
+    broken("integers", on_true_tile=Sbuf(2, 2, dtype=nl.int32))
+    .says(one_type("on_true_tile", FLOATS))
+    .fixed(dst=Sbuf(2, 2, dtype=nl.int32), on_true_tile=Sbuf(2, 2)),
+    broken("type of bound0", bound0=Sbuf(2, 1, dtype=nl.int32)).says(one_type("bound0", "float32")),
+    broken("type of bound1", bound1=Sbuf(2, 1, dtype=nl.bfloat16)).says(one_type("bound1", "float32")),
+    broken("bound0 is a tile", bound0=0.0).says("operand 'bound0' must be a tensor, got 0.0"),
+    broken("shape of bound1", bound1=Sbuf(2, 2))
+    .says(one_each("bound1", "on_true_tile"))
+    .fixed(bound1=Sbuf(2, 2)[:, 0:1]),
+    broken("partitions of bound0", bound0=Sbuf(1, 1))
+    .says(one_each("bound0", "on_true_tile"))
+    .fixed(bound0=Sbuf(32, 1)[0:2]),
+    broken("size", dst=Sbuf(2, 3)).says(same_elements("dst", "on_true_tile")).fixed(dst=Sbuf(2, 3)[:, 1:3]),
+    broken("on_false_value", on_false_value=-1e30).says(LOWEST).fixed(on_false_value=np.finfo(np.float32).min),
+    broken("minus infinity", on_false_value=float("-inf")).says(LOWEST).fixed(on_false_value=FP32_MIN),
+    broken("no on_false_value", on_false_value=None).says("on_false_value must be a compile-time number, got None"),
+    broken("reduce_op", reduce_op=nl.add).says("reduce_op must be nl.maximum, got nl.add").fixed(reduce_op=nl.max),
+    broken("reset", reduce_cmd=COMMAND.reset)
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.reset: 1>")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("load_reduce", reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd must be one of idle, reset_reduce, reduce, got <reduce_cmd.load_reduce: 4>")
+    .fixed(reduce_cmd=COMMAND.idle),
+    broken("nothing to read", reduce_cmd=COMMAND.idle, reduce_res=Sbuf(2, 1))
+    .says("reduce_res needs reduce_cmd reset_reduce or reduce: idle leaves nothing to read")
+    .fixed(reduce_cmd=COMMAND.reset_reduce),
+    broken("shape of reduce_res", reduce_res=Sbuf(2, 2))
+    .says(one_each("reduce_res", "on_true_tile"))
+    .fixed(reduce_res=Sbuf(2, 1)),
+    broken("fractional start", range_start=0.5)
+    .says("range_start must be a compile-time integer, got 0.5")
+    .fixed(range_start=np.int64(3)),
+    broken("start beyond 2^24", range_start=2**24).says(EXACT.format(16777216, 16777217)).fixed(range_start=2**24 - 1),
+    broken("start before -2^24", range_start=-(2**24) - 1)
+    .says(EXACT.format(-16777217, -16777216))
+    .fixed(range_start=-(2**24)),
+    broken("generation", on="trn1").says(needs("gen3", "trn1 (gen2)")),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -403,4 +326,4 @@ def test_rules(rule: Rule) -> None:
 
 @pytest.mark.parametrize("target", ["trn2", "trn3"])
 def test_runs_on_the_vector_engine(target: str) -> None:
-    assert engine_of(select(), target) == "vector"
+    assert engine_of(lambda: nisa.range_select(**in_kernel(LEGAL)), target) == "vector"

@@ -17,19 +17,19 @@ from nkilib.nki import nisa, nl
 from ...kernels import (
     Body,
     Result,
-    Rule,
     Tile,
-    check_rule,
     column,
     engine_of,
     execute,
     normal,
     refusal,
-    rules,
     run,
     store,
     tile,
 )
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import not_both_in_psum, one_each, one_type, same_elements, same_partitions
 
 COMMAND = nisa.reduce_cmd
 PSUM = nl.psum
@@ -251,69 +251,22 @@ def test_scan_runs_on_the_vector_engine_of_every_generation(target: str) -> None
 
 
 @rules(
-    Rule(
-        "both in PSUM",
-        lambda: nisa.tensor_tensor_scan(
-            tile(2, 2), tile(2, 2, buffer=PSUM), tile(2, 2, buffer=PSUM), 0.0, nl.multiply, nl.add
-        ),
-        "nisa.tensor_tensor_scan: operands 'data0' and 'data1' must not both be in psum",
-        lambda: nisa.tensor_tensor_scan(
-            tile(2, 2, buffer=PSUM), tile(2, 2), tile(2, 2, buffer=PSUM), tile(2, 1, buffer=PSUM), nl.multiply, nl.add
-        ),
-    ),
-    Rule(
-        "size of data1",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 1), 0.0, nl.multiply, nl.add),
-        "nisa.tensor_tensor_scan: operands 'dst' and 'data1' must have the same number of elements per partition, got "
-        "tensor [2, 2] float32 in sbuf and tensor [2, 1] float32 in sbuf",
-        SCAN,
-    ),
-    Rule(
-        "size of dst",
-        lambda: nisa.tensor_tensor_scan(tile(2, 1), tile(2, 2), tile(2, 2), 0.0, nl.multiply, nl.add),
-        "nisa.tensor_tensor_scan: operands 'dst' and 'data0' must have the same number of elements per partition, got "
-        "tensor [2, 1] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        SCAN,
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(1, 2), 0.0, nl.multiply, nl.add),
-        "nisa.tensor_tensor_scan: operands 'dst' and 'data1' must have the same number of partitions, got tensor [2, "
-        "2] float32 in sbuf and tensor [1, 2] float32 in sbuf",
-        SCAN,
-    ),
-    Rule(
-        "initial",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), tile(2, 2), nl.multiply, nl.add),
-        "nisa.tensor_tensor_scan: operand 'initial' must have shape (2, 1), one element for each partition of 'data0', "
-        "got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), tile(2, 1), nl.multiply, nl.add),
-    ),
-    Rule(
-        "no initial",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), None, nl.multiply, nl.add),
-        "nisa.tensor_tensor_scan: operand 'initial' must be a tensor or a number, got None",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0, nl.multiply, nl.add),
-    ),
-    Rule(
-        "bit-wise operator",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.bitwise_or, nl.add),
-        "nisa.tensor_tensor_scan: op0 must be a binary arithmetic operator such as nl.add, got nl.bitwise_or",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.logical_or, nl.add),
-    ),
-    Rule(
-        "unary operator",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.multiply, nl.abs),
-        "nisa.tensor_tensor_scan: op1 must be a binary arithmetic operator such as nl.add, got nl.abs",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.multiply, nl.maximum),
-    ),
-    Rule(
-        "operator of trn3",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.multiply, nl.abs_max),
-        "nisa.tensor_tensor_scan: op1=nl.abs_max needs trn3; the target is trn2",
-        lambda: nisa.tensor_tensor_scan(tile(2, 2), tile(2, 2), tile(2, 2), 0.0, nl.multiply, nl.abs_max),
-        corrected_target="trn3",
-    ),
+    legal(nisa.tensor_tensor_scan, Sbuf(2, 2), Sbuf(2, 2), Sbuf(2, 2), 0.0, nl.multiply, nl.maximum),
+    broken("both in PSUM", data0=Psum(2, 2), data1=Psum(2, 2), op1=nl.add)
+    .says(not_both_in_psum("data0", "data1"))
+    .fixed(dst=Psum(2, 2), data0=Sbuf(2, 2), initial=Psum(2, 1)),
+    broken("size of data1", data1=Sbuf(2, 1), op1=nl.add).says(same_elements("dst", "data1")).fixed(data1=Sbuf(2, 2)),
+    broken("size of dst", dst=Sbuf(2, 1), op1=nl.add).says(same_elements("dst", "data0")).fixed(dst=Sbuf(2, 2)),
+    broken("partitions", data1=Sbuf(1, 2), op1=nl.add).says(same_partitions("dst", "data1")).fixed(data1=Sbuf(2, 2)),
+    broken("initial", initial=Sbuf(2, 2), op1=nl.add).says(one_each("initial", "data0")).fixed(initial=Sbuf(2, 1)),
+    broken("no initial", initial=None, op1=nl.add)
+    .says("operand 'initial' must be a tensor or a number, got None")
+    .fixed(initial=0),
+    broken("bit-wise operator", op0=nl.bitwise_or, op1=nl.add)
+    .says("op0 must be a binary arithmetic operator such as nl.add, got nl.bitwise_or")
+    .fixed(op0=nl.logical_or),
+    broken("unary operator", op1=nl.abs).says("op1 must be a binary arithmetic operator such as nl.add, got nl.abs"),
+    broken("operator of trn3", op1=nl.abs_max).says("op1=nl.abs_max needs trn3; the target is trn2").fixed(on="trn3"),
 )
 def test_scan_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -503,16 +456,12 @@ def test_cumulative_of_any_shape(partitions: int, columns: int, name: str) -> No
     assert (result == expected).all()
 
 
-def cumulative(dst: Any = nl.float32, src: Any = nl.float32, **options: Any) -> Body:
-    """A kernel with a sum of sums, of tiles of these types."""
-    return lambda: nisa.tensor_scalar_cumulative(
-        tile(2, 2, dtype=dst), tile(2, 2, dtype=src), nl.add, nl.add, 0.0, **options
-    )
-
-
 @pytest.mark.parametrize("target", ["trn1", "trn2", "trn3"])
 def test_cumulative_runs_on_the_vector_engine_of_every_generation(target: str) -> None:
-    assert engine_of(cumulative(), target) == "vector"
+    assert (
+        engine_of(lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, 0.0), target)
+        == "vector"
+    )
 
 
 TYPES = (
@@ -521,87 +470,33 @@ TYPES = (
 
 
 @rules(
+    legal(nisa.tensor_scalar_cumulative, dst=Sbuf(2, 2), src=Sbuf(2, 2), op0=nl.add, op1=nl.add, imm0=0.0),
     *(
-        Rule(
-            f"{operand} of {dtype}",
-            cumulative(**{operand: dtype}),
-            f"nisa.tensor_scalar_cumulative: operand '{operand}' must have one of the types {TYPES}, got tensor [2, 2] "
-            f"{dtype} in sbuf",
-            cumulative(),
-        )
+        broken(f"{operand} of {dtype}", **{operand: Sbuf(2, 2, dtype=dtype)}).says(one_type(operand, TYPES))
         for dtype in (nl.int32, nl.uint32, nl.tfloat32)
         for operand in ("dst", "src")
     ),
-    Rule(
-        "op0",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.bitwise_and, nl.add, 0),
-        "nisa.tensor_scalar_cumulative: op0 must be a binary arithmetic operator such as nl.add, got nl.bitwise_and",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.logical_and, nl.add, 0),
-    ),
-    Rule(
-        "op1",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.logical_or, 0.0),
-        "nisa.tensor_scalar_cumulative: op1 must be nl.add, nl.subtract, nl.multiply, nl.max or nl.min, got "
-        "nl.logical_or",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.logical_or, nl.add, 0.0),
-    ),
-    Rule(
-        "type of imm0",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, tile(2, 1, dtype=nl.bfloat16)),
-        "nisa.tensor_scalar_cumulative: operand 'imm0' must have one of the types float32, got tensor [2, 1] bfloat16 "
-        "in sbuf",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, tile(2, 1)),
-    ),
-    Rule(
-        "shape of imm0",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, tile(2, 2)),
-        "nisa.tensor_scalar_cumulative: operand 'imm0' must have shape (2, 1), one element for each partition of "
-        "'src', got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, tile(2, 2)[:, 1:2]),
-    ),
-    Rule(
-        "no imm0",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, None),
-        "nisa.tensor_scalar_cumulative: operand 'imm0' must be a tensor or a number, got None",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 2), nl.add, nl.add, 0),
-    ),
-    Rule(
-        "type of imm1",
-        lambda: nisa.tensor_scalar_cumulative(
-            tile(2, 2), tile(2, 2), nl.add, nl.add, 0.0, tile(2, 1, dtype=nl.float16), COMMAND.load_reduce
-        ),
-        "nisa.tensor_scalar_cumulative: operand 'imm1' must have one of the types float32, got tensor [2, 1] float16 "
-        "in sbuf",
-        lambda: nisa.tensor_scalar_cumulative(
-            tile(2, 2), tile(2, 2), nl.add, nl.add, 0.0, tile(2, 1), COMMAND.load_reduce
-        ),
-    ),
-    Rule(
-        "load_reduce without imm1",
-        lambda: nisa.tensor_scalar_cumulative(
-            tile(2, 2), tile(2, 2), nl.add, nl.add, 0.0, reduce_cmd=COMMAND.load_reduce
-        ),
-        "nisa.tensor_scalar_cumulative: reduce_cmd=load_reduce needs imm1, with which the accumulation starts",
-        lambda: nisa.tensor_scalar_cumulative(
-            tile(2, 2), tile(2, 2), nl.add, nl.add, 0.0, 1, reduce_cmd=COMMAND.load_reduce
-        ),
-    ),
+    broken("op0", op0=nl.bitwise_and, imm0=0)
+    .says("op0 must be a binary arithmetic operator such as nl.add, got nl.bitwise_and")
+    .fixed(op0=nl.logical_and),
+    broken("op1", op1=nl.logical_or)
+    .says("op1 must be nl.add, nl.subtract, nl.multiply, nl.max or nl.min, got nl.logical_or")
+    .fixed(op0=nl.logical_or, op1=nl.add),
+    broken("type of imm0", imm0=Sbuf(2, 1, dtype=nl.bfloat16)).says(one_type("imm0", "float32")).fixed(imm0=Sbuf(2, 1)),
+    broken("shape of imm0", imm0=Sbuf(2, 2)).says(one_each("imm0", "src")).fixed(imm0=Sbuf(2, 2)[:, 1:2]),
+    broken("no imm0", imm0=None).says("operand 'imm0' must be a tensor or a number, got None").fixed(imm0=0),
+    broken("type of imm1", imm1=Sbuf(2, 1, dtype=nl.float16), reduce_cmd=COMMAND.load_reduce)
+    .says(one_type("imm1", "float32"))
+    .fixed(imm1=Sbuf(2, 1)),
+    broken("load_reduce without imm1", reduce_cmd=COMMAND.load_reduce)
+    .says("reduce_cmd=load_reduce needs imm1, with which the accumulation starts")
+    .fixed(imm1=1),
+    broken("size", src=Sbuf(2, 3)).says(same_elements("dst", "src")),
     *(
-        Rule(
-            command.name,
-            cumulative(reduce_cmd=command),
-            "nisa.tensor_scalar_cumulative: reduce_cmd must be one of reset_reduce, reduce, load_reduce, got "
-            f"{command!r}",
-            cumulative(reduce_cmd=COMMAND.reset_reduce),
-        )
+        broken(command.name, reduce_cmd=command)
+        .says(f"reduce_cmd must be one of reset_reduce, reduce, load_reduce, got {command!r}")
+        .fixed(reduce_cmd=COMMAND.reset_reduce)
         for command in (COMMAND.idle, COMMAND.reset)
-    ),
-    Rule(
-        "size",
-        lambda: nisa.tensor_scalar_cumulative(tile(2, 2), tile(2, 3), nl.add, nl.add, 0.0),
-        "nisa.tensor_scalar_cumulative: operands 'dst' and 'src' must have the same number of elements per partition, "
-        "got tensor [2, 2] float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        cumulative(),
     ),
 )
 def test_cumulative_rules(rule: Rule) -> None:

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import WIDE, Result, Rule, Tile, check_rule, engine_of, normal, rules, run, tile
+from ...kernels import WIDE, Result, Tile, engine_of, normal, run, tile
+from ...made import Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import must, one_type, same_elements, same_partitions
 
 UINT16, UINT32, INT32 = nl.uint16, nl.uint32, nl.int32
 ABSENT = 2**32 - 1
@@ -133,44 +136,16 @@ def test_max8_of_the_most_elements() -> None:
 
 
 @rules(
-    Rule(
-        "fewest elements",
-        lambda: nisa.max8(tile(2, 8), tile(2, 7)),
-        "nisa.max8: operand 'src' must have 8 to 16384 elements per partition, got tensor [2, 7] float32 in sbuf",
-        lambda: nisa.max8(tile(2, 8), tile(2, 8)),
-    ),
-    Rule(
-        "most elements",
-        lambda: nisa.max8(tile(1, 8), tile(1, 16385)),
-        "nisa.max8: operand 'src' must have 8 to 16384 elements per partition, got tensor [1, 16385] float32 in sbuf",
-        lambda: nisa.max8(tile(1, 8), tile(1, 16384)),
-    ),
-    Rule(
-        "dimensions",
-        lambda: nisa.max8(tile(2, 8), tile(2, 2, 2, 2)),
-        "nisa.max8: operand 'src' must have at most 3 dimensions, the partitions included, got tensor [2, 2, 2, 2] "
-        "float32 in sbuf",
-        lambda: nisa.max8(tile(2, 8), tile(2, 4, 2)),
-    ),
-    Rule(
-        "size of dst",
-        lambda: nisa.max8(tile(2, 9), tile(2, 9)),
-        "nisa.max8: operand 'dst' must have shape (partitions, 8), got tensor [2, 9] float32 in sbuf",
-        lambda: nisa.max8(tile(2, 8), tile(2, 9)),
-    ),
-    Rule(
-        "dimensions of dst",
-        lambda: nisa.max8(tile(2, 2, 4), tile(2, 9)),
-        "nisa.max8: operand 'dst' must have shape (partitions, 8), got tensor [2, 2, 4] float32 in sbuf",
-        lambda: nisa.max8(tile(2, 2, 4).reshape((2, 8)), tile(2, 9)),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.max8(tile(3, 8), tile(2, 9)),
-        "nisa.max8: operands 'src' and 'dst' must have the same number of partitions, got tensor [2, 9] float32 in "
-        "sbuf and tensor [3, 8] float32 in sbuf",
-        lambda: nisa.max8(tile(3, 8), tile(3, 9)),
-    ),
+    legal(nisa.max8, dst=Sbuf(2, 8), src=Sbuf(2, 8)),
+    broken("fewest elements", src=Sbuf(2, 7)).says(must("src", "have 8 to 16384 elements per partition")),
+    legal(nisa.max8, dst=Sbuf(1, 8), src=Sbuf(1, 16384)),
+    broken("most elements", src=Sbuf(1, 16385)).says(must("src", "have 8 to 16384 elements per partition")),
+    legal(nisa.max8, dst=Sbuf(2, 8), src=Sbuf(2, 4, 2)),
+    broken("dimensions", src=Sbuf(2, 2, 2, 2)).says(must("src", "have at most 3 dimensions, the partitions included")),
+    legal(nisa.max8, dst=Sbuf(2, 2, 4).reshape((2, 8)), src=Sbuf(2, 9)),
+    broken("size of dst", dst=Sbuf(2, 9)).says(must("dst", "have shape (partitions, 8)")).fixed(dst=Sbuf(2, 8)),
+    broken("dimensions of dst", dst=Sbuf(2, 2, 4)).says(must("dst", "have shape (partitions, 8)")),
+    broken("partitions", dst=Sbuf(3, 8)).says(same_partitions("src", "dst")).fixed(src=Sbuf(3, 9)),
 )
 def test_max8_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -303,66 +278,26 @@ def test_find_index8_of_the_most_elements() -> None:
 
 
 @rules(
-    Rule(
-        "type of dst",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=INT32), tile(2, 9), tile(2, 8)),
-        "nisa.nc_find_index8: operand 'dst' must have one of the types uint16, uint32, got tensor [2, 8] int32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT16), tile(2, 9), tile(2, 8)),
-    ),
-    Rule(
-        "fewest elements",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 7), tile(2, 8)),
-        "nisa.nc_find_index8: operand 'data' must have 8 to 16384 elements per partition, got tensor [2, 7] float32 in "
-        "sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 8), tile(2, 8)),
-    ),
-    Rule(
-        "most elements",
-        lambda: nisa.nc_find_index8(tile(1, 8, dtype=UINT32), tile(1, 16385), tile(1, 8)),
-        "nisa.nc_find_index8: operand 'data' must have 8 to 16384 elements per partition, got tensor [1, 16385] "
-        "float32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(1, 8, dtype=UINT32), tile(1, 2, 8192), tile(1, 8)),
-    ),
-    Rule(
-        "dimensions of data",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 2, 2, 2), tile(2, 8)),
-        "nisa.nc_find_index8: operand 'data' must have at most 3 dimensions, the partitions included, got tensor "
-        "[2, 2, 2, 2] float32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 2, 4), tile(2, 8)),
-    ),
-    Rule(
-        "dimensions of vals",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 2, 2, 2)),
-        "nisa.nc_find_index8: operand 'vals' must have at most 3 dimensions, the partitions included, got tensor "
-        "[2, 2, 2, 2] float32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 2, 4)),
-    ),
-    Rule(
-        "number of vals",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 1)),
-        "nisa.nc_find_index8: operand 'vals' must have 8 elements per partition, got tensor [2, 1] float32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 1).broadcast(1, 8)),
-    ),
-    Rule(
-        "shape of dst",
-        lambda: nisa.nc_find_index8(tile(2, 4, 2, dtype=UINT32), tile(2, 9), tile(2, 8)),
-        "nisa.nc_find_index8: operand 'dst' must have shape (partitions, 8), got tensor [2, 4, 2] uint32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 4, 2)),
-    ),
-    Rule(
-        "partitions of vals",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(1, 8)),
-        "nisa.nc_find_index8: operands 'data' and 'vals' must have the same number of partitions, got tensor [2, 9] "
-        "float32 in sbuf and tensor [1, 8] float32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(2, 8, dtype=UINT32), tile(2, 9), tile(2, 8)),
-    ),
-    Rule(
-        "partitions of dst",
-        lambda: nisa.nc_find_index8(tile(3, 8, dtype=UINT32), tile(2, 9), tile(2, 8)),
-        "nisa.nc_find_index8: operands 'data' and 'dst' must have the same number of partitions, got tensor [2, 9] "
-        "float32 in sbuf and tensor [3, 8] uint32 in sbuf",
-        lambda: nisa.nc_find_index8(tile(3, 8, dtype=UINT32), tile(3, 9), tile(3, 8)),
-    ),
+    legal(nisa.nc_find_index8, dst=Sbuf(2, 8, dtype=UINT16), data=Sbuf(2, 9), vals=Sbuf(2, 8)),
+    broken("type of dst", dst=Sbuf(2, 8, dtype=INT32)).says(one_type("dst", "uint16, uint32")),
+    legal(nisa.nc_find_index8, dst=Sbuf(2, 8, dtype=UINT32), data=Sbuf(2, 8), vals=Sbuf(2, 8)),
+    broken("fewest elements", data=Sbuf(2, 7)).says(must("data", "have 8 to 16384 elements per partition")),
+    legal(nisa.nc_find_index8, dst=Sbuf(1, 8, dtype=UINT32), data=Sbuf(1, 2, 8192), vals=Sbuf(1, 8)),
+    broken("most elements", data=Sbuf(1, 16385)).says(must("data", "have 8 to 16384 elements per partition")),
+    legal(nisa.nc_find_index8, dst=Sbuf(2, 8, dtype=UINT32), data=Sbuf(2, 9), vals=Sbuf(2, 1).broadcast(1, 8)),
+    broken("dimensions of data", data=Sbuf(2, 2, 2, 2), vals=Sbuf(2, 8))
+    .says(must("data", "have at most 3 dimensions, the partitions included"))
+    .fixed(data=Sbuf(2, 2, 4)),
+    broken("dimensions of vals", vals=Sbuf(2, 2, 2, 2))
+    .says(must("vals", "have at most 3 dimensions, the partitions included"))
+    .fixed(vals=Sbuf(2, 2, 4)),
+    broken("number of vals", vals=Sbuf(2, 1)).says(must("vals", "have 8 elements per partition")),
+    broken("shape of dst", dst=Sbuf(2, 4, 2, dtype=UINT32), vals=Sbuf(2, 8))
+    .says(must("dst", "have shape (partitions, 8)"))
+    .fixed(dst=Sbuf(2, 8, dtype=UINT32), vals=Sbuf(2, 4, 2)),
+    broken("partitions of vals", vals=Sbuf(1, 8)).says(same_partitions("data", "vals")).fixed(vals=Sbuf(2, 8)),
+    legal(nisa.nc_find_index8, dst=Sbuf(3, 8, dtype=UINT32), data=Sbuf(3, 9), vals=Sbuf(3, 8)),
+    broken("partitions of dst", data=Sbuf(2, 9), vals=Sbuf(2, 8)).says(same_partitions("data", "dst")),
 )
 def test_find_index8_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -549,75 +484,30 @@ def test_match_replace8_of_tiles_larger_than_a_block_of_rows() -> None:
 
 
 @rules(
-    Rule(
-        "most elements",
-        lambda: nisa.nc_match_replace8(tile(1, 16385), tile(1, 16385), tile(1, 8), 0.0),
-        "nisa.nc_match_replace8: operand 'data' must have 1 to 16384 elements per partition, got tensor [1, 16385] "
-        "float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(1, 16384), tile(1, 16384), tile(1, 8), 0.0),
-    ),
-    Rule(
-        "number of vals",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 7), 0.0),
-        "nisa.nc_match_replace8: operand 'vals' must have 8 elements per partition, got tensor [2, 7] float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0),
-    ),
-    Rule(
-        "elements of dst",
-        lambda: nisa.nc_match_replace8(tile(2, 8), tile(2, 9), tile(2, 8), 0.0),
-        "nisa.nc_match_replace8: operands 'data' and 'dst' must have the same number of elements per partition, got "
-        "tensor [2, 9] float32 in sbuf and tensor [2, 8] float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 3, 3), tile(2, 9), tile(2, 8), 0.0),
-    ),
-    Rule(
-        "partitions of dst",
-        lambda: nisa.nc_match_replace8(tile(3, 9), tile(2, 9), tile(2, 8), 0.0),
-        "nisa.nc_match_replace8: operands 'data' and 'dst' must have the same number of partitions, got tensor [2, 9] "
-        "float32 in sbuf and tensor [3, 9] float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(3, 9), tile(3, 9), tile(3, 8), 0.0),
-    ),
-    Rule(
-        "partitions of vals",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(1, 8), 0.0),
-        "nisa.nc_match_replace8: operands 'data' and 'vals' must have the same number of partitions, got tensor "
-        "[2, 9] float32 in sbuf and tensor [1, 8] float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(1, 9), tile(1, 9), tile(1, 8), 0.0),
-    ),
-    Rule(
-        "partitions of dst_idx",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(1, 8, dtype=UINT32)),
-        "nisa.nc_match_replace8: operands 'data' and 'dst_idx' must have the same number of partitions, got tensor "
-        "[2, 9] float32 in sbuf and tensor [1, 8] uint32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 8, dtype=UINT32)),
-    ),
-    Rule(
-        "size of dst_idx",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 9, dtype=UINT32)),
-        "nisa.nc_match_replace8: operand 'dst_idx' must have 8 elements per partition, got tensor [2, 9] uint32 in "
-        "sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 2, 4, dtype=UINT32)),
-    ),
-    Rule(
-        "type of dst_idx",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 8)),
-        "nisa.nc_match_replace8: operand 'dst_idx' must have one of the types uint16, uint32, got tensor [2, 8] "
-        "float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 8, dtype=UINT16)),
-    ),
-    Rule(
-        "dst_idx on trn1",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 8, dtype=UINT32)),
-        "nisa.nc_match_replace8: dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 0.0, tile(2, 8, dtype=UINT32)),
-        target="trn1",
-        corrected_target="trn2",
-    ),
-    Rule(
-        "immediate",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), tile(2, 1)),
-        "nisa.nc_match_replace8: imm must be a number, got tensor [2, 1] float32 in sbuf",
-        lambda: nisa.nc_match_replace8(tile(2, 9), tile(2, 9), tile(2, 8), 1),
-    ),
+    legal(nisa.nc_match_replace8, dst=Sbuf(2, 9), data=Sbuf(2, 9), vals=Sbuf(2, 8), imm=0.0),
+    broken("most elements", dst=Sbuf(1, 16385), data=Sbuf(1, 16385), vals=Sbuf(1, 8))
+    .says(must("data", "have 1 to 16384 elements per partition"))
+    .fixed(dst=Sbuf(1, 16384), data=Sbuf(1, 16384)),
+    broken("number of vals", vals=Sbuf(2, 7)).says(must("vals", "have 8 elements per partition")),
+    broken("elements of dst", dst=Sbuf(2, 8)).says(same_elements("data", "dst")).fixed(dst=Sbuf(2, 3, 3)),
+    legal(nisa.nc_match_replace8, dst=Sbuf(3, 9), data=Sbuf(3, 9), vals=Sbuf(3, 8), imm=0.0),
+    broken("partitions of dst", data=Sbuf(2, 9), vals=Sbuf(2, 8)).says(same_partitions("data", "dst")),
+    legal(nisa.nc_match_replace8, dst=Sbuf(1, 9), data=Sbuf(1, 9), vals=Sbuf(1, 8), imm=0.0),
+    broken("partitions of vals", dst=Sbuf(2, 9), data=Sbuf(2, 9)).says(same_partitions("data", "vals")),
+    legal(nisa.nc_match_replace8, dst=Sbuf(2, 9), data=Sbuf(2, 9), vals=Sbuf(2, 8), imm=0.0),
+    broken("partitions of dst_idx", dst_idx=Sbuf(1, 8, dtype=UINT32))
+    .says(same_partitions("data", "dst_idx"))
+    .fixed(dst_idx=Sbuf(2, 8, dtype=UINT32)),
+    broken("size of dst_idx", dst_idx=Sbuf(2, 9, dtype=UINT32))
+    .says(must("dst_idx", "have 8 elements per partition"))
+    .fixed(dst_idx=Sbuf(2, 2, 4, dtype=UINT32)),
+    broken("type of dst_idx", dst_idx=Sbuf(2, 8))
+    .says(one_type("dst_idx", "uint16, uint32"))
+    .fixed(dst_idx=Sbuf(2, 8, dtype=UINT16)),
+    broken("dst_idx on trn1", on="trn1", dst_idx=Sbuf(2, 8, dtype=UINT32))
+    .says("dst_idx needs trn2 or newer; the target is trn1: find the indices with nc_find_index8")
+    .fixed(on="trn2"),
+    broken("immediate", imm=Sbuf(2, 1)).says("imm must be a number, got {imm}").fixed(imm=1),
 )
 def test_match_replace8_rules(rule: Rule) -> None:
     check_rule(rule)

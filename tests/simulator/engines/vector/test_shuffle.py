@@ -12,7 +12,10 @@ from hypothesis import strategies as st
 import nkilib.simulator
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, engine_of, execute, normal, refusal, rules, run, store, tile
+from ...kernels import Result, Tile, engine_of, execute, normal, refusal, run, store, tile
+from ...made import Hbm, Sbuf, lazily
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import LOAD_FIRST, must, same_elements
 
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
 OUT_OF_RANGE = nkilib.simulator.OutOfRangeError
@@ -318,111 +321,63 @@ def placed(partition: int) -> Any:
     return made
 
 
+START = (
+    "operand 'src': 64 partitions are active, and an access to as many must start at partition 0 or 64, got a start at "
+    "32 of tensor [32, 2] float32 in sbuf"
+)
+
+
 @rules(
-    Rule(
-        "type",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2, dtype=nl.bfloat16), tile(32, 2), SAME),
-        "nisa.nc_stream_shuffle: operand 'dst' must have the type of 'src': nothing is cast; got tensor [32, 2] "
-        "bfloat16 in sbuf and tensor [32, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(32, 2), SAME),
+    legal(nisa.nc_stream_shuffle, dst=Sbuf(32, 2), src=Sbuf(32, 2), shuffle_mask=SAME),
+    broken("type", dst=Sbuf(32, 2, dtype=nl.bfloat16)).says(
+        "operand 'dst' must have the type of 'src': nothing is cast; got {dst} and {src}"
     ),
-    Rule(
-        "type of the same width",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2, dtype=nl.int32), tile(32, 2), SAME),
-        "nisa.nc_stream_shuffle: operand 'dst' must have the type of 'src': nothing is cast; got tensor [32, 2] "
-        "int32 in sbuf and tensor [32, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2, dtype=nl.int32).view(nl.float32), tile(32, 2), SAME),
+    broken("type of the same width", dst=Sbuf(32, 2, dtype=nl.int32))
+    .says("operand 'dst' must have the type of 'src': nothing is cast; got {dst} and {src}")
+    .fixed(dst=Sbuf(32, 2, dtype=nl.int32).view(nl.float32)),
+    broken("elements per partition", src=Sbuf(32, 3)).says(same_elements("dst", "src")).fixed(dst=Sbuf(32, 3)),
+    legal(nisa.nc_stream_shuffle, dst=Sbuf(4, 2), src=Sbuf(4, 2), shuffle_mask=[0] * 32),
+    broken("length of the mask", shuffle_mask=[0, 1, 2, 3])
+    .says("shuffle_mask must be a list of 32 integers, got [0, 1, 2, 3]")
+    .fixed(shuffle_mask=[0, 1, 2, 3] * 8),
+    broken("integers in the mask", shuffle_mask=[0.0] * 32).says(
+        f"shuffle_mask must be a list of 32 integers, got {[0.0] * 32}"
     ),
-    Rule(
-        "elements per partition",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(32, 3), SAME),
-        "nisa.nc_stream_shuffle: operands 'dst' and 'src' must have the same number of elements per partition, got "
-        "tensor [32, 2] float32 in sbuf and tensor [32, 3] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(32, 3), tile(32, 3), SAME),
-    ),
-    Rule(
-        "length of the mask",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), [0, 1, 2, 3]),
-        "nisa.nc_stream_shuffle: shuffle_mask must be a list of 32 integers, got [0, 1, 2, 3]",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), [0, 1, 2, 3] * 8),
-    ),
-    Rule(
-        "integers in the mask",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), [0.0] * 32),
-        f"nisa.nc_stream_shuffle: shuffle_mask must be a list of 32 integers, got {[0.0] * 32}",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), [0] * 32),
-    ),
-    Rule(
-        "no mask",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), None),
-        "nisa.nc_stream_shuffle: shuffle_mask must be a list of 32 integers, got None",
-        lambda: nisa.nc_stream_shuffle(tile(4, 2), tile(4, 2), [0] * 32),
-    ),
-    Rule(
-        "partition of another quadrant",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2), tile(64, 2), [0, 32, *[0] * 30]),
-        "nisa.nc_stream_shuffle: shuffle_mask[1] must be a partition of the quadrant, 0 to 31, or 255 to leave "
-        "partition 1 as it is, got 32",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2), tile(64, 2), [0, 31, *[0] * 30]),
-    ),
-    Rule(
-        "negative partition",
-        lambda: nisa.nc_stream_shuffle(tile(2, 2), tile(2, 2), [0] * 31 + [-1]),
-        "nisa.nc_stream_shuffle: shuffle_mask[31] must be a partition of the quadrant, 0 to 31, or 255 to leave "
-        "partition 31 as it is, got -1",
-        lambda: nisa.nc_stream_shuffle(tile(2, 2), tile(2, 2), [0] * 31 + [255]),
-    ),
-    Rule(
-        "partition that the source lacks",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(4, 2), [0] * 31 + [4]),
-        "nisa.nc_stream_shuffle: shuffle_mask[31] is 4: partition 31 of 'dst' would receive partition 4 of tensor "
-        "[4, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(4, 2), [0] * 31 + [3]),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "quadrant that the source lacks",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2), tile(1, 2), [0] * 32),
-        "nisa.nc_stream_shuffle: shuffle_mask[0] is 0: partition 32 of 'dst' would receive partition 32 of tensor "
-        "[1, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2)[32:64], tile(1, 2), [0] * 32),
-        error=OUT_OF_RANGE,
-    ),
-    Rule(
-        "start of a source with fewer partitions than are active",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2), tile(128, 2)[32:64], SAME),
-        "nisa.nc_stream_shuffle: operand 'src': 64 partitions are active, and an access to as many must start at "
-        "partition 0 or 64, got a start at 32 of tensor [32, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2)[0:32], tile(128, 2)[32:64], SAME),
-    ),
-    Rule(
-        "start of a result with fewer partitions than are active",
-        lambda: nisa.nc_stream_shuffle(tile(128, 2)[64:128], tile(65, 2), SAME),
-        "nisa.nc_stream_shuffle: operand 'dst': 96 partitions are active, and an access to as many must start at "
-        "partition 0, got a start at 64 of tensor [64, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(128, 2)[64:128], tile(64, 2), SAME),
-    ),
-    Rule(
-        "start of a source that the kernel places",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2), placed(32), SAME),
-        "nisa.nc_stream_shuffle: operand 'src': 64 partitions are active, and an access to as many must start at "
-        "partition 0 or 64, got a start at 32 of tensor [32, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(64, 2)[0:32], placed(32), SAME),
-    ),
-    Rule(
-        "start inside a quadrant",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(64, 2)[16:17], [0] * 32),
-        "nisa.nc_stream_shuffle: operand 'src': an access to 1 partitions must start at partition 0 or 32 or 64 or "
-        "96, got a start at 16 of tensor [1, 2] float32 in sbuf",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), tile(64, 2)[0:32], [16] * 32),
-    ),
-    Rule(
-        "HBM",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), nl.zeros((32, 2), nl.float32, nl.private_hbm), SAME),
-        "nisa.nc_stream_shuffle: operand 'src' must be in psum or sbuf, got tensor [32, 2] float32 in private_hbm"
-        "; load it to sbuf first, with nisa.dma_copy",
-        lambda: nisa.nc_stream_shuffle(tile(32, 2), nl.zeros((32, 2), nl.float32, nl.sbuf), SAME),
-    ),
+    broken("no mask", shuffle_mask=None).says("shuffle_mask must be a list of 32 integers, got None"),
+    broken("partition of another quadrant", dst=Sbuf(64, 2), src=Sbuf(64, 2), shuffle_mask=[0, 32, *[0] * 30])
+    .says("shuffle_mask[1] must be a partition of the quadrant, 0 to 31, or 255 to leave partition 1 as it is, got 32")
+    .fixed(shuffle_mask=[0, 31, *[0] * 30]),
+    broken("negative partition", dst=Sbuf(2, 2), src=Sbuf(2, 2), shuffle_mask=[0] * 31 + [-1])
+    .says(
+        "shuffle_mask[31] must be a partition of the quadrant, 0 to 31, or 255 to leave partition 31 as it is, got -1"
+    )
+    .fixed(shuffle_mask=[0] * 31 + [255]),
+    broken("partition that the source lacks", error=OUT_OF_RANGE, dst=Sbuf(32, 2), shuffle_mask=[0] * 31 + [4])
+    .says("shuffle_mask[31] is 4: partition 31 of 'dst' would receive partition 4 of {src}")
+    .fixed(shuffle_mask=[0] * 31 + [3]),
+    broken("quadrant that the source lacks", error=OUT_OF_RANGE, dst=Sbuf(64, 2), src=Sbuf(1, 2))
+    .says("shuffle_mask[0] is 0: partition 32 of 'dst' would receive partition 32 of {src}")
+    .fixed(dst=Sbuf(64, 2)[32:64]),
+    legal(nisa.nc_stream_shuffle, dst=Sbuf(32, 2), src=Sbuf(32, 2), shuffle_mask=SAME),
+    broken("start of a source with fewer partitions than are active", dst=Sbuf(64, 2), src=Sbuf(128, 2)[32:64])
+    .says(START)
+    .fixed(dst=Sbuf(64, 2)[0:32]),
+    broken("start of a result with fewer partitions than are active", dst=Sbuf(128, 2)[64:128], src=Sbuf(65, 2))
+    .says(
+        "operand 'dst': 96 partitions are active, and an access to as many must start at partition 0, got a "
+        "start at 64 of {dst}"
+    )
+    .fixed(src=Sbuf(64, 2)),
+    broken("start of a source that the kernel places", dst=Sbuf(64, 2), src=lazily(placed, 32))
+    .says(START)
+    .fixed(dst=Sbuf(64, 2)[0:32]),
+    broken("start inside a quadrant", src=Sbuf(64, 2)[16:17], shuffle_mask=[0] * 32)
+    .says(
+        "operand 'src': an access to 1 partitions must start at partition 0 or 32 or 64 or 96, got a start at 16 "
+        "of {src}"
+    )
+    .fixed(src=Sbuf(64, 2)[0:32], shuffle_mask=[16] * 32),
+    broken("HBM", src=Hbm(32, 2)).says(must("src", "be in psum or sbuf", LOAD_FIRST)),
 )
 def test_rules(rule: Rule) -> None:
     check_rule(rule)

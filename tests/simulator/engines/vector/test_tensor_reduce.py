@@ -11,11 +11,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Result, Rule, Tile, check_rule, normal, rules, run, tile
-
-ENGINE = nisa.engine
-PSUM = nl.psum
-
+from ...kernels import Result, Tile, normal, run, tile
+from ...made import Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import must, same_partitions
 
 BLOCK = np.array([[[1, -2, 3], [4, 5, -6]], [[0, 7, 0], [2, 2, 2]]], np.float32)
 
@@ -152,95 +151,41 @@ def test_bits_of_nothing(op: Any, identity: int) -> None:
 
 
 @rules(
-    Rule(
-        "partition axis",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), 0),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 3] float32 in sbuf, ending with 1, "
-        "and not 0; got 0",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), 1),
-    ),
-    Rule(
-        "all axes",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), (0, 1)),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 3] float32 in sbuf, ending with 1, "
-        "and not 0; got (0, 1)",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), (1,)),
-    ),
-    Rule(
-        "not the last axis",
-        lambda: nisa.tensor_reduce(tile(2, 4), nl.add, tile(2, 3, 4), 1),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 3, 4] float32 in sbuf, ending with "
-        "2, and not 0; got 1",
-        lambda: nisa.tensor_reduce(tile(2, 4), nl.add, tile(2, 3, 4).permute((0, 2, 1)), 2),
-    ),
-    Rule(
-        "gap between axes",
-        lambda: nisa.tensor_reduce(tile(2, 3), nl.add, tile(2, 2, 3, 4), (1, 3)),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 2, 3, 4] float32 in sbuf, ending "
-        "with 3, and not 0; got (1, 3)",
-        lambda: nisa.tensor_reduce(tile(2, 2), nl.add, tile(2, 2, 3, 4), (2, 3)),
-    ),
-    Rule(
-        "no axis",
-        lambda: nisa.tensor_reduce(tile(2, 3), nl.add, tile(2, 3), ()),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 3] float32 in sbuf, ending with 1, "
-        "and not 0; got ()",
-        lambda: nisa.tensor_copy(tile(2, 3), tile(2, 3)),
-    ),
+    legal(nisa.tensor_reduce, dst=Sbuf(2, 1), op=nl.add, data=Sbuf(2, 3), axis=np.int64(1)),
+    broken("partition axis", axis=0)
+    .says("axis must name the last free dimensions of {data}, ending with 1, and not 0; got 0")
+    .fixed(axis=1),
+    broken("all axes", axis=(0, 1))
+    .says("axis must name the last free dimensions of {data}, ending with 1, and not 0; got (0, 1)")
+    .fixed(axis=(1,)),
+    broken("not the last axis", dst=Sbuf(2, 4), data=Sbuf(2, 3, 4), axis=1)
+    .says("axis must name the last free dimensions of {data}, ending with 2, and not 0; got 1")
+    .fixed(data=Sbuf(2, 3, 4).permute((0, 2, 1)), axis=2),
+    broken("gap between axes", dst=Sbuf(2, 3), data=Sbuf(2, 2, 3, 4), axis=(1, 3))
+    .says("axis must name the last free dimensions of {data}, ending with 3, and not 0; got (1, 3)")
+    .fixed(dst=Sbuf(2, 2), axis=(2, 3)),
+    broken("no axis", dst=Sbuf(2, 3), axis=())
+    .says("axis must name the last free dimensions of {data}, ending with 1, and not 0; got ()")
+    .instead(lambda: nisa.tensor_copy(tile(2, 3), tile(2, 3))),
     *(
-        Rule(
-            f"axis of {kind}",
-            lambda axis=axis: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), axis),  # type: ignore[misc]
-            f"nisa.tensor_reduce: axis must be an integer or a tuple of integers, got {axis!r}",
-            lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), np.int64(1)),
-        )
+        broken(f"axis of {kind}", axis=axis).says(f"axis must be an integer or a tuple of integers, got {axis!r}")
         for kind, axis in (("nothing", None), ("floats", (1.0,)), ("text", "1"))
     ),
-    Rule(
-        "axis out of range",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), 2),
-        "nisa.tensor_reduce: axis must name the last free dimensions of tensor [2, 3] float32 in sbuf, ending with 1, "
-        "and not 0; got 2",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.add, tile(2, 3), -1),
-    ),
-    Rule(
-        "operator",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.power, tile(2, 3), 1),
-        "nisa.tensor_reduce: op=nl.power is no legal reduction operator",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.multiply, tile(2, 3), 1),
-    ),
-    Rule(
-        "negated bits",
-        lambda: nisa.tensor_reduce(tile(2, 1, dtype=nl.int8), nl.bitwise_or, tile(2, 3, dtype=nl.int8), 1, negate=True),
-        "nisa.tensor_reduce: negate needs an arithmetic operator",
-        lambda: nisa.tensor_reduce(tile(2, 1, dtype=nl.int8), nl.add, tile(2, 3, dtype=nl.int8), 1, negate=True),
-    ),
-    Rule(
-        "bits of floats",
-        lambda: nisa.tensor_reduce(tile(2, 1), nl.bitwise_or, tile(2, 3, dtype=nl.int32), 1),
-        "nisa.tensor_reduce: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor [2, 1] "
-        "float32 in sbuf",
-        lambda: nisa.tensor_reduce(tile(2, 1, dtype=nl.int32), nl.bitwise_or, tile(2, 3, dtype=nl.int32), 1),
-    ),
-    Rule(
-        "size of dst",
-        lambda: nisa.tensor_reduce(tile(2, 2), nl.add, tile(2, 3), 1),
-        "nisa.tensor_reduce: operand 'dst' must have 1 elements per partition, got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_reduce(tile(2, 2), nl.add, tile(2, 2, 3), 2),
-    ),
-    Rule(
-        "shape of dst with keepdims",
-        lambda: nisa.tensor_reduce(tile(2, 2), nl.add, tile(2, 2, 3), 2, keepdims=True),
-        "nisa.tensor_reduce: keepdims=True needs dst of shape [2, 2, 1], got tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_reduce(tile(2, 2, 1), nl.add, tile(2, 2, 3), 2, keepdims=True),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.tensor_reduce(tile(1, 1), nl.add, tile(2, 3), 1),
-        "nisa.tensor_reduce: operands 'dst' and 'data' must have the same number of partitions, got tensor [1, 1] "
-        "float32 in sbuf and tensor [2, 3] float32 in sbuf",
-        lambda: nisa.tensor_reduce(tile(1, 1), nl.add, tile(2, 3)[0:1], 1),
-    ),
+    broken("axis out of range", axis=2)
+    .says("axis must name the last free dimensions of {data}, ending with 1, and not 0; got 2")
+    .fixed(axis=-1),
+    broken("operator", op=nl.power, axis=1).says("op=nl.power is no legal reduction operator").fixed(op=nl.multiply),
+    legal(nisa.tensor_reduce, Sbuf(2, 1, dtype=nl.int32), nl.bitwise_or, Sbuf(2, 3, dtype=nl.int32), 1),
+    broken("negated bits", dst=Sbuf(2, 1, dtype=nl.int8), data=Sbuf(2, 3, dtype=nl.int8), negate=True)
+    .says("negate needs an arithmetic operator")
+    .fixed(op=nl.add),
+    broken("bits of floats", dst=Sbuf(2, 1)).says(must("dst", "be an integer tensor with a bit-wise operator")),
+    legal(nisa.tensor_reduce, dst=Sbuf(2, 2), op=nl.add, data=Sbuf(2, 2, 3), axis=2),
+    broken("size of dst", data=Sbuf(2, 3), axis=1).says(must("dst", "have 1 elements per partition")),
+    legal(nisa.tensor_reduce, dst=Sbuf(2, 2, 1), op=nl.add, data=Sbuf(2, 2, 3), axis=2, keepdims=True),
+    broken("shape of dst with keepdims", dst=Sbuf(2, 2)).says("keepdims=True needs dst of shape [2, 2, 1], got {dst}"),
+    legal(nisa.tensor_reduce, dst=Sbuf(1, 1), op=nl.add, data=Sbuf(2, 3)[0:1], axis=1),
+    broken("partitions", data=Sbuf(2, 3)).says(same_partitions("dst", "data")),
 )
 def test_tensor_reduce_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -10,7 +10,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, rules, run, tile
+from ...kernels import Body, Result, Tile, engine_of, run, tile
+from ...made import Psum, Sbuf
+from ...rules import LEFT_OUT, Rule, broken, check_rule, legal, rules
+from ...sentences import must, not_both_in_psum, one_each, out_of_reach, same_elements
 
 ENGINE = nisa.engine
 PSUM = nl.psum
@@ -139,140 +142,60 @@ def test_tensor_scalar_engines() -> None:
         assert engine_of(call(*arguments, engine=ENGINE.scalar)) == "scalar"
 
 
+INTEGERS, SHORTS, BYTES = (Sbuf(2, 2, dtype=dtype) for dtype in (nl.int32, nl.int16, nl.uint8))
+
+
 @rules(
-    Rule(
-        "operator kinds",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1, op1=nl.add, operand1=1
-        ),
-        "nisa.tensor_scalar: op0=nl.bitwise_and and op1=nl.add must both be bit-wise or both be arithmetic",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1, op1=nl.bitwise_or, operand1=1
-        ),
+    legal(nisa.tensor_scalar, dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, operand0=1),
+    broken("operator kinds", op1=nl.add, operand1=1)
+    .says("op0=nl.bitwise_and and op1=nl.add must both be bit-wise or both be arithmetic")
+    .fixed(op1=nl.bitwise_or),
+    broken("bits on another engine", engine=ENGINE.scalar)
+    .says("bit-wise operators run on the Vector engine, got engine=nki.isa.engine.scalar")
+    .fixed(engine=ENGINE.vector),
+    broken("bits of floats", dst=Sbuf(2, 2))
+    .says(must("dst", "be an integer tensor with a bit-wise operator"))
+    .fixed(dst=Sbuf(2, 2, dtype=nl.uint32)),
+    broken("more bits than an element", dst=BYTES, data=BYTES, op0=nl.left_shift, operand0=256)
+    .says("nl.left_shift on elements of 8 bits needs an operand in [-128, 255], got 256")
+    .fixed(operand0=255),
+    broken("more bits than an element, negative", dst=SHORTS, data=SHORTS, op0=nl.bitwise_or, operand0=-32769)
+    .says("nl.bitwise_or on elements of 16 bits needs an operand in [-32768, 65535], got -32769")
+    .fixed(operand0=-32768),
+    broken("bits of unlike widths", operand0=Sbuf(2, 1, dtype=nl.int8))
+    .says("bit-wise operators cast nothing: the operands must have one width, got {data}, {dst}, {operand0}")
+    .fixed(operand0=Sbuf(2, 1, dtype=nl.int32)),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.rsqrt, operand0=0.0, engine=ENGINE.gpsimd),
+    broken("Scalar engine, operator", op0=nl.subtract, operand0=1, engine=ENGINE.scalar)
+    .says("the Scalar engine runs multiply then add, multiply alone or add alone, got op0=nl.subtract")
+    .fixed(op0=nl.add, operand0=-1),
+    broken("Scalar engine, order", op0=nl.add, operand0=1, op1=nl.multiply, operand1=2, engine=ENGINE.scalar)
+    .says("the Scalar engine runs multiply then add, multiply alone or add alone, got op0=nl.add, op1=nl.multiply")
+    .fixed(op0=nl.multiply, operand0=2, op1=nl.add),
+    broken("GpSimd", op0=nl.add, operand0=1).says("engine=nki.isa.engine.gpsimd is for op nl.rsqrt only"),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.rsqrt, operand0=None),
+    broken("rsqrt on Vector", engine=ENGINE.vector).says(
+        "nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.vector"
     ),
-    Rule(
-        "bits on another engine",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1, engine=ENGINE.scalar
-        ),
-        "nisa.tensor_scalar: bit-wise operators run on the Vector engine, got engine=nki.isa.engine.scalar",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1, engine=ENGINE.vector
-        ),
-    ),
-    Rule(
-        "bits of floats",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1),
-        "nisa.tensor_scalar: operand 'dst' must be an integer tensor with a bit-wise operator, got tensor [2, 2] "
-        "float32 in sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, 1),
-    ),
-    Rule(
-        "more bits than an element",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint8), tile(2, 2, dtype=nl.uint8), nl.left_shift, 256),
-        "nisa.tensor_scalar: nl.left_shift on elements of 8 bits needs an operand in [-128, 255], got 256",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.uint8), tile(2, 2, dtype=nl.uint8), nl.left_shift, 255),
-    ),
-    Rule(
-        "more bits than an element, negative",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int16), tile(2, 2, dtype=nl.int16), nl.bitwise_or, -32769),
-        "nisa.tensor_scalar: nl.bitwise_or on elements of 16 bits needs an operand in [-32768, 65535], got -32769",
-        lambda: nisa.tensor_scalar(tile(2, 2, dtype=nl.int16), tile(2, 2, dtype=nl.int16), nl.bitwise_or, -32768),
-    ),
-    Rule(
-        "bits of unlike widths",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, tile(2, 1, dtype=nl.int8)
-        ),
-        "nisa.tensor_scalar: bit-wise operators cast nothing: the operands must have one width, got tensor [2, 2] "
-        "int32 in sbuf, tensor [2, 2] int32 in sbuf, tensor [2, 1] int8 in sbuf",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.bitwise_and, tile(2, 1, dtype=nl.int32)
-        ),
-    ),
-    Rule(
-        "Scalar engine, operator",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.subtract, 1, engine=ENGINE.scalar),
-        "nisa.tensor_scalar: the Scalar engine runs multiply then add, multiply alone or add alone, got "
-        "op0=nl.subtract",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, -1, engine=ENGINE.scalar),
-    ),
-    Rule(
-        "Scalar engine, order",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.multiply, operand1=2, engine=ENGINE.scalar
-        ),
-        "nisa.tensor_scalar: the Scalar engine runs multiply then add, multiply alone or add alone, got op0=nl.add, "
-        "op1=nl.multiply",
-        lambda: nisa.tensor_scalar(
-            tile(2, 2), tile(2, 2), nl.multiply, 2, op1=nl.add, operand1=2, engine=ENGINE.scalar
-        ),
-    ),
-    Rule(
-        "GpSimd",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, engine=ENGINE.gpsimd),
-        "nisa.tensor_scalar: engine=nki.isa.engine.gpsimd is for op nl.rsqrt only",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.rsqrt, 0.0, engine=ENGINE.gpsimd),
-    ),
-    Rule(
-        "rsqrt on Vector",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.rsqrt, None, engine=ENGINE.vector),
-        "nisa.tensor_scalar: nl.rsqrt runs on the GpSimd engine, got engine=nki.isa.engine.vector",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.rsqrt, None),
-    ),
-    Rule(
-        "rsqrt in PSUM",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2, buffer=PSUM), nl.rsqrt, None),
-        "nisa.tensor_scalar: operand 'data': the GpSimd engine cannot access psum, got tensor [2, 2] float32 in psum",
-        lambda: nisa.activation(tile(2, 2), nl.rsqrt, tile(2, 2, buffer=PSUM)),
-    ),
-    Rule(
-        "operand type",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, tile(2, 1, dtype=nl.bfloat16)),
-        "nisa.tensor_scalar: operand 'operand0' must be float32 with arithmetic operators, got tensor [2, 1] bfloat16 "
-        "in sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2, dtype=nl.bfloat16), nl.add, tile(2, 1)),
-    ),
-    Rule(
-        "second operand's type",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.add, operand1=tile(2, 1, dtype=nl.int32)),
-        "nisa.tensor_scalar: operand 'operand1' must be float32 with arithmetic operators, got tensor [2, 1] int32 in "
-        "sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.add, operand1=tile(2, 1)),
-    ),
-    Rule(
-        "operand shape",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, tile(2, 2)),
-        "nisa.tensor_scalar: operand 'operand0' must have shape (2, 1), one element for each partition of 'data', got "
-        "tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, tile(2, 2)[:, 0:1]),
-    ),
-    Rule(
-        "operand partitions",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0, op1=nl.add, operand1=tile(4, 1)),
-        "nisa.tensor_scalar: operand 'operand1' must have shape (2, 1), one element for each partition of 'data', got "
-        "tensor [4, 1] float32 in sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 0, op1=nl.add, operand1=tile(4, 1)[0:2]),
-    ),
-    Rule(
-        "operand1 without op1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, operand1=2),
-        "nisa.tensor_scalar: operand1 and reverse1 need op1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, op1=nl.add, operand1=2),
-    ),
-    Rule(
-        "reverse1 without op1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, reverse1=True),
-        "nisa.tensor_scalar: operand1 and reverse1 need op1",
-        lambda: nisa.tensor_scalar(tile(2, 2), tile(2, 2), nl.add, 1, reverse0=True),
-    ),
-    Rule(
-        "size",
-        lambda: nisa.tensor_scalar(tile(2, 3), tile(2, 2), nl.add, 1),
-        "nisa.tensor_scalar: operands 'dst' and 'data' must have the same number of elements per partition, got "
-        "tensor [2, 3] float32 in sbuf and tensor [2, 2] float32 in sbuf",
-        lambda: nisa.tensor_scalar(tile(2, 3), tile(2, 3), nl.add, 1),
-    ),
+    broken("rsqrt in PSUM", data=Psum(2, 2))
+    .says(out_of_reach("data"))
+    .instead(lambda: nisa.activation(tile(2, 2), nl.rsqrt, tile(2, 2, buffer=PSUM))),
+    legal(nisa.tensor_scalar, dst=Sbuf(2, 2), data=Sbuf(2, 2), op0=nl.add, operand0=1),
+    broken("operand type", operand0=Sbuf(2, 1, dtype=nl.bfloat16))
+    .says(must("operand0", "be float32 with arithmetic operators"))
+    .fixed(data=Sbuf(2, 2, dtype=nl.bfloat16), operand0=Sbuf(2, 1)),
+    broken("second operand's type", op1=nl.add, operand1=Sbuf(2, 1, dtype=nl.int32))
+    .says(must("operand1", "be float32 with arithmetic operators"))
+    .fixed(operand1=Sbuf(2, 1)),
+    broken("operand shape", operand0=Sbuf(2, 2)).says(one_each("operand0", "data")).fixed(operand0=Sbuf(2, 2)[:, 0:1]),
+    broken("operand partitions", operand0=0, op1=nl.add, operand1=Sbuf(4, 1))
+    .says(one_each("operand1", "data"))
+    .fixed(operand1=Sbuf(4, 1)[0:2]),
+    broken("operand1 without op1", operand1=2).says("operand1 and reverse1 need op1").fixed(op1=nl.add),
+    broken("reverse1 without op1", reverse1=True)
+    .says("operand1 and reverse1 need op1")
+    .fixed(reverse0=True, reverse1=LEFT_OUT),
+    broken("size", dst=Sbuf(2, 3)).says(same_elements("dst", "data")).fixed(data=Sbuf(2, 3)),
 )
 def test_tensor_scalar_rules(rule: Rule) -> None:
     check_rule(rule)
@@ -346,55 +269,21 @@ def test_scalar_tensor_tensor_with_a_unary_first_operator() -> None:
 
 
 @rules(
-    Rule(
-        "both in PSUM",
-        lambda: nisa.scalar_tensor_tensor(
-            tile(2, 2), tile(2, 2, buffer=PSUM), nl.add, 1, nl.add, tile(2, 2, buffer=PSUM)
-        ),
-        "nisa.scalar_tensor_tensor: operands 'data' and 'operand1' must not both be in psum",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2, buffer=PSUM), tile(2, 2), nl.add, 1, nl.add, tile(2, 2)),
-    ),
-    Rule(
-        "bit-wise op0",
-        lambda: nisa.scalar_tensor_tensor(
-            tile(2, 2, dtype=nl.int32),
-            tile(2, 2, dtype=nl.int32),
-            nl.bitwise_and,
-            1,
-            nl.add,
-            tile(2, 2, dtype=nl.int32),
-        ),
-        "nisa.scalar_tensor_tensor: nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported",
-        lambda: nisa.scalar_tensor_tensor(
-            tile(2, 2, dtype=nl.int32), tile(2, 2, dtype=nl.int32), nl.add, 1, nl.add, tile(2, 2, dtype=nl.int32)
-        ),
-    ),
-    Rule(
-        "bit-wise op1",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, 1, nl.bitwise_or, tile(2, 2)),
-        "nisa.scalar_tensor_tensor: op1=nl.bitwise_or must be a binary arithmetic operator",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, 1, nl.logical_or, tile(2, 2)),
-    ),
-    Rule(
-        "operand1 is a tile",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, 2.0),
-        "nisa.scalar_tensor_tensor: operand 'operand1' must be a tensor, got 2.0",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, tile(2, 2, value=2.0)),
-    ),
-    Rule(
-        "operand1's size",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, 1, nl.add, tile(2, 1)),
-        "nisa.scalar_tensor_tensor: operands 'dst' and 'operand1' must have the same number of elements per partition, "
-        "got tensor [2, 2] float32 in sbuf and tensor [2, 1] float32 in sbuf",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, tile(2, 1), nl.add, tile(2, 2)),
-    ),
-    Rule(
-        "operand0's shape",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, tile(1, 1), nl.add, tile(2, 2)),
-        "nisa.scalar_tensor_tensor: operand 'operand0' must have shape (2, 1), one element for each partition of "
-        "'data', got tensor [1, 1] float32 in sbuf",
-        lambda: nisa.scalar_tensor_tensor(tile(2, 2), tile(2, 2), nl.add, tile(2, 1), nl.add, tile(2, 2)),
-    ),
+    legal(nisa.scalar_tensor_tensor, Sbuf(2, 2), Sbuf(2, 2), nl.add, Sbuf(2, 1), nl.add, Sbuf(2, 2)),
+    broken("both in PSUM", data=Psum(2, 2), operand0=1, operand1=Psum(2, 2))
+    .says(not_both_in_psum("data", "operand1"))
+    .fixed(dst=Psum(2, 2), data=Sbuf(2, 2), operand1=Sbuf(2, 2)),
+    broken("bit-wise op0", dst=INTEGERS, data=INTEGERS, op0=nl.bitwise_and, operand0=1, operand1=INTEGERS)
+    .says("nl.bitwise_and is a bit-wise operator; only arithmetic operators are supported")
+    .fixed(op0=nl.add),
+    broken("bit-wise op1", operand0=1, op1=nl.bitwise_or)
+    .says("op1=nl.bitwise_or must be a binary arithmetic operator")
+    .fixed(op1=nl.logical_or),
+    broken("operand1 is a tile", operand0=1, operand1=2.0)
+    .says("operand 'operand1' must be a tensor, got 2.0")
+    .fixed(operand1=Sbuf(2, 2, value=2.0)),
+    broken("operand1's size", operand0=1, operand1=Sbuf(2, 1)).says(same_elements("dst", "operand1")),
+    broken("operand0's shape", operand0=Sbuf(1, 1)).says(one_each("operand0", "data")),
 )
 def test_scalar_tensor_tensor_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -11,7 +11,10 @@ import pytest
 
 from nkilib.nki import nisa, nl
 
-from ...kernels import Body, Result, Rule, Tile, check_rule, engine_of, rules, run, tile
+from ...kernels import Body, Result, Tile, engine_of, run, tile
+from ...made import Psum, Sbuf
+from ...rules import Rule, broken, check_rule, legal, rules
+from ...sentences import must, not_both_in_psum, out_of_reach, same_elements, same_partitions
 
 ENGINE = nisa.engine
 PSUM = nl.psum
@@ -206,85 +209,32 @@ def test_tensor_tensor_bits_are_patterns_whatever_the_sign_of_the_types() -> Non
         assert result.tolist() == [expected]
 
 
+INTEGERS = Sbuf(4, 2, dtype=nl.int32)
+
+
 @rules(
-    Rule(
-        "both in PSUM",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2, buffer=PSUM), tile(4, 2, buffer=PSUM), nl.add),
-        "nisa.tensor_tensor: operands 'data1' and 'data2' must not both be in psum",
-        lambda: nisa.tensor_tensor(tile(4, 2, buffer=PSUM), tile(4, 2), tile(4, 2, buffer=PSUM), nl.add),
-    ),
-    Rule(
-        "partitions",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(2, 4), nl.add),
-        "nisa.tensor_tensor: operands 'dst' and 'data2' must have the same number of partitions, got tensor [4, 2] "
-        "float32 in sbuf and tensor [2, 4] float32 in sbuf",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add),
-    ),
-    Rule(
-        "elements",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 1), tile(4, 2), nl.add),
-        "nisa.tensor_tensor: operands 'dst' and 'data1' must have the same number of elements per partition, got "
-        "tensor [4, 2] float32 in sbuf and tensor [4, 1] float32 in sbuf",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 1).broadcast(1, 2), tile(4, 2), nl.add),
-    ),
-    Rule(
-        "power on Vector",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power, engine=ENGINE.vector),
-        "nisa.tensor_tensor: op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power, engine=ENGINE.gpsimd),
-    ),
-    Rule(
-        "power in PSUM",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2, buffer=PSUM), nl.power),
-        "nisa.tensor_tensor: operand 'data2': the GpSimd engine cannot access psum, got tensor [4, 2] float32 in psum",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.power),
-    ),
-    Rule(
-        "engine",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add, engine=ENGINE.scalar),
-        "nisa.tensor_tensor: engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got "
-        "nki.isa.engine.scalar",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add, engine=ENGINE.gpsimd),
-    ),
-    Rule(
-        "unary operator",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.square),
-        "nisa.tensor_tensor: op=nl.square is no binary operator of tensor_tensor",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.multiply),
-    ),
-    Rule(
-        "no operator",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), "add"),
-        "nisa.tensor_tensor: op must be an operator such as nl.add, got 'add'",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.add),
-    ),
-    Rule(
-        "bits of floats",
-        lambda: nisa.tensor_tensor(tile(4, 2, dtype=nl.int32), tile(4, 2), tile(4, 2, dtype=nl.int32), nl.bitwise_or),
-        "nisa.tensor_tensor: operand 'data1' must be an integer tensor with a bit-wise operator, got tensor [4, 2] "
-        "float32 in sbuf",
-        lambda: nisa.tensor_tensor(
-            tile(4, 2, dtype=nl.int32), tile(4, 2).view(nl.int32), tile(4, 2, dtype=nl.int32), nl.bitwise_or
-        ),
-    ),
-    Rule(
-        "bits of unlike widths",
-        lambda: nisa.tensor_tensor(
-            tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int8), nl.bitwise_or
-        ),
-        "nisa.tensor_tensor: bit-wise operators cast nothing: the operands must have one width, got tensor [4, 2] "
-        "int32 in sbuf, tensor [4, 2] int32 in sbuf, tensor [4, 2] int8 in sbuf",
-        lambda: nisa.tensor_tensor(
-            tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.int32), tile(4, 2, dtype=nl.uint32), nl.bitwise_or
-        ),
-    ),
-    Rule(
-        "abs_max before trn3",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.abs_max),
-        "nisa.tensor_tensor: op=nl.abs_max needs trn3; the target is trn2",
-        lambda: nisa.tensor_tensor(tile(4, 2), tile(4, 2), tile(4, 2), nl.abs_max),
-        corrected_target="trn3",
-    ),
+    legal(nisa.tensor_tensor, dst=Psum(4, 2), data1=Sbuf(4, 2), data2=Psum(4, 2), op=nl.add),
+    broken("both in PSUM", dst=Sbuf(4, 2), data1=Psum(4, 2)).says(not_both_in_psum("data1", "data2")),
+    legal(nisa.tensor_tensor, dst=Sbuf(4, 2), data1=Sbuf(4, 2), data2=Sbuf(4, 2), op=nl.add),
+    broken("partitions", data2=Sbuf(2, 4)).says(same_partitions("dst", "data2")),
+    broken("elements", data1=Sbuf(4, 1)).says(same_elements("dst", "data1")).fixed(data1=Sbuf(4, 1).broadcast(1, 2)),
+    broken("power on Vector", op=nl.power, engine=ENGINE.vector)
+    .says("op=nl.power runs on the GpSimd engine, got engine=nki.isa.engine.vector")
+    .fixed(engine=ENGINE.gpsimd),
+    broken("power in PSUM", data2=Psum(4, 2), op=nl.power).says(out_of_reach("data2")).fixed(data2=Sbuf(4, 2)),
+    broken("engine", engine=ENGINE.scalar)
+    .says("engine must be one of nki.isa.engine.vector, nki.isa.engine.gpsimd, got nki.isa.engine.scalar")
+    .fixed(engine=ENGINE.gpsimd),
+    legal(nisa.tensor_tensor, dst=Sbuf(4, 2), data1=Sbuf(4, 2), data2=Sbuf(4, 2), op=nl.multiply),
+    broken("unary operator", op=nl.square).says("op=nl.square is no binary operator of tensor_tensor"),
+    broken("no operator", op="add").says("op must be an operator such as nl.add, got 'add'").fixed(op=nl.add),
+    broken("bits of floats", dst=INTEGERS, data2=INTEGERS, op=nl.bitwise_or)
+    .says(must("data1", "be an integer tensor with a bit-wise operator"))
+    .fixed(data1=Sbuf(4, 2).view(nl.int32)),
+    broken("bits of unlike widths", dst=INTEGERS, data1=INTEGERS, data2=Sbuf(4, 2, dtype=nl.int8), op=nl.bitwise_or)
+    .says("bit-wise operators cast nothing: the operands must have one width, got {data1}, {dst}, {data2}")
+    .fixed(data2=Sbuf(4, 2, dtype=nl.uint32)),
+    broken("abs_max before trn3", op=nl.abs_max).says("op=nl.abs_max needs trn3; the target is trn2").fixed(on="trn3"),
 )
 def test_tensor_tensor_rules(rule: Rule) -> None:
     check_rule(rule)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -74,7 +75,10 @@ def test_one_tile_of_both_inputs_at_a_time(beta: float) -> None:
 def test_loops_over_classes(classes: int, most: int, beta: float) -> None:
     """Short programs: a loop with blocks before and behind it, and a loop alone, whose blocks the cores share."""
     problem = pair_of(Sizes(300, 130, 70, classes), dtype=BF16, beta=beta)
-    plans_of(problem, Launch(position_block=128, class_block=256), program_instructions=most)
+    plans = plans_of(problem, Launch(position_block=128, class_block=256), program_instructions=most)
+    with shrunk(PlanLimits(program_instructions=most)):
+        blocks_of_core = math.ceil(classes / 2 / 256) * 3
+        assert all(plan.blocks_of_program(300) < blocks_of_core for plan in plans)
 
 
 @pytest.mark.parametrize("classes", [1, 31, 129])
