@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from .loss import LossKernels, NoSizes, TensorSize
+from .loss import LossKernels, TensorSize
 
 SEQUENCES, LABELS = 32, 64
 
@@ -15,20 +15,9 @@ class CtcKernels(LossKernels):
     """Of a batch of sequences, which have as many steps as there are positions."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
-    SIZES: ClassVar[dict[str, str]] = {}
     OPTIONS: ClassVar[tuple[str, ...]] = ("sequences", "labels")
-    CHOOSER: ClassVar[str] = ""
-    CONDITION: ClassVar[str] = ""
     WHICH: ClassVar[str] = "with --family ctc_loss"
     ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
-
-    def chosen(self, **arguments: Any) -> NoSizes:
-        """Nothing is chosen."""
-        return NoSizes()
-
-    def tilings(self) -> tuple[NoSizes, ...]:
-        """None."""
-        return ()
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
         """Log-probabilities, labels, lengths, and what the forward keeps for the backward."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -30,18 +31,30 @@ SCALAR = TensorSize((1,), "float32")
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """Forward and backward of a mean; sizes that are None are the kernel's choice.
+    """Forward and backward of a mean; sizes that are None are the kernel's choice. By itself it has none.
 
     Attributes:
         ALWAYS: optional tensors of the kernel that a launch has.
     """
 
+    SIZES: ClassVar[dict[str, str]] = {}
+    OPTIONS: ClassVar[tuple[str, ...]] = ()
+    CHOOSER: ClassVar[str] = ""
+    CONDITION: ClassVar[str] = ""
     ALWAYS: ClassVar[tuple[str, ...]] = ()
 
     @property
     def kernel(self) -> str:
         """Its name."""
         return f"{self.options.family}_{self.direction}"
+
+    def chosen(self, **arguments: Any) -> Any:
+        """Nothing is chosen."""
+        return NoSizes()
+
+    def tilings(self) -> Iterable[Any]:
+        """None."""
+        return ()
 
     @property
     def matrix(self) -> TensorSize:

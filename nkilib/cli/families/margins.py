@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .loss import LossKernels, NoSizes, TensorSize
+from .loss import LossKernels, TensorSize
 
 if TYPE_CHECKING:
     from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling
@@ -46,19 +46,7 @@ class MultilabelMarginKernels(LossKernels):
     """As many targets a row as classes at most."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("multilabel_margin_loss",)
-    SIZES: ClassVar[dict[str, str]] = {}
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
-    CHOOSER: ClassVar[str] = ""
-    CONDITION: ClassVar[str] = ""
     WHICH: ClassVar[str] = "with --family multilabel_margin_loss"
-
-    def chosen(self, **arguments: Any) -> NoSizes:
-        """Nothing is chosen."""
-        return NoSizes()
-
-    def tilings(self) -> tuple[NoSizes, ...]:
-        """None."""
-        return ()
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
         """Scores and targets."""

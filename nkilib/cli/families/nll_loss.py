@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
-from .family import Family
-
-if TYPE_CHECKING:
-    from nkilib.simulator import Profile
-    from nkilib.simulator.profiling.trips import AskedTrips
+from .loss import SCALAR, LossKernels, TensorSize
 
 
 class Form(NamedTuple):
@@ -20,20 +16,13 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class NllLossKernels(Family):
+class NllLossKernels(LossKernels):
     """Their mean."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
-    SIZES: ClassVar[dict[str, str]] = {}
-    OPTIONS: ClassVar[tuple[str, ...]] = ()
     CHOOSER: ClassVar[str] = "the default"
-    CONDITION: ClassVar[str] = ""
     WHICH: ClassVar[str] = "with --family nll_loss"
-
-    @property
-    def kernel(self) -> str:
-        """Its name."""
-        return f"nll_loss_{self.direction}"
+    ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
 
     def chosen(self, **arguments: Any) -> Form:
         """The form that is asked for, or the one that the kernels take by themselves."""
@@ -51,15 +40,8 @@ class NllLossKernels(Family):
         """Both forms; many classes are not streamed."""
         return Form(False), Form(True)
 
-    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch in the form of ``tiling``, which has no loop whose trips could be asked for."""
-        from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
-        from nkilib.simulator import profile, spec, using
-
-        tensors = spec(self.shape, self.dtype), spec(self.shape[:1], "int32")
-        scalar, options = spec((1,), "float32"), {**arguments, **tiling._asdict()}
-        with using(target=self.target):
-            if not self.is_backward:
-                return profile(nll_loss_forward[cores], *tensors, **options)
-            given = {"total_weight_hbm": scalar, **options}
-            return profile(nll_loss_backward[cores], *tensors, scalar, **given)
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """Log-probabilities, a target a position, and the sum of the weights."""
+        if tensor == "total_weight":
+            return SCALAR
+        return TensorSize(self.shape[:1], "int32") if tensor == "targets" else self.matrix
