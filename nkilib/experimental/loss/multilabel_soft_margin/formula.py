@@ -89,7 +89,7 @@ class MultilabelSoftMargin:
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """As :func:`.labels.needed_tensors`."""
+        """As :func:`needed_tensors`."""
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:

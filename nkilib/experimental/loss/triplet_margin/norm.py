@@ -1,7 +1,7 @@
 """Distances of rows, as ``torch.nn.functional.pairwise_distance`` has them: the p-norm of ``left - right + eps``.
 
 A norm sums up a function of the differences, makes the distance of the sum, and has a derivative by the difference: a
-tile times a number a row. p = 2, 1 and infinity are here, any other p of at least 1 in :mod:`.minkowski`.
+tile times a number a row. p = 2, 1 and infinity are here, any other p of at least 1 is :class:`Minkowski`.
 
 The p-norm of any p > 1 that has no instructions of its own, by logarithms and exponentials.
 

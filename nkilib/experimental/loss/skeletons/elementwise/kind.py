@@ -1,9 +1,9 @@
 """What a loss of elements is to the skeleton: three functions of tiles.
 
 The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
-cuts each tile into pieces; a weight may also be one of rows or of columns (:mod:`.sources`). For a piece a kind gives
+cuts each tile into pieces; a weight may also be one of rows or of columns (:mod:`.stream`). For a piece a kind gives
 the losses, and their derivatives by each of the tensors. Streams, sums, upstream gradients, weights and stores are the
-skeleton's (:mod:`.forward`, :mod:`.backward`, :mod:`.weighted`).
+skeleton's (:mod:`.passes`, :mod:`.weighted`).
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ def forward_of_core(launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, factor: 
     """Store the losses, or their sum.
 
     Args:
-        launch, loss_hbm, factor: as for :func:`.sinks.sink_of`.
+        launch, loss_hbm, factor: as for :func:`.results.sink_of`.
         kind: the loss.
     """
     stream = Stream.make(launch, launch.tensors_hbm)
