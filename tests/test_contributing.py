@@ -155,7 +155,7 @@ def test_a_loss_of_elements_is_four_files_and_rows() -> None:
         f"{skeleton}/kinds/soft_margin.py",
         f"{skeleton}/kernels/soft_margin.py",
         f"{skeleton}/host/truths/soft_margin.py",
-        "nkilib/torch/functions/elementwise/soft_margin_loss.py",
+        "nkilib/torch/functions/soft_margin_loss.py",
     ]
     rows = [change for change in changes if not change.is_new]
     assert len(rows) == 12

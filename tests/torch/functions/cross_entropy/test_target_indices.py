@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from nkilib.torch import cross_entropy, int32_targets
-from nkilib.torch.functions.cross_entropy import target_indices
-from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES, is_ignored, kernel_target
+from nkilib.torch.losses import target_indices
+from nkilib.torch.losses.target_indices import INDEX_DTYPES, is_ignored, kernel_target
 from tests.torch.inputs import CLASSES, POSITIONS, make_logits, make_targets
 
 VALUES = (

@@ -18,7 +18,7 @@ from nkilib.torch import (
     l1_loss,
     mse_loss,
 )
-from nkilib.torch.functions.elementwise.shared_weights import Matrix
+from nkilib.torch.losses.shared_weights import Matrix
 
 # Shapes of inputs, with shapes of weights.
 SHAPES: dict[tuple[int, ...], list[tuple[int, ...]]] = {
