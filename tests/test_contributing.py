@@ -27,7 +27,8 @@ OF_TABLES = (
     "tests/experimental/loss/elementwise",
     "tests/experimental/test_loss_kinds.py",
     "tests/experimental/test_shared_refusals.py",
-    "tests/torch/functions/elementwise",
+    "tests/torch/functions/test_losses.py",
+    "tests/torch/losses/test_elementwise.py",
 )
 CHOSEN = "squared_error or smoothing_skips_target or (soft_margin_loss and not multilabel) or all_kinds"
 COPIED = ("nkilib", "tests", "docs", "tools", "pyproject.toml", "README.md", "constraints.txt")

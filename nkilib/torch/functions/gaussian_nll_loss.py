@@ -69,7 +69,7 @@ def gaussian_nll_loss(
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: unknown ``reduction``; a variance of another shape; a negative one, on the CPU; a smaller ``eps``;
             ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; complex numbers, or integers as input; ``inplace`` of a leaf, or
+        RuntimeError: shapes or devices do not fit; complex numbers, or integers as ``var``; ``inplace`` of a leaf, or
             under torch.compile.
         NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
     """

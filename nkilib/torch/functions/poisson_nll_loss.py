@@ -55,8 +55,7 @@ def poisson_nll_loss(
     Raises:
         TypeError: an argument has the wrong Python type; or float64.
         ValueError: unknown ``reduction``; a smaller ``eps``; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; complex numbers, or integers as input; ``inplace`` of a leaf, or
-            under torch.compile.
+        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
         NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
     """
     caller = POISSON_NLL_LOSS.caller
