@@ -9,7 +9,7 @@ from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss import elementwise
 
 _SHAPE: Final = (4096, 32128)
-_TESTS: Final = ("tests/experimental/loss/elementwise", "tests/torch/functions/test_losses.py")
+_TESTS: Final = ("tests/experimental/loss/elementwise", "tests/torch/functions")
 _PAIR: Final = ("input", "target")
 _OF_SUM: Final[dict[str, dict[str, tuple[int, ...]]]] = {"float32": {"grad_loss": (1,)}}
 
@@ -193,7 +193,7 @@ KINDS: Final = (
         derivative="-t; -exp(t)",
         differentiated=("input", "target"),
         options=("log_target",),
-        tests=("tests/experimental/loss/elementwise", "tests/torch/functions/test_losses.py"),
+        tests=("tests/experimental/loss/elementwise", "tests/torch/functions"),
         edges="t = 0 gives 0, or NaN where x is infinite",
         differences="no warning of a mean; log t is log(t + 2^-64)",
         launches=_of_kl_div(),

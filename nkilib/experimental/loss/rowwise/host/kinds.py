@@ -9,7 +9,7 @@ from nkilib.core.host.modelled_launches import launched
 from nkilib.experimental.loss import rowwise
 
 _ROWS, _COLUMNS = 4096, 32128
-_TESTS: Final = ("tests/experimental/loss/rowwise", "tests/torch/functions/test_losses.py")
+_TESTS: Final = ("tests/experimental/loss/rowwise", "tests/torch/functions")
 
 
 def modelled(
