@@ -6,29 +6,22 @@ where the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
 
 import nkilib._unmixed
 import nkilib.torch._requirement  # noqa: F401
-from nkilib.torch.functions.cross_entropy.functional import cross_entropy
-from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
-from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
-from nkilib.torch.functions.cross_entropy.target_indices import int32_targets
-from nkilib.torch.functions.ctc_loss.functional import ctc_loss
-from nkilib.torch.functions.ctc_loss.modules import CTCLoss
-from nkilib.torch.functions.distillation.functional import distillation_loss
-from nkilib.torch.functions.distillation.modules import DistillationLoss
-from nkilib.torch.functions.elementwise.binary_cross_entropy import BCELoss, binary_cross_entropy
-from nkilib.torch.functions.elementwise.binary_cross_entropy_with_logits import (
+from nkilib.torch.functions.binary_cross_entropy import BCELoss, binary_cross_entropy
+from nkilib.torch.functions.binary_cross_entropy_with_logits import (
     BCEWithLogitsLoss,
     binary_cross_entropy_with_logits,
 )
-from nkilib.torch.functions.elementwise.gaussian_nll_loss import GaussianNLLLoss, gaussian_nll_loss
-from nkilib.torch.functions.elementwise.hinge_embedding_loss import HingeEmbeddingLoss, hinge_embedding_loss
-from nkilib.torch.functions.elementwise.huber_loss import HuberLoss, huber_loss
-from nkilib.torch.functions.elementwise.l1_loss import L1Loss, l1_loss
-from nkilib.torch.functions.elementwise.margin_ranking_loss import MarginRankingLoss, margin_ranking_loss
-from nkilib.torch.functions.elementwise.mse_loss import MSELoss, mse_loss
-from nkilib.torch.functions.elementwise.poisson_nll_loss import PoissonNLLLoss, poisson_nll_loss
-from nkilib.torch.functions.elementwise.smooth_l1_loss import SmoothL1Loss, smooth_l1_loss
-from nkilib.torch.functions.kl_div.functional import kl_div
-from nkilib.torch.functions.kl_div.modules import KLDivLoss
+from nkilib.torch.functions.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
+from nkilib.torch.functions.cross_entropy.functional import cross_entropy
+from nkilib.torch.functions.cross_entropy.modules import CrossEntropyLoss
+from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
+from nkilib.torch.functions.ctc_loss import CTCLoss, ctc_loss
+from nkilib.torch.functions.distillation_loss import DistillationLoss, distillation_loss
+from nkilib.torch.functions.gaussian_nll_loss import GaussianNLLLoss, gaussian_nll_loss
+from nkilib.torch.functions.hinge_embedding_loss import HingeEmbeddingLoss, hinge_embedding_loss
+from nkilib.torch.functions.huber_loss import HuberLoss, huber_loss
+from nkilib.torch.functions.kl_div import KLDivLoss, kl_div
+from nkilib.torch.functions.l1_loss import L1Loss, l1_loss
 from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_entropy
 from nkilib.torch.functions.linear_cross_entropy.modules import LinearCrossEntropyLoss
 from nkilib.torch.functions.linear_distillation.functional import linear_distillation_loss
@@ -36,21 +29,23 @@ from nkilib.torch.functions.linear_distillation.modules import LinearDistillatio
 from nkilib.torch.functions.linear_distillation.results import LinearDistillationOutputs
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.functions.linear_token_scores.results import LinearTokenScores
-from nkilib.torch.functions.margins.multi_margin_loss import MultiMarginLoss, multi_margin_loss
-from nkilib.torch.functions.margins.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
-from nkilib.torch.functions.nll_loss.functional import nll_loss
-from nkilib.torch.functions.nll_loss.modules import NLLLoss
-from nkilib.torch.functions.rowwise.cosine_embedding_loss import CosineEmbeddingLoss, cosine_embedding_loss
-from nkilib.torch.functions.rowwise.multilabel_soft_margin_loss import (
+from nkilib.torch.functions.margin_ranking_loss import MarginRankingLoss, margin_ranking_loss
+from nkilib.torch.functions.mse_loss import MSELoss, mse_loss
+from nkilib.torch.functions.multi_margin_loss import MultiMarginLoss, multi_margin_loss
+from nkilib.torch.functions.multilabel_margin_loss import MultiLabelMarginLoss, multilabel_margin_loss
+from nkilib.torch.functions.multilabel_soft_margin_loss import (
     MultiLabelSoftMarginLoss,
     multilabel_soft_margin_loss,
 )
-from nkilib.torch.functions.rowwise.triplet_margin_loss import TripletMarginLoss, triplet_margin_loss
-from nkilib.torch.functions.softmax.functional import log_softmax, softmax
-from nkilib.torch.functions.softmax.modules import LogSoftmax, Softmax, Softmax2d
+from nkilib.torch.functions.nll_loss import NLLLoss, nll_loss
+from nkilib.torch.functions.poisson_nll_loss import PoissonNLLLoss, poisson_nll_loss
+from nkilib.torch.functions.smooth_l1_loss import SmoothL1Loss, smooth_l1_loss
+from nkilib.torch.functions.softmax import LogSoftmax, Softmax, Softmax2d, log_softmax, softmax
 from nkilib.torch.functions.token_scores import TokenScores, token_scores
+from nkilib.torch.functions.triplet_margin_loss import TripletMarginLoss, triplet_margin_loss
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 from nkilib.torch.functions.vocab_parallel_linear.functional import vocab_parallel_linear_cross_entropy
+from nkilib.torch.losses.target_indices import int32_targets
 
 __all__ = [
     "BCELoss",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 
-from tests.torch.opinfo import Budget, Checked, Difference, Sample
+from tests.torch.opinfo import Budget, Difference, Sample
 
 # A term of a sum passes through at most 128 additions: 23 of a run of 2,048, which numpy adds pairwise, 8 of the runs
 # of a tile, 32 of tiles and 64 of partitions (core/partial_sums.py). 12 more are for the roundings of the term.
@@ -24,8 +24,3 @@ def is_reduced_half(sample: Sample) -> bool:
 
 
 REDUCED: Final = Difference("a reduced loss is float32", is_reduced_half, result_dtype=torch.float32)
-
-
-def checked(ours: Any, theirs: Any, dtype: torch.dtype) -> Checked:
-    """A loss beside PyTorch's, for samples of a type."""
-    return Checked(ours, theirs, values=SUMS, differences=(REDUCED,) if dtype != torch.float32 else ())

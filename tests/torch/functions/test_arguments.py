@@ -88,6 +88,12 @@ def test_integers_are_computed_in_float32(name: str, arguments: tuple[Tensor, ..
     assert found.dtype == torch.float32
 
 
+def test_variances_are_no_integers() -> None:
+    """Those of the other tensors are computed in float32, as above."""
+    with pytest.raises(RuntimeError, match=r"gaussian_nll_loss: Integral inputs not supported, got var of torch\.int64"):
+        ours.gaussian_nll_loss(torch.rand(2), torch.rand(2), WHOLE)
+
+
 @pytest.mark.parametrize("name", ["mse_loss", "smooth_l1_loss"])
 def test_integers_alone_are_refused_as_in_pytorch(name: str) -> None:
     with pytest.raises(NotImplementedError):

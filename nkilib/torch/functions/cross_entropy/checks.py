@@ -19,7 +19,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions, RecipeOp
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.layout import is_view_as_rows, rows_shape
-from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
+from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
 # The keywords that public functions share, in order.
 RECIPE: Final = tuple(RecipeOptions.__annotations__)

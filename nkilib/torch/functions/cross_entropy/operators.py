@@ -18,7 +18,7 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
-from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
+from nkilib.torch.losses.target_indices import check_range, is_ignored, kernel_target
 
 CROSS_ENTROPY: Final = Caller("cross_entropy", "input", "logits", "torch.nn.functional.cross_entropy")
 VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "logits", CROSS_ENTROPY.instead)

@@ -10,7 +10,7 @@ from torch import Tensor
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.reductions import reduced
 from nkilib.torch.functions.cross_entropy.results import ForwardResults
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
+from nkilib.torch.losses.target_indices import is_ignored
 
 
 class CrossEntropyOutputs(NamedTuple):

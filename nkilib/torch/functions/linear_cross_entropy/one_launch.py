@@ -10,9 +10,9 @@ from torch import Tensor
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear.host.memory import copied_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import SCRATCH_BYTES, one_launch_bytes
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored, kernel_target
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_cross_entropy.operators import WITH_GRADIENTS, Product, Scratch, WantedGradients
+from nkilib.torch.losses.target_indices import is_ignored, kernel_target
 
 PLAIN: Final = Product()
 # The kernel takes the logits of at least as many positions.

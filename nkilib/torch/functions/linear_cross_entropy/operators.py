@@ -25,7 +25,7 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, Shape, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Wanted
-from nkilib.torch.functions.cross_entropy.target_indices import check_range, is_ignored, kernel_target
+from nkilib.torch.losses.target_indices import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
 # Of input, weight and products, and their names.

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy, linear
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.experimental.loss.linear.shared.launch import CLASSES_MAX, FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.functions.cross_entropy.target_indices import INDEX_DTYPES
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
+from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
 
 def reason_for_reference(given: LinearArguments, vocabulary: int | None = None) -> str | None:

@@ -21,11 +21,11 @@ from nkilib.experimental.loss.linear.shared.launch import (
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import check_float_dtype
-from nkilib.torch.functions.distillation.semantics import check_labels
 from nkilib.torch.functions.linear_cross_entropy.checks import check_compute_dtype, check_sum
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES
 from nkilib.torch.functions.linear_distillation.arguments import TEACHER, DistillationArguments, Model
 from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLATION, Recipe
+from nkilib.torch.losses.distillation import check_labels
 
 OUTPUTS: Final = ("entropy", "logprob")
 # Who is named where the weight, of which each rank may have a part, does not fit.

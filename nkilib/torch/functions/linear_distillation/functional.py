@@ -11,8 +11,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nkilib.torch.dispatch.layout import as_rows
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
-from nkilib.torch.functions.distillation.semantics import check_numbers, check_reduction, checked_beta, reduced
 from nkilib.torch.functions.linear_cross_entropy.checks import check_memory_limit
 from nkilib.torch.functions.linear_cross_entropy.one_launch import wanted_gradients
 from nkilib.torch.functions.linear_distillation.arguments import STUDENT, TEACHER, DistillationArguments, Model
@@ -30,6 +28,9 @@ from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLA
 from nkilib.torch.functions.linear_distillation.parts import plain_arguments
 from nkilib.torch.functions.linear_distillation.results import DistillationResults, LinearDistillationOutputs
 from nkilib.torch.functions.linear_distillation.shards import DistillationOperands, vocab_parallel_results
+from nkilib.torch.losses.distillation import check_numbers, checked_beta, reduced
+from nkilib.torch.losses.reductions import check_reduction_or_batchmean
+from nkilib.torch.losses.target_indices import is_ignored
 
 
 @overload
@@ -195,7 +196,7 @@ def linear_distillation_loss(
     """
     chosen = checked_beta(_CALLER, direction, beta)
     check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
-    check_reduction(_CALLER, reduction)
+    check_reduction_or_batchmean(_CALLER, reduction)
     names = checked_outputs(_CALLER, outputs, labels)
     recipe = checked_recipe(
         _CALLER, chosen, temperature, logit_scale, logit_softcap, teacher_logit_scale, teacher_logit_softcap

@@ -22,9 +22,9 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns
-from nkilib.torch.functions.cross_entropy.target_indices import check_range, kernel_target
 from nkilib.torch.functions.linear_cross_entropy.operators import DTYPES, WantedGradients, as_weight, vocabulary
 from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
+from nkilib.torch.losses.target_indices import check_range, kernel_target
 
 LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input", "torch.nn.functional.kl_div")
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from nkilib.core.host.options import values_of
 from nkilib.torch.dispatch.caller import Caller
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 from nkilib.torch.functions.linear_distillation.autograd import DIFFERENTIABLE, VocabParallelDistillation
 from nkilib.torch.functions.linear_distillation.operators import (
     SHARD_MIXTURE,
@@ -33,6 +32,7 @@ from nkilib.torch.functions.linear_distillation.statistics import (
 )
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 from nkilib.torch.functions.vocab_parallel.statistics import greatest_of_ranks, sums_of_ranks
+from nkilib.torch.losses.target_indices import is_ignored
 
 _TYPES: Final = (None, "bfloat16", "float16", "float32")
 

@@ -19,7 +19,6 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, statistics_outputs
-from nkilib.torch.functions.cross_entropy.target_indices import check_range
 from nkilib.torch.functions.linear_cross_entropy import operators as of_loss
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     LINEAR,
@@ -29,6 +28,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
 )
 from nkilib.torch.functions.linear_token_scores.results import WantedScores
 from nkilib.torch.functions.vocab_parallel_linear.operators import unrounded
+from nkilib.torch.losses.target_indices import check_range
 
 LINEAR_TOKEN_SCORES: Final = Caller("linear_token_scores", "input", "input", LINEAR.instead)
 

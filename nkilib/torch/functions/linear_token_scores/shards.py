@@ -12,7 +12,6 @@ from nkilib.core.host.options import values_of
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.functions.cross_entropy.results import ShardStatistics
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 from nkilib.torch.functions.linear_cross_entropy.operators import Product
 from nkilib.torch.functions.linear_token_scores.autograd import DIFFERENTIABLE, VocabParallelTokenScores
 from nkilib.torch.functions.linear_token_scores.operators import SHARD_STATISTICS
@@ -21,6 +20,7 @@ from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 from nkilib.torch.functions.vocab_parallel.statistics import VocabularyStatistics, combined_statistics
 from nkilib.torch.functions.vocab_parallel.statistics import product as product_or_zero
 from nkilib.torch.functions.vocab_parallel_linear.autograd import ShardOperands, claims_of_product
+from nkilib.torch.losses.target_indices import is_ignored
 
 
 def vocab_parallel_scores(

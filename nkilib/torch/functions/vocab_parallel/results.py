@@ -13,9 +13,9 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call
 from nkilib.torch.functions.cross_entropy.results import ForwardResults, ShardStatistics
-from nkilib.torch.functions.cross_entropy.target_indices import is_ignored
 from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 from nkilib.torch.functions.vocab_parallel.statistics import VocabularyStatistics, combined_statistics
+from nkilib.torch.losses.target_indices import is_ignored
 
 
 class CombinedResults(NamedTuple):

@@ -15,7 +15,6 @@ from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.operator import Call, Input, Operator, Output
 from nkilib.torch.dispatch.register import register
 from nkilib.torch.functions.cross_entropy.operators import Columns, Sums, Wanted, statistics_outputs
-from nkilib.torch.functions.cross_entropy.target_indices import check_range
 from nkilib.torch.functions.linear_cross_entropy import operators as of_whole
 from nkilib.torch.functions.linear_cross_entropy.operators import (
     LINEAR,
@@ -24,6 +23,7 @@ from nkilib.torch.functions.linear_cross_entropy.operators import (
     shared_arguments,
     vocabulary,
 )
+from nkilib.torch.losses.target_indices import check_range
 
 VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "input", "input", LINEAR.instead)
 

@@ -127,7 +127,7 @@ def elementwise_loss(
         derivative=derivative,
         differentiated=gradients_of(backward),
         options=options_of(forward, _OF_EVERY_LOSS),
-        tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions/elementwise"),
+        tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
         edges=edges,
         differences=differences,
         launches=(*launches_of(forward, held), *further_launches),

@@ -130,7 +130,7 @@ def rowwise_loss(
         functions_of: tensors whose gradients need one each.
         notes: what else there is to know of the losses.
     """
-    tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions/rowwise")
+    tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions")
     return RowwiseLoss(
         name=name,
         module=module,

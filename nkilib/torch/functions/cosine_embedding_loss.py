@@ -1,0 +1,114 @@
+"""``cosine_embedding_loss`` and ``CosineEmbeddingLoss``."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from nkilib.experimental.loss import cosine_embedding_loss_backward, cosine_embedding_loss_forward
+from nkilib.torch.dispatch.broadcasting import broadcast_shape
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import checked_number
+from nkilib.torch.dispatch.losses import as_computed
+from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
+
+_COEFFICIENTS: Final = 3
+
+
+_LOSS: Final = rowwise_loss(
+    Caller("cosine_embedding_loss", "input1", "embeddings", "torch.nn.functional.cosine_embedding_loss"),
+    (cosine_embedding_loss_forward, cosine_embedding_loss_backward),
+    RowInputs(("input1", "input2"), vectors=("target",)),
+    options={"margin": 0.0},
+    forward_alone=("margin",),
+    coefficients=lambda call: _COEFFICIENTS,
+)
+
+
+def cosine_embedding_loss(
+    input1: Tensor,
+    input2: Tensor,
+    target: Tensor,
+    margin: float = 0,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """Cosine embedding loss: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
+
+    Equals ``torch.nn.functional.cosine_embedding_loss(input1, input2, target, margin, reduction=reduction)``, in
+    float32, and sums are float32. No value is looked at, so nothing waits for the device.
+
+    Args:
+        input1, input2: [N, D] or [D], bfloat16, float16 or float32, or of integers; [1, D] counts for all rows. Each
+            may require grad. 1e-12 is added to squared norms.
+        target: [N], or without dimensions beside [D], of any real type; there is no gradient of it, as in PyTorch.
+        margin: a number.
+        reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input1``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type that those of
+        the inputs promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
+        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    given = {"input1": input1, "input2": input2, "target": target}
+    _LOSS.check(given, reduction, inplace, integers=tuple(given))
+    margin = checked_number(_LOSS.caller, "margin", margin)
+    _check_shapes(input1, input2, target)
+    of_pairs = broadcast_shape(_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
+    rows = broadcast_shape(_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})
+    shape = (*rows, of_pairs[-1])
+    first, second = (as_computed(each, reduction).expand(shape) for each in as_floats([input1, input2]))
+    if inplace:
+        _LOSS.check_inplace(input1, first)
+    if shape[-1] == 0:  # the cosine of rows without elements is 0
+        first, second = pad(first, (0, 1)), pad(second, (0, 1))
+    computed = {"input1": first, "input2": second, "target": target.detach().to(torch.float32).expand(rows)}
+    return _LOSS(computed, reduction, inplace, margin=margin)
+
+
+def _check_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
+    """Refuse other numbers of dimensions, as PyTorch does, and rows of different lengths.
+
+    Raises:
+        RuntimeError: always then.
+    """
+    caller, dims = _LOSS.caller, target.dim() + 1
+    if dims > 2:
+        raise RuntimeError(f"{caller}: target must be 0-D or 1-D, got shape {tuple(target.shape)}; flatten the rows")
+    if {input1.dim(), input2.dim()} != {dims}:
+        raise RuntimeError(
+            f"{caller}: a {target.dim()}-D target goes with {dims}-D inputs, got shapes {tuple(input1.shape)} and "
+            f"{tuple(input2.shape)}; reshape them"
+        )
+    if input1.shape[-1] != input2.shape[-1]:
+        raise RuntimeError(
+            f"{caller}: rows of input1 and input2 must have the same length, got {input1.shape[-1]} and "
+            f"{input2.shape[-1]}; expand one of them"
+        )
+
+
+class CosineEmbeddingLoss(LossModule):
+    """``torch.nn.CosineEmbeddingLoss`` on the kernels.
+
+    Args:
+        margin, reduction, inplace: as for :func:`cosine_embedding_loss`.
+    """
+
+    def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(reduction, inplace)
+        self.margin = margin
+
+    def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return cosine_embedding_loss(input1, input2, target, self.margin, self.reduction, inplace=self.inplace)

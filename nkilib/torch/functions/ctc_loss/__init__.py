@@ -1,1 +1,0 @@
-"""``ctc_loss`` and ``CTCLoss``: the semantics of PyTorch around two operators."""

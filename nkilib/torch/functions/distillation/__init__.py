@@ -1,1 +1,0 @@
-"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both."""

@@ -1,0 +1,193 @@
+"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation.options import DistillationOptions
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.autograd import differentiate
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, check_float_dtype
+from nkilib.torch.dispatch.operator import Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import register
+from nkilib.torch.losses.distillation import check_labels, check_numbers, checked_beta, reduced
+from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.reductions import check_reduction_or_batchmean
+
+DISTILLATION: Final = Caller("distillation_loss", "student_logits", "logits", "torch.nn.functional.kl_div")
+
+# Rows are positions: logits [N, V], labels [N].
+_LOGITS: Final = (
+    Input("student", dimensions=2, dtypes=FLOAT_DTYPES),
+    Input("teacher", dimensions=2, dtypes=FLOAT_DTYPES),
+)
+_LABELS: Final = Input("labels", is_optional=True)
+# Of both distributions: minus the shift, and the sum of the exponentials under it.
+_SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum")
+
+_FORWARD: Final = register(
+    Operator(
+        "distillation_forward",
+        inputs=(*_LOGITS, _LABELS),
+        options=(DistillationOptions,),
+        outputs=(Output("loss", depends_on=("student",)), *(Output(name) for name in _SAVED)),
+        kernel=distillation_forward,
+        instead=DISTILLATION.instead,
+    )
+)
+
+_BACKWARD: Final = register(
+    Operator(
+        "distillation_backward",
+        inputs=(*_LOGITS, *(Input(name) for name in _SAVED), Input("grad_loss"), _LABELS),
+        options=(DistillationOptions,),
+        outputs=(Output("grad_student", None, as_first),),
+        kernel=distillation_backward,
+        may_overwrite=True,
+        instead=DISTILLATION.instead,
+    )
+)
+
+_DERIVATIVE: Final = differentiate(_FORWARD, _BACKWARD)
+
+
+def distillation_loss(
+    student_logits: Tensor,
+    teacher_logits: Tensor,
+    *,
+    labels: Tensor | None = None,
+    temperature: float = 1.0,
+    direction: str = "forward",
+    beta: float | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    temperature_squared: bool = False,
+    inplace: bool = False,
+) -> Tensor:
+    """How far the student's distribution is from the teacher's, in nats, at every position.
+
+    With P = softmax(teacher_logits / T) and Q = softmax(student_logits / T) it is KL(P || Q) for
+    ``direction="forward"``, which equals::
+
+        F.kl_div(log_softmax(student_logits / T, -1), log_softmax(teacher_logits / T, -1), log_target=True,
+                 reduction="none").sum(-1)
+
+    KL(Q || P) for ``"reverse"``, and with ``beta`` generalized Jensen-Shannon (arXiv 2306.13649), beta * KL(P || M) +
+    (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is KL(P || Q) and beta = 1
+    is KL(Q || P). In float32, whatever the types of the logits are. No value is looked at, so nothing waits for the
+    device.
+
+    Args:
+        student_logits: [..., V], bfloat16, float16 or float32.
+        teacher_logits: of the same shape, in one of these types. The teacher gets no gradient.
+        labels: integers [...]; positions where they are ``ignore_index`` do not count. None: all count.
+        temperature: T, from 1e-3 to 1e6.
+        direction: ``"forward"`` or ``"reverse"``; of no effect with ``beta``.
+        beta: from 0 to 1.
+        ignore_index: an int32.
+        reduction: ``"mean"`` over the positions that count, ``"batchmean"`` over ``student_logits.size(0)``, ``"sum"``
+            or ``"none"``.
+        temperature_squared: multiply by T^2, as Hinton et al. (arXiv 1503.02531) do, so that gradients do not shrink
+            with T; Liger and TRL do not.
+        inplace: the backward writes the gradient over the memory of ``student_logits``, which saves as much as that.
+
+    Returns:
+        The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
+        no position counts.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction`` or ``direction``; shapes differ; ``temperature``, ``beta`` or ``ignore_index``
+            out of range.
+        RuntimeError: ``teacher_logits`` requires grad (pass ``teacher_logits.detach()``); devices differ; ``inplace``
+            for a leaf or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    chosen = checked_beta(DISTILLATION, direction, beta)
+    _check(student_logits, teacher_logits, labels, reduction)
+    check_numbers(DISTILLATION, temperature, ignore_index, temperature_squared)
+    if inplace:
+        checks.check_inplace(DISTILLATION, student_logits)
+        if not student_logits.is_contiguous():
+            raise ValueError(
+                f"{DISTILLATION}: inplace=True needs contiguous student_logits, or the gradient would be written over "
+                f"a copy; leave inplace off"
+            )
+    vocabulary = student_logits.shape[-1]
+    rows_labels = None if labels is None else labels.reshape(-1).to(torch.int32)
+    loss, *_ = _DERIVATIVE.apply(
+        inplace,
+        student_logits.reshape(-1, vocabulary),
+        teacher_logits.detach().reshape(-1, vocabulary),
+        rows_labels,
+        beta=chosen,
+        temperature=float(temperature),
+        ignore_index=ignore_index,
+    )
+    if temperature_squared:
+        loss = loss * float(temperature) ** 2
+    counts = None if rows_labels is None else rows_labels != ignore_index
+    return reduced(loss, tuple(student_logits.shape[:-1]), counts, reduction)
+
+
+def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
+    """Refuse what the kernels cannot compute."""
+    caller = DISTILLATION
+    tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
+    checks.check_tensors(caller, tensors, optional=("labels",))
+    check_reduction_or_batchmean(caller, reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, student, {"teacher_logits": teacher, "labels": labels})
+    for name, tensor in (("student_logits", student), ("teacher_logits", teacher)):
+        check_float_dtype(caller, name, tensor)
+    checks.check_constant(caller, "teacher_logits", teacher)
+    if student.dim() == 0:
+        raise ValueError(f"{caller}: student_logits must have at least one dimension, the vocabulary, got none")
+    checks.check_same_shape(caller, student, "teacher_logits", teacher)
+    check_labels(caller, labels, tuple(student.shape[:-1]))
+
+
+class DistillationLoss(LossModule):
+    """:func:`distillation_loss` as a module; ``forward(student_logits, teacher_logits, labels=None)``.
+
+    Args:
+        temperature, direction, beta, ignore_index, reduction, temperature_squared, inplace: as for the function.
+    """
+
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        direction: str = "forward",
+        beta: float | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        *,
+        temperature_squared: bool = False,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(reduction, inplace)
+        self.temperature = temperature
+        self.direction = direction
+        self.beta = beta
+        self.ignore_index = ignore_index
+        self.temperature_squared = temperature_squared
+
+    def forward(self, student_logits: Tensor, teacher_logits: Tensor, labels: Tensor | None = None) -> Tensor:
+        """The loss."""
+        return distillation_loss(
+            student_logits,
+            teacher_logits,
+            labels=labels,
+            temperature=self.temperature,
+            direction=self.direction,
+            beta=self.beta,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            temperature_squared=self.temperature_squared,
+            inplace=self.inplace,
+        )

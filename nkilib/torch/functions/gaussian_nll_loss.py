@@ -1,0 +1,120 @@
+"""``gaussian_nll_loss`` and ``GaussianNLLLoss``: means, targets and variances."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from torch import Tensor
+
+from nkilib.experimental.loss import gaussian_nll_loss_backward, gaussian_nll_loss_forward
+from nkilib.torch.dispatch.checks import check_flag, check_tensors
+from nkilib.torch.dispatch.operator import Call
+from nkilib.torch.losses.elementwise import elementwise_loss
+from nkilib.torch.losses.modules import LossModule
+from nkilib.torch.losses.numbers import least_of_log
+
+_NAME: Final = "gaussian_nll_loss"
+_NEGATIVE: Final = f"{_NAME}: var has negative entry/entries; pass variances, which are squares"
+
+
+def _check_variances(call: Call) -> None:
+    """Refuse negative ones, as PyTorch does."""
+    if bool((call.tensor("var") < 0).any()):
+        raise ValueError(_NEGATIVE)
+
+
+GAUSSIAN_NLL_LOSS: Final = elementwise_loss(
+    _NAME,
+    "means",
+    (gaussian_nll_loss_forward, gaussian_nll_loss_backward),
+    tensors=("input", "target", "var"),
+    integers=("input", "target"),
+    options={"full": False, "eps": 1e-6},
+    check_values=_check_variances,
+    is_float32_under_autocast=False,
+)
+
+
+def gaussian_nll_loss(
+    input: Tensor,
+    target: Tensor,
+    var: Tensor | float,
+    full: bool = False,
+    eps: float = 1e-6,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """Negative log-likelihood of the normal distribution, ``(log v + (x - t)^2 / v) / 2`` for ``v = max(var, eps)``, on
+    the kernels of :mod:`nkilib.experimental.loss`.
+
+    Equals ``torch.nn.functional.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)``, in
+    float32, and sums are float32. On the CPU alone values are looked at.
+
+    Args:
+        input: means, bfloat16, float16, float32 or integers, of any shape.
+        target: in one of these types or of integers; of a shape that broadcasts with the input's. It may require grad.
+        var: variances, of the shape of the input, of that without the last dimension, or with one dimension of extent
+            1; or a number. It may require grad; the gradient is that of v, whether it was raised to ``eps`` or not.
+        full: add ``log(2 pi) / 2``.
+        eps: the least variance that is computed with, at least 2^-64.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
+        the tensors promote to.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or float64.
+        ValueError: unknown ``reduction``; a variance of another shape; a negative one, on the CPU; a smaller ``eps``;
+            ``inplace`` of a tensor with gaps.
+        RuntimeError: shapes or devices do not fit; complex numbers, or integers as ``var``; ``inplace`` of a leaf, or
+            under torch.compile.
+        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+    """
+    caller = GAUSSIAN_NLL_LOSS.caller
+    check_tensors(caller, {"input": input, "target": target})
+    check_flag(caller, "full", full)
+    options = {"full": full, "eps": least_of_log(caller, "eps", eps)}
+    tensors = {"input": input, "target": target, "var": _variances(input, var)}
+    return GAUSSIAN_NLL_LOSS(tensors, reduction, inplace, **options)
+
+
+def _variances(input: Tensor, var: Any) -> Any:
+    """With the dimensions of the input, if that is what PyTorch takes them for; what is no tensor is refused later."""
+    if isinstance(var, float):
+        if var < 0.0:
+            raise ValueError(_NEGATIVE)
+        return input.new_full(input.shape, var)
+    if not isinstance(var, Tensor) or var.shape == input.shape:
+        return var
+    if var.shape == input.shape[:-1]:
+        return var.unsqueeze(-1)
+    if var.dim() == input.dim():
+        differing = [own for whole, own in zip(input.shape, var.shape, strict=True) if whole != own]
+        if sum(differing) == 1:  # one of them, of extent 1
+            return var
+    raise ValueError(
+        f"{_NAME}: var is of incorrect size: it must have the shape of input, {tuple(input.shape)}, lack the last "
+        f"dimension, or have one of extent 1, got {tuple(var.shape)}"
+    )
+
+
+class GaussianNLLLoss(LossModule):
+    """``torch.nn.GaussianNLLLoss`` on the kernels.
+
+    Args:
+        full, eps, reduction, inplace: as for :func:`gaussian_nll_loss`.
+    """
+
+    def __init__(
+        self, *, full: bool = False, eps: float = 1e-6, reduction: str = "mean", inplace: bool = False
+    ) -> None:
+        super().__init__(reduction, inplace)
+        self.full = full
+        self.eps = eps
+
+    def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
+        """The loss."""
+        return gaussian_nll_loss(input, target, var, self.full, self.eps, self.reduction, inplace=self.inplace)

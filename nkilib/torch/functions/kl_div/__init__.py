@@ -1,1 +1,0 @@
-"""``kl_div`` and ``KLDivLoss``: the semantics of PyTorch around two operators."""

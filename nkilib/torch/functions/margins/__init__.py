@@ -1,1 +1,0 @@
-"""Margins between classes: the semantics of PyTorch around two operators each."""

@@ -1,0 +1,115 @@
+"""``multilabel_margin_loss`` and ``MultiLabelMarginLoss``: margins between several targets and the other classes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.reductions import check_reduction
+from nkilib.experimental.loss import (
+    multilabel_margin_loss_backward,
+    multilabel_margin_loss_forward,
+)
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.losses import as_computed
+from nkilib.torch.dispatch.operator import Call, Input, per_row
+from nkilib.torch.losses.indexed import (
+    SCORES,
+    check_classes,
+    check_inplace,
+    class_targets,
+    indexed_loss,
+    rows_and_classes,
+)
+from nkilib.torch.losses.modules import LossModule
+
+MULTILABEL_MARGIN: Final = Caller(
+    "multilabel_margin_loss", "input", "scores", "torch.nn.functional.multilabel_margin_loss"
+)
+
+
+def _check_range(call: Call) -> None:
+    target = call.tensor("target").to(torch.int64)
+    outside = (target < -1) | (target >= call.first.shape[1])
+    if bool(outside.any()):
+        row, place = (int(each) for each in outside.nonzero()[0])
+        raise RuntimeError(
+            f"{MULTILABEL_MARGIN}: argument #2 'target' is out of range: row {row} has {int(target[row, place])}, and "
+            f"classes are 0 to {call.first.shape[1] - 1}, with -1 behind the last one"
+        )
+
+
+_DERIVATIVE: Final = indexed_loss(
+    MULTILABEL_MARGIN,
+    (multilabel_margin_loss_forward, multilabel_margin_loss_backward),
+    inputs=(SCORES, Input("target", keyword="targets_hbm", dimensions=2)),
+    options={"reduction": "mean"},
+    losses=per_row,
+    backward=("input", "target", "grad_loss"),
+    arguments=class_targets,
+    check_values=_check_range,
+)
+
+
+def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean", *, inplace: bool = False) -> Tensor:
+    """Margin loss of several targets a row, on the kernels of :mod:`nkilib.experimental.loss`.
+
+    For each row the sum of ``relu(1 - (input[t] - input[j]))`` over its targets t, and the classes j that are none,
+    divided by C. Equals ``torch.nn.functional.multilabel_margin_loss(input, target, reduction=reduction)``, in float32.
+    On the CPU alone targets are checked for their range.
+
+    Args:
+        input: scores, bfloat16, float16 or float32: [C] or [N, C]; at most 4,096 classes.
+        target: of the shape of the input, of any integer type: of each row the targets, in [0, C), up to the first -1;
+            what stands behind does not count.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of [N, C] one for each row, in the type of the input.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or an input of float64.
+        ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
+        RuntimeError: shapes or devices do not fit, as PyTorch says; on the CPU, a target out of range; ``inplace`` of a
+            leaf, or under torch.compile.
+        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+        AssertionError: more than 4,096 classes, or 262,144 rows.
+    """
+    caller = MULTILABEL_MARGIN
+    tensors = {caller.input: input, "target": target}
+    checks.check_tensors(caller, tensors)
+    check_reduction(caller, reduction)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target})
+    check_classes(caller, input, target)
+    rows, classes = rows_and_classes(input)
+    if target.dim() > 2 or target.numel() != rows * classes or (input.dim() == 2 and target.shape != input.shape):
+        raise RuntimeError(
+            f"{caller}: inconsistent target size: {list(target.shape)} for input of size: {list(input.shape)}; fill "
+            f"rows with -1"
+        )
+    computed = as_computed(input, reduction)
+    check_inplace(caller, input, computed, inplace)
+    loss: Tensor = _DERIVATIVE.apply(
+        inplace, computed.reshape(rows, classes), target.reshape(rows, classes), reduction=reduction
+    )
+    return loss if input.dim() == 2 else loss.reshape(())
+
+
+class MultiLabelMarginLoss(LossModule):
+    """``torch.nn.MultiLabelMarginLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+
+    Args:
+        reduction, inplace: as for :func:`multilabel_margin_loss`.
+    """
+
+    def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:
+        super().__init__(reduction, inplace)
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return multilabel_margin_loss(input, target, self.reduction, inplace=self.inplace)

@@ -1,0 +1,153 @@
+"""``nll_loss`` and ``NLLLoss``: the negative log-likelihood of a class."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.core.host.reductions import check_reduction
+from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.layout import rows_shape
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES, as_computed, check_inplace
+from nkilib.torch.dispatch.operator import Call, Input, Output, Shape
+from nkilib.torch.functions.cross_entropy.checks import check_indices, check_weight
+from nkilib.torch.losses.indexed import CLASS_WEIGHT, check_float_input, indexed_loss
+from nkilib.torch.losses.modules import WeightedLossModule
+from nkilib.torch.losses.target_indices import check_range, kernel_target
+
+NLL_LOSS: Final = Caller("nll_loss", "input", "log-probabilities", "torch.nn.functional.nll_loss")
+
+
+def _classes(call: Call) -> int:
+    return int(call.first.shape[1])
+
+
+def _check_classes(call: Call) -> None:
+    """Refuse class indices out of range."""
+    check_range(str(NLL_LOSS), call.tensor("target").reshape(-1), call.options["ignore_index"], _classes(call))
+
+
+def _targets(call: Call) -> dict[str, Any]:
+    target, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], _classes(call))
+    return {"targets_hbm": target.detach(), "ignore_index": ignore_index}
+
+
+def _as_target(call: Call) -> Shape:
+    return tuple(call.tensor("target").shape)
+
+
+# The input is [N, C] or [N, C, d1, ...], the target [N] or [N, d1, ...].
+_DERIVATIVE: Final = indexed_loss(
+    NLL_LOSS,
+    (nll_loss_forward, nll_loss_backward),
+    inputs=(Input("input", dtypes=FLOAT_DTYPES), Input("target", keyword="targets_hbm"), CLASS_WEIGHT),
+    options={"ignore_index": -100, "reduction": "mean"},
+    losses=_as_target,
+    saved=(Output("total_weight", shape=lambda call: (1,)),),
+    backward=("input", "target", "grad_loss", "total_weight", "class_weight"),
+    arguments=_targets,
+    check_values=_check_classes,
+)
+
+
+def nll_loss(
+    input: Tensor,
+    target: Tensor,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    *,
+    inplace: bool = False,
+) -> Tensor:
+    """Negative log-likelihood, on the kernels of :mod:`nkilib.experimental.loss`: ``-weight[t] * input[t]``.
+
+    Equals ``torch.nn.functional.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``, in
+    float32. Of the input only the elements at the targets are read; the backward writes the gradient once. No value is
+    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range.
+
+    Args:
+        input: log-probabilities, bfloat16, float16 or float32: [C], [N, C] or [N, C, d1, ...].
+        target: class indices of any integer type, each in [0, C) or ``ignore_index``, of the shape of ``input`` without
+            the classes.
+        weight: [C] floating, a factor for each class, used in float32; None means 1.
+        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
+            ``"none"`` keeps the positions apart.
+        inplace: the backward writes the gradient over the memory of ``input``, which is contiguous and not to be used
+            afterwards: an operation whose derivative takes it, as that of a log-softmax does, raises.
+
+    Returns:
+        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type of the input.
+        If every position is ignored the mean is NaN and the gradient 0, as in PyTorch.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; or an input of float64.
+        ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits;
+            ``inplace`` where the kernel would get a copy.
+        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad; ``inplace`` of a leaf,
+            or under torch.compile.
+        IndexError: on the CPU, a target out of range.
+        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+        AssertionError: more than some million positions in one call.
+    """
+    _check(input, target, weight, ignore_index, reduction)
+    checks.check_flag(NLL_LOSS, "inplace", inplace)
+    given, input = input, as_computed(input, reduction)
+    if inplace:
+        check_inplace(NLL_LOSS, given, input, given)
+    has_rows = input.dim() > 1
+    rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
+    class_weight = None if weight is None else weight.to(torch.float32)
+    options = {"ignore_index": int(ignore_index), "reduction": reduction}
+    loss, _ = _DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
+    found: Tensor = loss
+    return found if has_rows or reduction != "none" else found.reshape(())
+
+
+def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any) -> None:
+    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+    caller = NLL_LOSS
+    tensors = {caller.input: input, "target": target, "weight": weight}
+    checks.check_tensors(caller, tensors, optional=("weight",))
+    check_reduction(caller, reduction)
+    _check_ignore_index(ignore_index)
+    checks.check_plain(caller, tensors)
+    checks.check_devices(caller, input, {"target": target, "weight": weight})
+    if input.dim() == 0:
+        raise ValueError(f"{caller}: Expected 1 or more dimensions (got 0); the classes are one of them")
+    check_indices(caller, tuple(input.shape), rows_shape(input, 1), target)
+    check_float_input(caller, input)
+    check_weight(caller, weight, input.shape[min(1, input.dim() - 1)], soft=False)
+
+
+def _check_ignore_index(ignore_index: Any) -> None:
+    if not -(2**63) <= checks.checked_integer(NLL_LOSS, "ignore_index", ignore_index) < 2**63:
+        raise ValueError(f"{NLL_LOSS}: ignore_index must fit 64 bits, got {ignore_index}")
+
+
+class NLLLoss(WeightedLossModule):
+    """``torch.nn.NLLLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+
+    Args:
+        weight: [C] floating, kept as a buffer that moves with the module; None means 1.
+        ignore_index, reduction, inplace: as for :func:`nll_loss`.
+    """
+
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        *,
+        inplace: bool = False,
+    ) -> None:
+        super().__init__(weight, reduction, inplace)
+        self.ignore_index = ignore_index
+
+    def forward(self, input: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        return nll_loss(input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace)

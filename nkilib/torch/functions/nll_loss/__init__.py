@@ -1,1 +1,0 @@
-"""``nll_loss`` and ``NLLLoss``: the semantics of PyTorch around two operators."""

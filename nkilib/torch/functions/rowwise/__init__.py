@@ -1,1 +1,0 @@
-"""Losses of rows: the semantics of PyTorch around operators that are made from descriptions."""

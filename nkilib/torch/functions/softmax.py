@@ -1,0 +1,255 @@
+"""``softmax`` and ``log_softmax`` along a dimension, and their modules."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from nkilib.experimental import softmax as kernels
+from nkilib.torch.dispatch.autocast import autocast_dtype
+from nkilib.torch.dispatch.autograd import Derivative, differentiate
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.checks import check_devices, check_plain, check_tensors
+from nkilib.torch.dispatch.layout import AlongAxis
+from nkilib.torch.dispatch.losses import FLOAT_DTYPES
+from nkilib.torch.dispatch.operator import TILE_DTYPES, Call, Input, Operator, Output, as_first
+from nkilib.torch.dispatch.register import register
+
+SOFTMAX: Final = Caller("softmax", "input", "a tensor", "torch.nn.functional.softmax")
+LOG_SOFTMAX: Final = Caller("log_softmax", "input", "a tensor", "torch.nn.functional.log_softmax")
+# What the kernels read and write, by the name that an option has for it.
+DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
+_NAMES = "bfloat16, float16 or float32"
+_OF_THE_CALLER = 6  # a warning names who calls the module, beyond three frames of nn.Module
+
+
+@dataclass(frozen=True)
+class SoftmaxOptions:
+    """Keywords of the operators.
+
+    Attributes:
+        axis: along which elements add up to 1; a negative one counts from the end.
+        dtype: of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``; None for that of the first input.
+    """
+
+    axis: int = -1
+    dtype: str | None = None
+
+
+def _dtype_of_result(call: Call) -> torch.dtype:
+    name = call.group(SoftmaxOptions).dtype
+    if name is None:
+        return call.first.dtype
+    if name not in DTYPES:
+        raise ValueError(f"softmax operators: dtype must be one of {', '.join(DTYPES)}, got {name!r}; pass one of them")
+    return DTYPES[name]
+
+
+def _arguments(call: Call) -> dict[str, Any]:
+    return {"dtype": TILE_DTYPES[_dtype_of_result(call)]}
+
+
+def _dtype_of_input(call: Call) -> dict[str, Any]:
+    """The gradient has the type of the input, which the backward does not get."""
+    return {"dtype": _name_of(call.first.dtype)}
+
+
+def _name_of(dtype: torch.dtype) -> str:
+    """A type as the option ``dtype`` names it."""
+    return str(dtype).removeprefix("torch.")
+
+
+# Tensors of any shape, and an axis.
+def _differentiated(caller: Caller, forward: Any, backward: Any) -> Derivative:
+    """Both operators of a function, registered with its derivative."""
+    of_forward = Operator(
+        f"{caller}_forward",
+        inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),
+        options=(SoftmaxOptions,),
+        outputs=(Output("output", _dtype_of_result, as_first),),
+        kernel=forward,
+        arguments=_arguments,
+        instead=caller.instead,
+    )
+    of_backward = Operator(
+        f"{caller}_backward",
+        inputs=(Input("grad_output", keyword="grad_hbm", dtypes=FLOAT_DTYPES), Input("output", dtypes=FLOAT_DTYPES)),
+        options=(SoftmaxOptions,),
+        outputs=(Output("grad_input", _dtype_of_result, as_first),),
+        kernel=backward,
+        arguments=_arguments,
+        may_overwrite=True,
+        instead=caller.instead,
+    )
+    return differentiate(register(of_forward), register(of_backward), options=_dtype_of_input)
+
+
+OF_SOFTMAX: Final = _differentiated(SOFTMAX, kernels.softmax_forward, kernels.softmax_backward)
+OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX, kernels.log_softmax_forward, kernels.log_softmax_backward)
+
+
+def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    """Softmax along a dimension, on the kernels of :mod:`nkilib.experimental.softmax`.
+
+    Equals ``torch.nn.functional.softmax(input, dim, dtype=dtype)``. It is computed in float32 and rounded once, to the
+    type of the result; backward takes the result alone, so the input is not kept.
+
+    Args:
+        input: any number of dimensions, 0 included; bfloat16, float16 or float32. Any other type with ``dtype``, which
+            is cast to float32 first. A dense tensor of any layout is read where it lies (channels last, transposed);
+            one with gaps or overlaps is copied.
+        dim: along which elements add up to 1; a negative one counts from the end. None chooses as PyTorch does, 0 of 0,
+            1 or 3 dimensions and else 1, and warns.
+        _stacklevel: of that warning, as in PyTorch.
+        dtype: of the result: bfloat16, float16 or float32; None for that of the input. Where PyTorch first casts the
+            input to it, this casts nothing: a narrower type is the rounded result of the input as it is.
+
+    Returns:
+        The shape of ``input``, and its layout where it is dense. NaN where a row has a NaN, +inf, or nothing but -inf.
+
+    Raises:
+        TypeError: an argument has the wrong Python type; float64 for the input or as ``dtype``.
+        IndexError: ``dim`` is out of range.
+        NotImplementedError: another type of the result, or of an input without ``dtype``; another device; a part of a
+            tensor; a derivative in forward mode.
+    """
+    return _along(SOFTMAX, OF_SOFTMAX, input, dim, _stacklevel, dtype)
+
+
+def log_softmax(
+    input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Logarithm of the softmax along a dimension, in nats, on the kernels of :mod:`nkilib.experimental.softmax`.
+
+    Equals ``torch.nn.functional.log_softmax(input, dim, dtype=dtype)``; arguments, result and errors are those of
+    :func:`softmax`.
+
+    Args:
+        input, dim, _stacklevel, dtype: as for :func:`softmax`.
+
+    Returns:
+        The shape of ``input``, and its layout where it is dense: at most 0, -inf where the input is.
+    """
+    return _along(LOG_SOFTMAX, OF_LOG_SOFTMAX, input, dim, _stacklevel, dtype)
+
+
+def _along(caller: Caller, derivative: Derivative, input: Any, dim: Any, stacklevel: int, dtype: Any) -> Tensor:
+    _check_arguments(caller, input, dtype)
+    axis = _checked_dim(caller, input, _implicit_dim(caller, input, stacklevel) if dim is None else dim)
+    x = input if input.dtype in FLOAT_DTYPES else input.to(torch.float32)
+    x = x.reshape(1) if x.dim() == 0 else x
+    along = AlongAxis.of(x, axis)
+    dtype_name = _name_of(_result_dtype(x, dtype))
+    result: Tensor = derivative.apply(False, along.stored(x), axis=along.axis, dtype=dtype_name)
+    return along.restored(result).reshape(input.shape)
+
+
+def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+    """What is asked for; else float32 under autocast, as PyTorch has it on accelerators, and not on the CPU."""
+    if dtype is not None:
+        return dtype
+    return torch.float32 if x.device.type != "cpu" and autocast_dtype(x.device) is not None else x.dtype
+
+
+def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
+    """The dimension that PyTorch takes if none is given, with its warning."""
+    message = f"{caller}: dim is not given, and which one PyTorch chooses is deprecated; pass dim="
+    if torch.compiler.is_compiling():
+        from nkilib.torch.dispatch import uncompiled  # which imports the compiler
+
+        uncompiled.warn(message)
+    else:
+        warnings.warn(message, UserWarning, stacklevel=stacklevel + 1)
+    return 0 if input.dim() in (0, 1, 3) else 1
+
+
+def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
+    """Refuse what is no tensor, where no kernel runs, and types that the kernels do not write.
+
+    Raises:
+        TypeError: the wrong Python type; float64.
+        NotImplementedError: another type, device or kind of tensor.
+    """
+    check_tensors(caller, {caller.input: input})
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(
+            f"{caller}: argument 'dtype' must be torch.dtype, not {type(dtype).__name__}; pass torch.float32"
+        )
+    check_plain(caller, {caller.input: input})
+    if input.layout != torch.strided:
+        raise NotImplementedError(f"{caller}: input must be a dense tensor, got {input.layout}; pass input.to_dense()")
+    check_devices(caller, input, {})
+    _check_type(caller, input, dtype)
+
+
+def _check_type(caller: Caller, input: Tensor, dtype: torch.dtype | None) -> None:
+    result = input.dtype if dtype is None else dtype
+    if result in FLOAT_DTYPES:
+        return
+    asked = f"input of {result}" if dtype is None else f"dtype={result}"
+    if result == torch.float64:
+        remedy = "input.float()" if dtype is None else "dtype=torch.float32"
+        raise TypeError(f"{caller}: the kernels write {_NAMES}, got {asked}; pass {remedy}, as there is no float64")
+    raise NotImplementedError(
+        f"{caller}: not implemented for {asked}; pass dtype=torch.float32 for a result in {_NAMES}"
+    )
+
+
+def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
+    """``dim`` counted from the front; a tensor without dimensions has one.
+
+    Raises:
+        TypeError: no integer.
+        IndexError: out of range.
+    """
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"{caller}: argument 'dim' must be int, not {type(dim).__name__}; pass one dimension")
+    count = max(input.dim(), 1)
+    if not -count <= dim < count:
+        raise IndexError(
+            f"{caller}: dim must be from {-count} to {count - 1} for input of shape {tuple(input.shape)}, got {dim}; "
+            f"pass one of its dimensions"
+        )
+    return dim % count
+
+
+class Softmax(nn.Softmax):
+    """``torch.nn.Softmax`` on the kernels: :func:`softmax` of its input along ``dim``.
+
+    Args:
+        dim: as for :func:`softmax`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The softmax, of the shape and type of ``input``."""
+        return softmax(input, self.dim, _stacklevel=_OF_THE_CALLER)
+
+
+class LogSoftmax(nn.LogSoftmax):
+    """``torch.nn.LogSoftmax`` on the kernels: :func:`log_softmax` of its input along ``dim``.
+
+    Args:
+        dim: as for :func:`softmax`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The log-softmax, of the shape and type of ``input``."""
+        return log_softmax(input, self.dim, _stacklevel=_OF_THE_CALLER)
+
+
+class Softmax2d(nn.Softmax2d):
+    """``torch.nn.Softmax2d`` on the kernels: the softmax over the channels of [N, C, H, W] or [C, H, W]."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The softmax, of the shape and type of ``input``.
+
+        Raises:
+            ValueError: another number of dimensions.
+        """
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: input must be 3-D or 4-D, got shape {tuple(input.shape)}; reshape it")
+        return softmax(input, -3)

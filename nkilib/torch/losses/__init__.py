@@ -1,0 +1,4 @@
+"""What losses of a kind mean, whichever loss it is: shapes, types, checks, and operators made from one description.
+
+The functions themselves are in :mod:`nkilib.torch.functions`, a file each.
+"""

@@ -1,0 +1,94 @@
+"""What a divergence of a student from a teacher means: options, labels and reductions, from logits or hidden states."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from nkilib.experimental.loss.distillation.options import LEAST_TEMPERATURE, MOST_TEMPERATURE
+from nkilib.torch.dispatch import checks
+from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.losses.reductions import BATCHMEAN
+
+_BETA_OF_DIRECTION: Final = {"forward": 0.0, "reverse": 1.0}
+_INT32 = 2**31
+
+
+def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
+    """The share of the teacher in the mixture: 0 for KL(teacher || student), 1 for KL(student || teacher).
+
+    Raises:
+        TypeError: ``beta`` is no number.
+        ValueError: an unknown direction; ``beta`` is out of range.
+    """
+    if direction not in _BETA_OF_DIRECTION:
+        raise ValueError(
+            f"{caller}: {direction!r} is not a valid value for direction; pass 'forward', for "
+            f"KL(teacher || student), or 'reverse'"
+        )
+    if beta is None:
+        return _BETA_OF_DIRECTION[direction]
+    if isinstance(beta, bool) or not isinstance(beta, int | float):
+        raise TypeError(f"{caller}: argument 'beta' must be float, not {type(beta).__name__}")
+    if not 0.0 <= beta <= 1.0:
+        raise ValueError(f"{caller}: beta must be from 0 to 1, got {beta}; 0.5 is the Jensen-Shannon divergence")
+    return float(beta)
+
+
+def check_numbers(caller: Caller, temperature: Any, ignore_index: Any, temperature_squared: Any) -> None:
+    """Refuse what the kernels do not take.
+
+    Raises:
+        TypeError: an argument has another Python type.
+        ValueError: it is out of range.
+    """
+    if isinstance(temperature, bool) or not isinstance(temperature, int | float):
+        raise TypeError(f"{caller}: argument 'temperature' must be float, not {type(temperature).__name__}")
+    if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+        raise ValueError(
+            f"{caller}: temperature must be from {LEAST_TEMPERATURE} to {MOST_TEMPERATURE}, got {temperature}; "
+            f"it divides the logits"
+        )
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+        raise TypeError(f"{caller}: argument 'ignore_index' must be int, not {type(ignore_index).__name__}")
+    if not -_INT32 <= ignore_index < _INT32:
+        raise ValueError(f"{caller}: ignore_index must be an int32, got {ignore_index}; use -100")
+    checks.check_flag(caller, "temperature_squared", temperature_squared)
+
+
+def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ...]) -> None:
+    """Refuse labels that are not one integer for each position.
+
+    Raises:
+        TypeError: another type.
+        ValueError: another shape.
+    """
+    if labels is None:
+        return
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{caller}: labels must be integers, got {labels.dtype}; cast them, as with .long()")
+    if labels.shape != positions:
+        raise ValueError(
+            f"{caller}: labels must have the shape of the positions, {positions}, got {tuple(labels.shape)}"
+        )
+
+
+def reduced(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, reduction: str) -> Tensor:
+    """The reduced loss.
+
+    Args:
+        loss: [N], 0 where a position does not count.
+        positions: their shape.
+        counts: bool [N], which positions count; None: all.
+        reduction: ``"mean"`` over those that count, ``"batchmean"`` over the first dimension, ``"sum"`` or ``"none"``.
+    """
+    if reduction == "none":
+        return loss.reshape(positions)
+    total = loss.sum()
+    if reduction == "sum":
+        return total
+    if reduction == BATCHMEAN:
+        return total / (positions[0] if positions else 1)
+    return total / (loss.numel() if counts is None else counts.sum())

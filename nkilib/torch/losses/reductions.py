@@ -1,0 +1,22 @@
+"""The reductions of losses that know the mean over a batch."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from nkilib.core.host.reductions import REDUCTIONS
+from nkilib.torch.dispatch.caller import Caller
+
+# The sum divided by the size of the first dimension.
+BATCHMEAN: Final = "batchmean"
+
+
+def check_reduction_or_batchmean(caller: Caller, reduction: Any) -> None:
+    """Refuse an unknown one.
+
+    Raises:
+        ValueError: always then.
+    """
+    known = (*REDUCTIONS, BATCHMEAN)
+    if reduction not in known:
+        raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass one of {', '.join(known)}")
