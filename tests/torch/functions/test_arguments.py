@@ -90,7 +90,7 @@ def test_integers_are_computed_in_float32(name: str, arguments: tuple[Tensor, ..
 
 def test_variances_are_no_integers() -> None:
     """Those of the other tensors are computed in float32, as above."""
-    with pytest.raises(RuntimeError, match=r"gaussian_nll_loss: Integral inputs not supported, got var of torch\.int64"):
+    with pytest.raises(RuntimeError, match="gaussian_nll_loss: Integral inputs not supported, got var"):
         ours.gaussian_nll_loss(torch.rand(2), torch.rand(2), WHOLE)
 
 
