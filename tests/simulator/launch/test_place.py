@@ -1,4 +1,4 @@
-"""A launch reads its environment, grid and options once, makes no new kernel, and leaves no garbage that refers to itself."""
+"""A launch reads its environment, grid and options once, makes no new kernel, and leaves no garbage in a circle."""
 
 from __future__ import annotations
 
