@@ -61,6 +61,7 @@ bench: $(VENV)/.installed-cli,torch
 	$(RUN) -m benchmarks.loss_bench
 	$(RUN) -m benchmarks.torch_path
 	$(RUN) -m benchmarks.instruction_cost
+	$(RUN) -m benchmarks.launch_cost
 	$(RUN) -m benchmarks.loop_profiles
 	$(RUN) -m benchmarks.skip_arithmetic
 	$(RUN) -m benchmarks.replay

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
+from nkilib.simulator.launch.place import Place
 from nkilib.simulator.machine.observer import active_watchers
 from nkilib.simulator.replay.key import Refusal, given_of
 from tests.launches_unseen import current_test, unseen, write_line
@@ -42,17 +42,19 @@ def _report(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Re
         _inside.launch = False
 
 
-def _run_both_ways(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+def _run_both_ways(
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+) -> Any:
     if getattr(_inside, "launch", False):
-        return as_today(kernel, args, kwargs)
+        return as_today(kernel, args, kwargs, place)
     _counts["launches"] += 1
-    given = given_of(kernel, current_options(), args, kwargs)
+    given = given_of(kernel, place.options, args, kwargs)
     if isinstance(given, Refusal):
         _reasons[given.reason] += 1
     elif not active_watchers() and hash(given.key) not in _compared:
         _compared.add(hash(given.key))
         _note(_report(kernel, args, kwargs))
-    return as_today(kernel, args, kwargs)
+    return as_today(kernel, args, kwargs, place)
 
 
 def _note(report: Report | None) -> None:

@@ -17,6 +17,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Final
 
@@ -28,6 +29,9 @@ SIZES: Final = (1, 2)
 NKI_DEFAULT: Final = 1
 # What the compiler takes on trn2 and later where neither its flags nor the variable say anything.
 COMPILER_DEFAULT: Final = 2
+
+# A process has one value of the compiler's flags, seldom more.
+_MOST_FLAGS = 16
 
 # The spellings of one option (neuronx-cc's command line reference, and EVRF066).
 _OPTIONS: Final = ("--lnc", "-lnc", "--logical-nc-config")
@@ -72,11 +76,86 @@ def of_flags() -> Choice | None:
     Raises:
         ValueError: if it is neither 1 nor 2.
     """
+    return _of_flags(os.environ.get(FLAGS, ""))
+
+
+@lru_cache(maxsize=_MOST_FLAGS)
+def _of_flags(flags: str) -> Choice | None:
     found: Choice | None = None
-    for option, value in _options(os.environ.get(FLAGS, "")):
+    for option, value in _options(flags):
         cores = _size(f"{option} in {FLAGS}", value, f"take it out, and set {VARIABLE}")
         found = Choice(cores, f"{option}={cores} in {FLAGS}")
     return found
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the environment says of the number of cores, read at one moment.
+
+    Attributes:
+        variable: what ``NEURON_LOGICAL_NC_CONFIG`` says; None where it is unset or empty.
+        flags: what ``--lnc`` in ``NEURON_CC_FLAGS`` says; None where it is not there.
+    """
+
+    variable: Choice | None
+    flags: Choice | None
+
+    @classmethod
+    def now(cls) -> Said:
+        """What it says now.
+
+        Raises:
+            ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
+        """
+        return cls(of_variable(), of_flags())
+
+    def of_kernel(self, grid: int | None) -> Choice:
+        """What NKI makes a kernel for that is launched with ``grid``; None is a launch without brackets."""
+        if grid is not None:
+            return Choice(grid, f"the grid [{grid}]")
+        return self.variable or Choice(NKI_DEFAULT, "the default of NKI 0.7")
+
+    def of_compiler(self, default: int | None = COMPILER_DEFAULT) -> Choice | None:
+        """What the Neuron compiler works with; ``default`` is what it takes on the target where nothing is said."""
+        said = self.flags or self.variable
+        if said is not None or default is None:
+            return said
+        return Choice(default, "the compiler's default")
+
+    def launch_cores(self, kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
+        """The cores of a launch; as the function :func:`launch_cores`.
+
+        Raises:
+            CoresDisagreeError: naming both sides and what to do.
+        """
+        chosen = self.of_kernel(grid)
+        for other in (self.variable, self.of_compiler(compiler_default)):
+            if other is not None and other.cores != chosen.cores:
+                launch = kernel if grid is None else f"{kernel}[{grid}]"
+                raise CoresDisagreeError(
+                    f"{launch}: {chosen}, and {other}: kernel and compiler must work with the same number (error "
+                    f"NCC_EVRF066 otherwise); {self._cure(grid)}"
+                )
+        return chosen.cores
+
+    def library_grid(self) -> int | None:
+        """The grid with which this library launches its own kernels; None: without brackets."""
+        if self.variable is not None:
+            return None
+        said = self.of_compiler()
+        return None if said is None else said.cores
+
+    def _cure(self, grid: int | None) -> str:
+        """What makes all sides agree: on the grid, else on what somebody has said, else on what the compiler takes."""
+        variable, flags = self.variable, self.flags
+        said = variable or flags
+        wanted = grid if grid is not None else COMPILER_DEFAULT if said is None else said.cores
+        steps = [] if variable is not None and variable.cores == wanted else [f"set {VARIABLE}={wanted}"]
+        if flags is not None and flags.cores != wanted:
+            steps.append(f"take {flags.source.replace(' in ', ' out of ')}")
+        has_one_said = flags is None or variable is None or flags.cores == variable.cores
+        agree_without = variable is not None and variable.cores != grid and has_one_said
+        return " and ".join(steps) + (", or leave the brackets out" if grid is not None and agree_without else "")
 
 
 def of_kernel(grid: int | None) -> Choice:
@@ -85,9 +164,7 @@ def of_kernel(grid: int | None) -> Choice:
     Raises:
         ValueError: if the variable is neither 1 nor 2.
     """
-    if grid is not None:
-        return Choice(grid, f"the grid [{grid}]")
-    return of_variable() or Choice(NKI_DEFAULT, "the default of NKI 0.7")
+    return Said(of_variable() if grid is None else None, None).of_kernel(grid)
 
 
 def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
@@ -96,10 +173,8 @@ def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
     Raises:
         ValueError: if its flag or the variable is neither 1 nor 2.
     """
-    said = of_flags() or of_variable()
-    if said is not None or default is None:
-        return said
-    return Choice(default, "the compiler's default")
+    flags = of_flags()
+    return Said(None if flags is not None else of_variable(), flags).of_compiler(default)
 
 
 def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
@@ -115,15 +190,7 @@ def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = C
         CoresDisagreeError: naming both sides and what to do.
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
     """
-    chosen = of_kernel(grid)
-    for other in (of_variable(), of_compiler(compiler_default)):
-        if other is not None and other.cores != chosen.cores:
-            launch = kernel if grid is None else f"{kernel}[{grid}]"
-            raise CoresDisagreeError(
-                f"{launch}: {chosen}, and {other}: kernel and compiler must work with the same number (error "
-                f"NCC_EVRF066 otherwise); {_cure(grid)}"
-            )
-    return chosen.cores
+    return Said.now().launch_cores(kernel, grid, compiler_default)
 
 
 def library_grid() -> int | None:
@@ -132,10 +199,8 @@ def library_grid() -> int | None:
     Raises:
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
     """
-    if of_variable() is not None:
-        return None
-    said = of_compiler()
-    return None if said is None else said.cores
+    variable = of_variable()
+    return Said(variable, of_flags() if variable is None else None).library_grid()
 
 
 def library_launch(name: str, kernel: Any) -> Any:
@@ -149,8 +214,9 @@ def library_launch(name: str, kernel: Any) -> Any:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
         ValueError: if one of them is neither 1 nor 2.
     """
-    grid = library_grid()
-    launch_cores(name, grid)
+    said = Said.now()
+    grid = said.library_grid()
+    said.launch_cores(name, grid)
     return kernel if grid is None else kernel[grid]
 
 
@@ -193,15 +259,3 @@ def _size(what: str, value: str, cure: str) -> int:
             f"{value!r}; {cure}"
         )
     return int(value)
-
-
-def _cure(grid: int | None) -> str:
-    """What makes all sides agree: on the grid, else on what somebody has said, else on what the compiler takes."""
-    variable, flags = of_variable(), of_flags()
-    said = variable or flags
-    wanted = grid if grid is not None else COMPILER_DEFAULT if said is None else said.cores
-    steps = [] if variable is not None and variable.cores == wanted else [f"set {VARIABLE}={wanted}"]
-    if flags is not None and flags.cores != wanted:
-        steps.append(f"take {flags.source.replace(' in ', ' out of ')}")
-    agree_without = variable is not None and variable.cores != grid and (flags is None or flags.cores == variable.cores)
-    return " and ".join(steps) + (", or leave the brackets out" if grid is not None and agree_without else "")

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -27,7 +28,9 @@ from ..terms.spec import DataNeeded
 from .located import language_function
 
 # Members of an Enum are looked up by a Python function before 3.12.
-_SHARED_HBM = MemoryRegion.shared_hbm
+_SHARED_HBM, _SBUF = MemoryRegion.shared_hbm, MemoryRegion.sbuf
+# Kernels make tensors of a few shapes and types, again and again.
+_MOST_CHECKED = 4096
 
 
 def ndarray(
@@ -57,7 +60,8 @@ def ndarray(
     kind, region = as_dtype(dtype), as_region(buffer)
     try:
         sizes = _sizes(shape, region)
-        _check_shape(core, sizes, kind, region, name)
+        if not _may_exist(sizes, kind, region, core.generation.sbuf_usable_bytes):
+            _refuse_shape(core, sizes, kind, region, name)
         place = None if address is None else _checked_address(core, sizes, kind, region, address)
     except NkiValidationError as error:
         add_location(error, "nl.ndarray")
@@ -86,50 +90,68 @@ def _allocate(
     name: str,
     address: tuple[int, ...] | None,
 ) -> Storage:
-    def make() -> Storage:
-        if address is not None and region in HBM:
-            places = core.launch.hbm_places if is_shared else core.hbm_places
-            clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
-            if clash is not None:
-                refuse(core.options.capacity, CapacityError(clash), kernel_location())
-        left_out = core.launch.left_out
-        origin = None if left_out is None else left_out.origin_here()
-        return Storage(
-            shape,
-            dtype,
-            region,
-            name,
-            precise_fp=core.options.precise_fp,
-            is_abstract=core.launch.is_abstract if left_out is None else not left_out.makes(origin),
-            origin=origin,
-            is_poisoned=core.options.uninitialized != "ignore",
-            # Both cores make a shared tensor, each in an iteration of its own.
-            scope=() if is_shared and core.launch.cores > 1 else core.loops.scope,
-            address=address,
-        )
-
-    is_shared = region is _SHARED_HBM
-
-    return core.launch.shared_storage(core.next_shared_allocation(), shape, dtype, make) if is_shared else make()
+    """The memory of a new tensor; that of one in shared HBM is the same on all cores."""
+    if region is not _SHARED_HBM:
+        return _make(core, shape, dtype, region, name, address)
+    position = core.next_shared_allocation()
+    return core.launch.shared_storage(position, shape, dtype, lambda: _make(core, shape, dtype, region, name, address))
 
 
-def _check_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> None:
+def _make(
+    core: Core,
+    shape: tuple[int, ...],
+    dtype: DType,
+    region: MemoryRegion,
+    name: str,
+    address: tuple[int, ...] | None,
+) -> Storage:
+    launch, options, is_shared = core.launch, core.options, region is _SHARED_HBM
+    if address is not None and region in HBM:
+        places = launch.hbm_places if is_shared else core.hbm_places
+        clash = places.take(address[0], prod(shape) * dtype.itemsize, describe(name, shape, dtype, region))
+        if clash is not None:
+            refuse(options.capacity, CapacityError(clash), kernel_location())
+    left_out = launch.left_out
+    origin = None if left_out is None else left_out.origin_here()
+    return Storage(
+        shape,
+        dtype,
+        region,
+        name,
+        precise_fp=options.precise_fp,
+        is_abstract=launch.is_abstract if left_out is None else not left_out.makes(origin),
+        origin=origin,
+        is_poisoned=options.uninitialized != "ignore",
+        # Both cores make a shared tensor, each in an iteration of its own.
+        scope=() if is_shared and launch.cores > 1 else core.loops.scope,
+        address=address,
+    )
+
+
+@lru_cache(maxsize=_MOST_CHECKED)
+def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
+    """Whether there can be a tensor of this shape and type where a partition of SBUF has so many bytes."""
+    if not shape or min(shape) < 1:
+        return False
+    if region in HBM:
+        return True
+    limit = sbuf_bytes if region is _SBUF else PSUM_PARTITION_BYTES
+    return shape[0] <= PARTITIONS and prod(shape[1:]) * dtype.itemsize <= limit
+
+
+def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
+    """Say why there can be no such tensor."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
-    if region in HBM:
-        return
     if shape[0] > PARTITIONS:
         raise NkiValidationError(
             f"{describe(name, shape, dtype, region)}: the partition dimension must be at most {PARTITIONS} "
             f"(nl.tile_size.pmax), got {shape[0]}"
         )
-    free_bytes = prod(shape[1:]) * dtype.itemsize
-    limit = _partition_bytes(core, region)
-    if free_bytes > limit:
-        raise NkiValidationError(
-            f"{describe(name, shape, dtype, region)}: {free_bytes} bytes a partition, a partition of "
-            f"{core.generation.name} has {limit}"
-        )
+    raise NkiValidationError(
+        f"{describe(name, shape, dtype, region)}: {prod(shape[1:]) * dtype.itemsize} bytes a partition, a partition of "
+        f"{core.generation.name} has {_partition_bytes(core, region)}"
+    )
 
 
 def _checked_address(

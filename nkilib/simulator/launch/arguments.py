@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -23,11 +24,13 @@ from ..terms.dtypes import LOW_PRECISION, DType, as_dtype
 from ..terms.errors import NkiValidationError, UninitializedReadError
 from ..terms.packed_arrays import ARRAY_TYPES, words_of
 from ..terms.regions import HBM, MemoryRegion
-from ..terms.signatures import call_error
+from ..terms.signatures import bound_call
 from ..terms.spec import Spec
 from .containers import leaves_of, map_leaves
 from .uncomputed import Uncomputed
 
+# Arrays come in a few types, each of which takes a while to name.
+_MOST_TYPES = 128
 _HAS_WRITABLE_DLPACK = np.lib.NumpyVersion(np.__version__) >= "2.1.0"
 
 # torch types that torch's numpy bridge does not know, by the integer type of the same width that it does.
@@ -93,6 +96,7 @@ class Arguments:
         is_shared: bool,
         precise_fp: bool,
         unwritable: frozenset[int] = frozenset(),
+        signature: inspect.Signature | None = None,
     ) -> None:
         self._kernel = getattr(func, "__name__", type(func).__name__)
         self._place = _definition_of(func)
@@ -101,11 +105,7 @@ class Arguments:
         self._precise_fp = precise_fp
         self._unwritable = unwritable
         self._inputs: dict[int, _Input] = {}
-        signature = inspect.signature(func)
-        error = call_error(self._kernel, signature, args, kwargs)
-        if error is not None:
-            raise error
-        bound = signature.bind(*args, **kwargs)
+        bound = bound_call(self._kernel, signature or inspect.signature(func), args, kwargs)
         self.is_abstract = self._is_on_shapes(leaves_of(bound.arguments))
         for name, value in bound.arguments.items():
             bound.arguments[name] = map_leaves(value, name, self._convert)
@@ -285,9 +285,14 @@ def to_torch(array: npt.NDArray[Any], dtype: DType) -> Any:
         ) from None
 
 
+@lru_cache(maxsize=_MOST_TYPES)
+def _dtype_of(numpy_type: np.dtype[Any]) -> DType:
+    return as_dtype(numpy_type)
+
+
 def input_dtype(array: npt.NDArray[Any], what: str) -> DType:
     try:
-        return as_dtype(array.dtype)
+        return _dtype_of(array.dtype)
     except TypeError:
         instead = "cast it to " + ("int32" if array.dtype.kind in "iu" else "float32 or bfloat16")
         if array.dtype.kind == "V":  # a structure, or a type that numpy does not know: somebody's packed words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..tensors.scalars import DeviceInteger
@@ -38,5 +38,20 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 def leaves_of(value: Any) -> list[Any]:
     """The leaves of ``value``, as :func:`map_leaves` walks through it."""
     leaves: list[Any] = []
-    map_leaves(value, "", lambda leaf, path: leaves.append(leaf))
+    _collect(value, leaves)
     return leaves
+
+
+def _collect(value: Any, leaves: list[Any]) -> None:
+    items: Iterable[Any]
+    if isinstance(value, tuple | list):
+        items = value
+    elif isinstance(value, dict):
+        items = value.values()
+    elif isinstance(value, NKIObject) and not isinstance(value, View | DeviceInteger):
+        items = vars(value).values()
+    else:
+        leaves.append(value)
+        return
+    for item in items:
+        _collect(item, leaves)

@@ -19,6 +19,7 @@ from ..terms.enums import dependency
 from ..terms.errors import NkiValidationError
 from ..terms.integers import is_integer
 from ..terms.signatures import call_error
+from .place import Place
 from .prepared import PreparedLaunch
 from .schedule import Edge, checked_edges
 from .settings import Settings, check_nested
@@ -79,9 +80,9 @@ class Kernel:
                 return run_skipping(self, args, kwargs)
         if core is None:
             if self.settings.platform_target is None:
-                return _RUNNER.run(self, args, kwargs, _run)
+                return _RUNNER.run(self, args, kwargs, Place.here(), _run)
             with preferring(self.settings.platform_target):
-                return _RUNNER.run(self, args, kwargs, _run)
+                return _RUNNER.run(self, args, kwargs, Place.here(), _run)
         if self.settings.skipping is not None:
             raise NkiValidationError(
                 f"{self.__name__}: skip_arithmetic is for a launch, and a kernel called inside a kernel is part of "
@@ -92,14 +93,15 @@ class Kernel:
                 f"{self.__name__}[{self.cores}] is called inside a kernel on {core.launch.cores} core(s): a kernel "
                 f"called by a kernel is part of it and runs on the caller's cores; leave the brackets out"
             )
-        wrong_call = call_error(f"{self.__name__}, called inside a kernel", self._signature, args, kwargs)
+        wrong_call = call_error(f"{self.__name__}, called inside a kernel", self.signature, args, kwargs)
         if wrong_call is not None:
             raise wrong_call
         check_nested(self.__name__, self.settings, core)
         return self.func(*args, **kwargs)
 
     @functools.cached_property
-    def _signature(self) -> inspect.Signature:
+    def signature(self) -> inspect.Signature:
+        """Of the function."""
         return inspect.signature(self.func)
 
     def with_schedule(
@@ -185,21 +187,23 @@ def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
 
-# Runs a kernel on arguments, a step of every launch.
-AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any]], Any]
+# Runs a kernel on arguments where the launch has its place, a step of every launch.
+AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any], Place], Any]
 
 
 class Run(Protocol):
     """Decides how a launch runs."""
 
-    def __call__(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+    def __call__(
+        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+    ) -> Any:
         """What the kernel returns; ``as_today`` runs it instruction by instruction."""
 
 
 def _instruction_by_instruction(
-    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /
+    kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
 ) -> Any:
-    return as_today(kernel, args, kwargs)
+    return as_today(kernel, args, kwargs, place)
 
 
 @dataclass
@@ -221,5 +225,5 @@ def run_launches_by(run: Run) -> None:
     _RUNNER.run = run
 
 
-def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return run_to_end(PreparedLaunch(kernel, args, kwargs), kernel.__name__)
+def _run(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
+    return run_to_end(PreparedLaunch(kernel, args, kwargs, place=place), kernel.__name__)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
-from nkilib.base import lnc
-
-from ..hardware.options import Options, current_options
+from ..hardware.options import Options
 from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch
 from ..machine.left_out import LeftOut
@@ -21,58 +19,13 @@ from ..machine.trips import Trips
 from ..machine.world import Seat
 from ..memory.storage import Storage
 from ..tensors.view import View
-from ..terms.enums import nc_version
-from ..terms.errors import NkiValidationError
-from ..terms.spec import Spec
 from .arguments import Arguments
 from .arguments_left_out import ArgumentsLeftOut
 from .containers import leaves_of
+from .launchable import Launchable
+from .place import Place
 from .running import CoreRun
-from .schedule import Edge, check_issued
-from .settings import Settings
-
-
-class Launchable(Protocol):
-    """What a launch has to know of a kernel.
-
-    Attributes:
-        func: the Python function.
-        cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
-        schedule: extra order between instructions.
-        settings: what else ``nki.jit`` was told.
-    """
-
-    __name__: str
-    func: Callable[..., Any]
-    cores: int | None
-    schedule: tuple[Edge, ...]
-    settings: Settings
-
-
-def cores_of(kernel: Launchable, options: Options, arguments: object = ()) -> int:
-    """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
-
-    A launch on shapes alone asks what a launch somewhere would do: of the cores that it names, this environment is no
-    judge.
-
-    Raises:
-        NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
-        ValueError: if the environment has a number of cores that does not exist.
-    """
-    try:
-        count = lnc.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
-    except lnc.CoresDisagreeError as error:
-        if kernel.cores is None or not any(isinstance(leaf, Spec) for leaf in leaves_of(arguments)):
-            raise NkiValidationError(str(error)) from None
-        count = kernel.cores
-    if count > 1 and options.generation.version is nc_version.gen2:
-        launch = f"[{count}]" if kernel.cores else f" with {lnc.of_kernel(None).source}"
-        one = "launch on one core" if lnc.of_variable() is None else f"set {lnc.VARIABLE}=1 and launch on one core"
-        raise NkiValidationError(
-            f"{kernel.__name__}{launch}: {options.generation.name} has no logical NeuronCores of two; {one}, or set "
-            f"NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
-        )
-    return count
+from .schedule import check_issued
 
 
 class PreparedLaunch:
@@ -85,6 +38,7 @@ class PreparedLaunch:
         is_watched: whether those who watch launches see this one.
         unwritable: ids of the arguments' arrays that the kernel may only read.
         left_out: what it does not compute; None if it computes everything.
+        place: where it runs; None reads it now.
 
     Attributes:
         running: its cores, to be called each in a thread of its own.
@@ -100,14 +54,21 @@ class PreparedLaunch:
         is_watched: bool = True,
         unwritable: frozenset[int] = frozenset(),
         left_out: LeftOut | None = None,
+        place: Place | None = None,
     ) -> None:
-        func, self._options = kernel.func, current_options()
-        options, count = self._options, cores_of(kernel, self._options, (args, kwargs))
-        self._kernel = kernel
+        place = place or Place.here()
+        func, options, count = kernel.func, place.options, place.cores_of(kernel, (args, kwargs))
+        self._kernel, self._options = kernel, options
         is_shared, precise_fp = count > 1, options.precise_fp
         if left_out is None:
             self._arguments = Arguments(
-                func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp, unwritable=unwritable
+                func,
+                args,
+                kwargs,
+                is_shared=is_shared,
+                precise_fp=precise_fp,
+                unwritable=unwritable,
+                signature=kernel.signature,
             )
         else:
             self._arguments = ArgumentsLeftOut(
@@ -150,12 +111,19 @@ class PreparedLaunch:
         """The cores are done; ``has_ended`` says whether all came to their end without an error."""
         self._arguments.write_back()
         if has_ended:
-            given = _storages((self._arguments.args, self._arguments.kwargs))
-            returned = _storages(self.running[0].result)
-            for watcher in self._watchers:
-                watcher.exchanged(given, returned)
+            self._tell_exchanged()
         for watcher in self._watchers:
             watcher.conclude(has_ended)
+
+    def _tell_exchanged(self) -> None:
+        """Tell those who want to know it which tensors the caller gave and gets back."""
+        asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
+        if not asking:
+            return
+        given = _storages((self._arguments.args, self._arguments.kwargs))
+        returned = _storages(self.running[0].result)
+        for watcher in asking:
+            watcher.exchanged(given, returned)
 
     def results(self) -> Any:
         """What the kernel returned."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from ..hardware.options import current_options, preferring
+from ..hardware.options import preferring
 from ..machine.core import current_core_or_none
 from ..machine.world import Seat, World
 from ..memory.loads import may_share
@@ -23,7 +23,8 @@ from ..terms.integers import is_integer
 from .arguments import as_numpy, is_array
 from .containers import leaves_of
 from .kernel import Kernel, simulate
-from .prepared import PreparedLaunch, cores_of
+from .place import Place
+from .prepared import PreparedLaunch
 from .progress import launching
 from .running import CoreRun, raise_first_error
 
@@ -134,8 +135,9 @@ class RankedKernel:
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         given = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
-        world = World(self.ranks.count, cores_of(self.kernel, current_options()), self.ranks.timeout)
-        launches = self._prepare(given, world)
+        place = Place.here()
+        world = World(self.ranks.count, place.cores_of(self.kernel), self.ranks.timeout)
+        launches = self._prepare(given, world, place)
         has_ended = False
         try:
             running = [run for launch in launches for run in launch.running]
@@ -176,7 +178,9 @@ class RankedKernel:
             )
         return value.values[rank]
 
-    def _prepare(self, given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World) -> list[PreparedLaunch]:
+    def _prepare(
+        self, given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World, place: Place
+    ) -> list[PreparedLaunch]:
         unwritable = _in_several(given)
         launches = []
         for rank, (args, kwargs) in enumerate(given):
@@ -190,6 +194,7 @@ class RankedKernel:
                         seat=Seat(rank, world),
                         is_watched=is_watched,
                         unwritable=unwritable,
+                        place=place,
                     )
                 )
         if len({launch.is_abstract for launch in launches}) > 1:

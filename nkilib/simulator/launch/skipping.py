@@ -14,7 +14,8 @@ from ..machine.left_out import LeftOut
 from ..machine.observer import active_watchers
 from ..machine.trips import Stated, check_stated
 from ..terms.spec import ValuesWanted
-from .prepared import Launchable, PreparedLaunch
+from .launchable import Launchable
+from .prepared import PreparedLaunch
 from .running import CoreRun
 from .whole import run_to_end
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -125,6 +126,14 @@ class Watcher(Protocol):
 
 _EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "repeated", "left")
 Kind = TypeVar("Kind")
+# Every core of every launch has observers, of a few kinds.
+_MOST_KINDS = 64
+
+
+@lru_cache(maxsize=_MOST_KINDS)
+def _events_of(kind: type[Observer]) -> tuple[str, ...]:
+    """What an observer of a kind is told of: that which it defines a method for."""
+    return tuple(event for event in _EVENTS if getattr(kind, event) is not getattr(Observer, event))
 
 
 class Observers:
@@ -146,9 +155,8 @@ class Observers:
 
     def add(self, observer: Observer) -> None:
         self._all.append(observer)
-        for event in _EVENTS:
-            if getattr(type(observer), event) is not getattr(Observer, event):
-                getattr(self, event).append(getattr(observer, event))
+        for event in _events_of(type(observer)):
+            getattr(self, event).append(getattr(observer, event))
 
     def find(self, kind: type[Kind]) -> Kind | None:
         """The observer of a kind, if there is one."""

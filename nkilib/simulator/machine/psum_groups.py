@@ -83,7 +83,8 @@ class PsumGroups(Observer):
 
     def __init__(self, level: Level, core: Core) -> None:
         self._level = level
-        self._core = core
+        # The core has its observers, and what refers to itself lives until the garbage collector comes.
+        self._core_of = ref(core)
         self._adds_to_all = core.generation.version is nc_version.gen4
         self._moves_bits = core.generation.version is not nc_version.gen2
         self._tiles: dict[int, _Tile] = {}
@@ -186,7 +187,9 @@ class PsumGroups(Observer):
         """
         storage, here = call.values[0].storage, kernel_location()
         name = f" (name={call.values[-1]!r})" if call.values[-1] else ""
-        core = f" on {self._core.name}" if self._core.name else ""
+        watched = self._core_of()
+        assert watched is not None  # it has issued the call
+        core = f" on {watched.name}" if watched.name else ""
         tensor = describe(storage.name, storage.shape, storage.dtype, storage.region)
         of_tensor = "" if tile.is_placed else f" of {tensor}"
         error = PsumGroupError(
@@ -198,7 +201,7 @@ class PsumGroups(Observer):
             f"using(psum_groups='ignore') or NKILIB_PSUM_GROUPS=ignore runs the kernel"
         )
         error.place = here
-        self._core.unrepeatable = "groups of products take turns in a bank of PSUM"
+        watched.unrepeatable = "groups of products take turns in a bank of PSUM"
         refuse(self._level, error, here, start.place)
 
 

@@ -114,11 +114,13 @@ def check_capacity(
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
     """The most bytes of a partition that are needed at any time, if they are more than ``known``."""
+    are_placed = any([life.address is not None for life in lives])
+    if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:
+        return Peak(known, ())  # they would fit all at one time
     spans = sorted(((*span, life) for life in lives for span in _spans(life)), key=itemgetter(0, 1))
     live: dict[int, LiveRange] = {}  # by the number of the span
     ends: list[tuple[int, int]] = []
     peak = Peak(known, ())
-    are_placed = any(life.address is not None for life in lives)
     movable = 0  # bytes of the live tiles that the kernel has not placed
     for number, (first, last, life) in enumerate(spans):
         while ends and ends[0][0] < first:

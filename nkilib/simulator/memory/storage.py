@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from itertools import count
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy.typing as npt
 
 from ..terms.description import describe
 from ..terms.dtypes import LOW_PRECISION, DType, float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4, float32
-from ..terms.layout import Layout
+from ..terms.layout import Layout, form_of
 from ..terms.regions import ON_CHIP, MemoryRegion
 from ..terms.spec import DataNeeded, ValuesWanted
 from .deferred import Deferred, Part
@@ -49,6 +48,7 @@ class Storage:
         dtype: the type that it was made with.
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
+        layout: all of it, in that shape.
         partition_elements: elements of its type in one index of dimension 0.
         partition_bytes: bytes, as they are held here, of one index of dimension 0.
         nbytes: bytes that all of it takes, as it is held here.
@@ -76,6 +76,7 @@ class Storage:
         "dtype",
         "is_abstract",
         "is_read_only",
+        "layout",
         "name",
         "nbytes",
         "number",
@@ -112,17 +113,17 @@ class Storage:
         self.shape = shape
         self.numpy_dtype = dtype.numpy if precise_fp or dtype not in LOW_PRECISION else float32.numpy
         width = self.numpy_dtype.itemsize
-        self.partition_elements = prod(shape[1:])
+        self.layout, size, self.partition_elements = form_of(shape)
         self.partition_bytes = self.partition_elements * width
-        self.nbytes = prod(shape) * width
+        self.nbytes = nbytes = size * width
         self.is_abstract = is_abstract
         self.origin = origin
         if is_abstract:
             self._is_pooled = False
             self._bytes: npt.NDArray[np.uint8] = np.empty(0, np.uint8)
         elif data is None:
-            self._is_pooled = self.nbytes >= SMALLEST_POOLED_BYTES and region in ON_CHIP
-            self._bytes = ON_CHIP_POOL.take(self.nbytes) if self._is_pooled else np.empty(self.nbytes, np.uint8)
+            self._is_pooled = nbytes >= SMALLEST_POOLED_BYTES and region in ON_CHIP
+            self._bytes = ON_CHIP_POOL.take(nbytes) if self._is_pooled else np.empty(nbytes, np.uint8)
         else:
             self._is_pooled = False
             self._bytes = data.reshape(-1).view(np.uint8)

@@ -24,7 +24,7 @@ from nkilib.base import lnc
 from ..hardware.options import Options, RawEnvironment
 from ..isa.operators import Operator
 from ..launch.arguments import as_numpy, is_array
-from ..launch.prepared import Launchable
+from ..launch.launchable import Launchable
 from ..tensors.scalars import DeviceInteger
 from ..tensors.view import View
 from ..terms.dtypes import LOW_PRECISION, DType

@@ -6,8 +6,9 @@ import sys
 from operator import attrgetter
 from typing import Any
 
-from ..hardware.options import CHECKS, Options, current_options, raises_errors_of_replay
+from ..hardware.options import CHECKS, Options, raises_errors_of_replay
 from ..launch.kernel import AsToday, Kernel
+from ..launch.place import Place
 from ..machine.observer import active_watchers
 from .counts import TALLIES
 from .entries import Entries, Entry, Planner
@@ -31,12 +32,15 @@ class Launches:
         self._planner = planner
         self._free: Options | None = None  # options that keep no launch from being replayed
 
-    def run(self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday, /) -> Any:
+    def run(
+        self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
+    ) -> Any:
         """What the kernel returns.
 
         Args:
             kernel: to launch.
             args, kwargs: its arguments.
+            place: where it runs.
             as_today: runs it instruction by instruction.
 
         Raises:
@@ -44,24 +48,24 @@ class Launches:
         """
         planner = self._planner
         if planner is None:
-            return as_today(kernel, args, kwargs)
-        options = current_options()
+            return as_today(kernel, args, kwargs, place)
+        options = place.options
         hindrance = _hindrance(options, self._free)
         if hindrance:
-            return _refused(hindrance, kernel, args, kwargs, as_today)
+            return _refused(hindrance, kernel, args, kwargs, place, as_today)
         self._free = options
         given = given_of(kernel, options, args, kwargs)
         if isinstance(given, Refusal):
-            return _refused(given.reason, kernel, args, kwargs, as_today)
+            return _refused(given.reason, kernel, args, kwargs, place, as_today)
         entry = self.entries.of(given, kernel.__name__)
         if entry is None:
-            result = _refused("", kernel, args, kwargs, as_today)
+            result = _refused("", kernel, args, kwargs, place, as_today)
             self.entries.note_end(given)
             return result
         if entry.reason:
-            return _refused(entry.reason, kernel, args, kwargs, as_today)
+            return _refused(entry.reason, kernel, args, kwargs, place, as_today)
         if not entry.lock.acquire(blocking=False):
-            return _refused("the same launch runs in another thread", kernel, args, kwargs, as_today)
+            return _refused("the same launch runs in another thread", kernel, args, kwargs, place, as_today)
         try:
             replayed = entry.replay(given)
             if replayed is not None:
@@ -69,7 +73,7 @@ class Launches:
             if entry.is_to_be_recorded:
                 return self._record(planner, entry, given, kernel, args, kwargs)
             entry.check_failures()
-            return _refused(entry.reason, kernel, args, kwargs, as_today)
+            return _refused(entry.reason, kernel, args, kwargs, place, as_today)
         finally:
             entry.lock.release()
 
@@ -124,8 +128,10 @@ def _has_debugger() -> bool:
     return monitoring is not None and monitoring.get_tool(monitoring.DEBUGGER_ID) is not None
 
 
-def _refused(reason: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], as_today: AsToday) -> Any:
-    result = as_today(kernel, args, kwargs)
+def _refused(
+    reason: str, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday
+) -> Any:
+    result = as_today(kernel, args, kwargs, place)
     TALLIES.of(kernel.__name__).add("as_today", reason)
     return result
 

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from ..launch.containers import map_leaves
-from ..launch.prepared import Launchable, PreparedLaunch
+from ..launch.launchable import Launchable
+from ..launch.prepared import PreparedLaunch
 from ..launch.progress import launching
 from ..launch.running import run_cores
 from ..machine.observer import watching

@@ -79,7 +79,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def whole(cls, storage: Storage) -> NkiTensor:
         """All of a storage, in the shape and type that it was made with. For the simulator."""
         tensor = cls.__new__(cls)
-        tensor._set(dense(storage.shape), storage.dtype, storage, storage.region, storage.name, None)
+        tensor._set(storage.layout, storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
         return tensor
 

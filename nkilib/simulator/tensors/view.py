@@ -184,11 +184,14 @@ class View(NKIObject):
         storage = self.storage
         if storage.parts:
             storage.settle(storage.block_of(self.layout, self.dtype))
-        if self._array is None:
+        array = self._array
+        if array is None:
             if storage.is_abstract:
                 raise DataNeeded(repr(self), storage.origin)
-            self._array = storage.memory(self.layout, storage.numpy_type_of(self.dtype))
-        return self._array
+            dtype = self.dtype
+            numpy_type = storage.numpy_dtype if dtype is storage.dtype else storage.numpy_type_of(dtype)
+            array = self._array = storage.memory(self.layout, numpy_type)
+        return array
 
     def forget_array(self) -> None:
         """The storage has other memory from here on."""
@@ -200,10 +203,12 @@ class View(NKIObject):
         storage = self.storage
         if storage.parts:
             storage.settle(storage.block_of(self.layout, self.dtype))
-        if self._flat_rows is None and self.is_contiguous():
+        rows = self._flat_rows
+        if rows is None and self.is_contiguous():
             array = self.array
-            self._flat_rows = array if len(self.shape) == 2 else array.reshape(self.shape[0], self.free_size)
-        return self._flat_rows
+            rows = array if len(self.shape) == 2 else array.reshape(self.shape[0], self.free_size)
+            self._flat_rows = rows
+        return rows
 
     @property
     def rows_to_read(self) -> npt.NDArray[Any] | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 Shape = tuple[int, ...]
+# Kernels make tensors of a few shapes, again and again.
+_MOST_SHAPES = 4096
 
 
 class Layout(NamedTuple):
@@ -32,6 +35,27 @@ def row_major_strides(shape: Sequence[int]) -> Shape:
 def dense(shape: Shape) -> Layout:
     """The layout of a freshly made tensor."""
     return Layout(shape, row_major_strides(shape), 0)
+
+
+class Form(NamedTuple):
+    """What follows from a shape alone.
+
+    Attributes:
+        layout: of a freshly made tensor.
+        size: its elements.
+        row_size: its elements at one index of dimension 0.
+    """
+
+    layout: Layout
+    size: int
+    row_size: int
+
+
+@lru_cache(maxsize=_MOST_SHAPES)
+def form_of(shape: Shape) -> Form:
+    """What follows from ``shape``, worked out once for tensors of one shape."""
+    sizes = tuple(map(int, shape))  # True is a size too, and equals 1
+    return Form(dense(sizes), prod(sizes), prod(sizes[1:]))
 
 
 def extent(layout: Layout) -> tuple[int, int]:

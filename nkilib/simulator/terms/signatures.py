@@ -49,6 +49,23 @@ def call_error(function: str, signature: inspect.Signature, args: Any, kwargs: d
     return TypeError(f"{function}: {said}{removed or (f'; {_NO_DST}' if has_dst else '')}")
 
 
+def bound_call(
+    function: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]
+) -> inspect.BoundArguments:
+    """The arguments of a call by the parameters of ``signature``.
+
+    Raises:
+        TypeError: as :func:`call_error` has it, if they do not fit.
+    """
+    error = None
+    try:
+        return signature.bind(*args, **kwargs)
+    except TypeError:
+        error = call_error(function, signature, args, kwargs)
+    assert error is not None
+    raise error
+
+
 def _removed(function: str, kwargs: dict[str, Any]) -> str:
     for name in kwargs:
         instead = _REMOVED.get(f"{function} {name}") or _REMOVED.get(name)

@@ -14,8 +14,10 @@ from nkilib.torch.dispatch.caller import Caller
 
 def warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
     """Warn where shapes differ, as PyTorch does: they broadcast, which is seldom what is meant."""
+    if input.shape == target.shape:  # most are, and the loss broadcasts them with a weight
+        return
     broadcast_shape(caller, {"input": input.shape, "target": target.shape})
-    if input.shape != target.shape and not torch.compiler.is_compiling():
+    if not torch.compiler.is_compiling():
         warnings.warn(
             f"{caller}: target has shape {tuple(target.shape)} and input {tuple(input.shape)}: they are broadcast, and "
             f"every loss of the result enters it; reshape one of them if that is not meant",

@@ -14,6 +14,7 @@ import pytest
 import nkilib.simulator
 from nkilib.nki import nki
 from nkilib.simulator.launch.kernel import Kernel
+from nkilib.simulator.launch.place import Place
 from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
 from nkilib.simulator.replay.entries import MOST_COUNTED, MOST_KEYS, MOST_PLANS, MOST_VARIANTS, MOST_WAITING
 from nkilib.simulator.replay.key import Given
@@ -45,7 +46,7 @@ class Bench:
     def __call__(self, *args: Any, **kwargs: Any) -> str:
         """How a launch ran: ``today``, ``recorded`` or ``replayed``. Its result is right."""
         before = self.planner.recorded
-        said, result = self.launches.run(self.kernel, args, kwargs, as_today)
+        said, result = self.launches.run(self.kernel, args, kwargs, Place.here(), as_today)
         assert np.array_equal(result, args[0] * 2)
         if said == "replayed":
             return said
@@ -56,7 +57,7 @@ class Bench:
         return TALLIES.so_far().kernels[self.name]
 
 
-def as_today(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def as_today(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place) -> Any:
     return kernel.func(*args, **kwargs)
 
 

@@ -6,6 +6,7 @@ A matrix is cut into rows and columns where a loss has a weight of rows or of co
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 from itertools import product
 from typing import Final, NamedTuple
 
@@ -104,6 +105,8 @@ _MOST_COLUMNS = 8192
 _FEWEST_TILES = 8
 BUFFERS = 3
 _FEWEST_BUFFERS = 2
+# Of a training, that launches with the same shapes again and again, and on two cores.
+_MOST_TILINGS = 256
 
 
 class ElementwiseTiling(NamedTuple):
@@ -129,14 +132,21 @@ def choose_elementwise_tiling(
         scratch_tiles: that a piece of the loss takes.
         row_columns: elements of a row, where a weight is one of rows or of columns; None: there is no such weight.
     """
-    scratch_bytes = _scratch_bytes(scratch_tiles, piece_columns(scratch_tiles))
-    most_bytes = limited_sbuf_bytes(_MOST_BYTES)
+    piece = piece_columns(scratch_tiles)
+    return _chosen(elements, bytes_of_element, scratch_tiles, row_columns, piece, limited_sbuf_bytes(_MOST_BYTES))
+
+
+@lru_cache(maxsize=_MOST_TILINGS)
+def _chosen(
+    elements: int, bytes_of_element: int, scratch_tiles: int, row_columns: int | None, piece: int, most_bytes: int
+) -> ElementwiseTiling:
+    """As above; all that obeys limits is among the arguments."""
+    scratch_bytes = _scratch_bytes(scratch_tiles, piece)
     chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
     fitting = (chip_bytes - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
     spread = div_ceil(div_ceil(elements, PARTITIONS * _FEWEST_TILES), RUN_COLUMNS) * RUN_COLUMNS
     columns = max(RUN_COLUMNS, min(fitting, _MOST_COLUMNS, spread))
     # Whole pieces: the last one of a tile would be short, and instructions of few columns cost more of an element.
-    piece = piece_columns(scratch_tiles)
     chosen = ElementwiseTiling(columns // piece * piece if columns > piece else columns, BUFFERS)
     # The sums of tiles of a thousand million elements want room, too.
     shorter = range(chosen.columns, 0, -RUN_COLUMNS)
