@@ -144,20 +144,20 @@ def binary_cross_entropies() -> Iterator[ElementwiseKind]:
 
 def likelihoods() -> Iterator[ElementwiseKind]:
     """Of counts and of numbers."""
-    kernels = (loss.poisson_nll_loss_forward, loss.poisson_nll_loss_backward)
+    poisson = (loss.poisson_nll_loss_forward, loss.poisson_nll_loss_backward)
     for log_input in (True, False):
         rates = any_numbers if log_input else positive
         for full in (False, True):
             options: dict[str, Any] = {"log_input": log_input, "full": full, "eps": 1e-4}
             name = f"poisson_nll_loss{'' if log_input else ' of rates'}{', full' if full else ''}"
             truth = PoissonTruth(log_input, full, 1e-4)
-            yield ElementwiseKind(name, *kernels, truth, _two(rates, positive), _BOTH, options)
-    kernels = (loss.gaussian_nll_loss_forward, loss.gaussian_nll_loss_backward)
+            yield ElementwiseKind(name, *poisson, truth, _two(rates, positive), _BOTH, options)
+    gaussian = (loss.gaussian_nll_loss_forward, loss.gaussian_nll_loss_backward)
     tensors, by = {**_two(), "var": positive}, (*_BOTH, "var")
-    yield ElementwiseKind("gaussian_nll_loss", *kernels, GaussianTruth(), tensors, by)
+    yield ElementwiseKind("gaussian_nll_loss", *gaussian, GaussianTruth(), tensors, by)
     constant = GaussianTruth(full=True, eps=0.25)
     options = {"full": True, "eps": 0.25}
-    yield ElementwiseKind("gaussian_nll_loss, full", *kernels, constant, tensors, by, options)
+    yield ElementwiseKind("gaussian_nll_loss, full", *gaussian, constant, tensors, by, options)
 
 
 KINDS: Final = (
