@@ -6,6 +6,7 @@ positions. The cores of a launch split the vocabulary.
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.linear_distillation.forward import forward_of_core
 from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMIT
 from nkilib.experimental.loss.linear_distillation.mixture_forward import mixed_forward
@@ -29,14 +30,14 @@ from nkilib.nki import nl
 
 
 def linear_distillation_forward(
-    student_input_hbm: nl.NkiTensor,
-    student_weight_hbm: nl.NkiTensor,
-    teacher_input_hbm: nl.NkiTensor,
-    teacher_weight_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None = None,
-    student_bias_hbm: nl.NkiTensor | None = None,
-    teacher_bias_hbm: nl.NkiTensor | None = None,
-    row_weight_hbm: nl.NkiTensor | None = None,
+    student_input_hbm: HbmTensor,
+    student_weight_hbm: HbmTensor,
+    teacher_input_hbm: HbmTensor,
+    teacher_weight_hbm: HbmTensor,
+    labels_hbm: HbmTensor | None = None,
+    student_bias_hbm: HbmTensor | None = None,
+    teacher_bias_hbm: HbmTensor | None = None,
+    row_weight_hbm: HbmTensor | None = None,
     *,
     student_weight_layout: str = "vd",
     teacher_weight_layout: str = "vd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
 from nkilib.experimental.loss.linear_distillation.mixture_products import mixture_of_core
 from nkilib.experimental.loss.linear_distillation.mixture_results import MixtureResults
@@ -20,16 +21,16 @@ from nkilib.nki import nl
 
 
 def linear_distillation_mixture(
-    student_input_hbm: nl.NkiTensor,
-    student_weight_hbm: nl.NkiTensor,
-    teacher_input_hbm: nl.NkiTensor,
-    teacher_weight_hbm: nl.NkiTensor,
-    student_maximum_hbm: nl.NkiTensor,
-    student_log_sum_hbm: nl.NkiTensor,
-    teacher_maximum_hbm: nl.NkiTensor,
-    teacher_log_sum_hbm: nl.NkiTensor,
-    student_bias_hbm: nl.NkiTensor | None = None,
-    teacher_bias_hbm: nl.NkiTensor | None = None,
+    student_input_hbm: HbmTensor,
+    student_weight_hbm: HbmTensor,
+    teacher_input_hbm: HbmTensor,
+    teacher_weight_hbm: HbmTensor,
+    student_maximum_hbm: HbmTensor,
+    student_log_sum_hbm: HbmTensor,
+    teacher_maximum_hbm: HbmTensor,
+    teacher_log_sum_hbm: HbmTensor,
+    student_bias_hbm: HbmTensor | None = None,
+    teacher_bias_hbm: HbmTensor | None = None,
     *,
     student_weight_layout: str = "vd",
     teacher_weight_layout: str = "vd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag, require_vector
 from nkilib.experimental.loss.elementwise.backward import Upstream
 from nkilib.experimental.loss.elementwise.validation import require_floats, require_reduction
@@ -24,9 +25,9 @@ _COEFFICIENTS = 3
 
 
 def cosine_embedding_loss_forward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     margin: float = 0.0,
     reduction: str = "mean",
     coefficients_wanted: bool = True,
@@ -80,10 +81,10 @@ def cosine_embedding_loss_forward(
 
 
 def cosine_embedding_loss_backward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    coefficients_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    coefficients_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input1_wanted: bool = True,
     grad_input2_wanted: bool = True,

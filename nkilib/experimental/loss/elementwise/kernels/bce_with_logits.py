@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import INPUT, POSITIVE_WEIGHT, TARGET, WEIGHT, Kind
 from nkilib.experimental.loss.elementwise.kinds.bce_with_logits import BceWithLogits, BceWithPositiveWeight
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward
@@ -10,10 +11,10 @@ from nkilib.nki import nl
 
 
 def binary_cross_entropy_with_logits_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
-    pos_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
+    pos_weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     columns: int | None = None,
@@ -54,11 +55,11 @@ def binary_cross_entropy_with_logits_forward(
 
 
 def binary_cross_entropy_with_logits_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    pos_weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    pos_weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, VARIANCE, Kind
 from nkilib.experimental.loss.elementwise.kinds.gaussian_nll import GaussianNll
@@ -11,9 +12,9 @@ from nkilib.nki import nl
 
 
 def gaussian_nll_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    var_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    var_hbm: HbmTensor,
     reduction: str = "mean",
     full: bool = False,
     eps: float = 1e-6,
@@ -53,10 +54,10 @@ def gaussian_nll_loss_forward(
 
 
 def gaussian_nll_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    var_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    var_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     full: bool = False,
     eps: float = 1e-6,

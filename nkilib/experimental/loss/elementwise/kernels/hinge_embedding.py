@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.hinge_embedding import HingeEmbedding
 from nkilib.experimental.loss.elementwise.options import require_option
@@ -10,8 +11,8 @@ from nkilib.nki import nl
 
 
 def hinge_embedding_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 1.0,
     dtype: nl.DType | None = None,
@@ -48,9 +49,9 @@ def hinge_embedding_loss_forward(
 
 
 def hinge_embedding_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 1.0,
     inplace: bool = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.smooth_l1 import SmoothL1
 from nkilib.experimental.loss.elementwise.options import LEAST_NORMAL, require_option
@@ -11,9 +12,9 @@ from nkilib.nki import nl
 
 
 def huber_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     delta: float = 1.0,
     dtype: nl.DType | None = None,
@@ -53,10 +54,10 @@ def huber_loss_forward(
 
 
 def huber_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     delta: float = 1.0,
     grad_input_wanted: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.kl_div import KlDiv, KlDivOfLogTarget
@@ -10,8 +11,8 @@ from nkilib.nki import nl
 
 
 def kl_div_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     log_target: bool = False,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
@@ -50,9 +51,9 @@ def kl_div_forward(
 
 
 def kl_div_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     log_target: bool = False,
     reduction: str = "mean",
     grad_input_wanted: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.margin_ranking import INPUT1, INPUT2, MarginRanking
 from nkilib.experimental.loss.elementwise.options import require_option
@@ -10,9 +11,9 @@ from nkilib.nki import nl
 
 
 def margin_ranking_loss_forward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 0.0,
     dtype: nl.DType | None = None,
@@ -49,10 +50,10 @@ def margin_ranking_loss_forward(
 
 
 def margin_ranking_loss_backward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 0.0,
     grad_input1_wanted: bool = True,

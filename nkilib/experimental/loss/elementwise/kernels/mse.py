@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, WEIGHT
 from nkilib.experimental.loss.elementwise.kinds.mse import Mse
 from nkilib.experimental.loss.elementwise.run import run_backward, run_forward, run_forward_backward
@@ -10,9 +11,9 @@ from nkilib.nki import nl
 
 
 def mse_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     columns: int | None = None,
@@ -47,10 +48,10 @@ def mse_loss_forward(
 
 
 def mse_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,
@@ -99,10 +100,10 @@ def mse_loss_backward(
 
 
 def mse_loss_forward_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     grad_input_wanted: bool = True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.poisson_nll import PoissonOfLogRate, PoissonOfRate
@@ -11,8 +12,8 @@ from nkilib.nki import nl
 
 
 def poisson_nll_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     log_input: bool = True,
     full: bool = False,
@@ -53,9 +54,9 @@ def poisson_nll_loss_forward(
 
 
 def poisson_nll_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     log_input: bool = True,
     full: bool = False,

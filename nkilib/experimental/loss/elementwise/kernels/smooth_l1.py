@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.elementwise.kind import INPUT, TARGET, Kind
 from nkilib.experimental.loss.elementwise.kinds.l1 import L1
 from nkilib.experimental.loss.elementwise.kinds.smooth_l1 import SmoothL1
@@ -11,8 +12,8 @@ from nkilib.nki import nl
 
 
 def smooth_l1_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     beta: float = 1.0,
     dtype: nl.DType | None = None,
@@ -48,9 +49,9 @@ def smooth_l1_loss_forward(
 
 
 def smooth_l1_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     beta: float = 1.0,
     grad_input_wanted: bool = True,
