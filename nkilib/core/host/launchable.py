@@ -3,20 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, Protocol, TypeAlias, TypeVar, overload
 
 from nkilib.base.guarantee import Guarantee, states_guarantee
 from nkilib.base.work import StatesTrips, StatesWork, states_trips, states_work
 from nkilib.nki import nki
 
+if TYPE_CHECKING:
+    from nkilib.nki import nl
+
+Parameters = ParamSpec("Parameters")
+Results_co = TypeVar("Results_co", covariant=True)
+Results = TypeVar("Results")
+
+HostArray: TypeAlias = Any
+"""What a launch returns for a tensor: an array of numpy for arrays of numpy, a tensor of torch for those of torch, a
+:class:`~nkilib.simulator.Spec` for specs. Type checkers cannot derive it from the arguments and take it for `Any`."""
+
+
 # By the function: whoever asks for a kernel gets the same one.
 _MADE: Final[dict[Callable[..., Any], Any]] = {}
 
 
+class Launchable(Protocol[Parameters, Results_co]):
+    """A kernel as a type checker sees it: the arguments of its function, and its results as the host gets them.
+
+    ``kernel[2](...)`` runs on a logical NeuronCore of two cores, ``kernel(...)`` on the cores that
+    ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one. At run time it is what ``nki.jit`` returns.
+    """
+
+    __name__: str
+
+    def __call__(self, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Results_co:
+        """Launch the kernel; inside another kernel of the simulator, call it."""
+
+    def __getitem__(self, grid: int | tuple[int]) -> Launchable[Parameters, Results_co]:
+        """The same kernel on so many cores of a logical NeuronCore."""
+
+
+@overload
+def launchable(
+    function: Callable[Parameters, nl.NkiTensor],
+    guarantee: Guarantee,
+    work: StatesWork,
+    trips: StatesTrips | None = None,
+) -> Launchable[Parameters, HostArray]: ...
+@overload
+def launchable(
+    function: Callable[Parameters, tuple[nl.NkiTensor, nl.NkiTensor]],
+    guarantee: Guarantee,
+    work: StatesWork,
+    trips: StatesTrips | None = None,
+) -> Launchable[Parameters, tuple[HostArray, HostArray]]: ...
+@overload
+def launchable(
+    function: Callable[Parameters, tuple[nl.NkiTensor, ...]],
+    guarantee: Guarantee,
+    work: StatesWork,
+    trips: StatesTrips | None = None,
+) -> Launchable[Parameters, tuple[HostArray, ...]]: ...
+@overload
+def launchable(
+    function: Callable[Parameters, nl.NkiTensor | tuple[nl.NkiTensor, ...]],
+    guarantee: Guarantee,
+    work: StatesWork,
+    trips: StatesTrips | None = None,
+) -> Launchable[Parameters, HostArray]: ...
 def launchable(
     function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
 ) -> Any:
     """What ``nki.jit`` makes of a function of NKI code.
+
+    To type checkers it has the arguments of the function, and its results as :data:`HostArray`: one, a pair, a tuple of
+    as many as the options ask for, or, where a function gives one result or a tuple, what the caller takes it for.
 
     Args:
         function: the kernel.
@@ -29,8 +88,22 @@ def launchable(
     return kernel
 
 
+@overload
+def launched(function: Callable[Parameters, nl.NkiTensor]) -> Launchable[Parameters, HostArray]: ...
+@overload
+def launched(
+    function: Callable[Parameters, tuple[nl.NkiTensor, nl.NkiTensor]],
+) -> Launchable[Parameters, tuple[HostArray, HostArray]]: ...
+@overload
+def launched(
+    function: Callable[Parameters, tuple[nl.NkiTensor, ...]],
+) -> Launchable[Parameters, tuple[HostArray, ...]]: ...
+@overload
+def launched(
+    function: Callable[Parameters, nl.NkiTensor | tuple[nl.NkiTensor, ...]],
+) -> Launchable[Parameters, HostArray]: ...
 def launched(function: Callable[..., Any]) -> Any:
-    """The kernel that :func:`launchable` made of a function.
+    """The kernel that :func:`launchable` made of a function, with the same types.
 
     Raises:
         LookupError: it made none.

@@ -35,6 +35,7 @@ from typing import ClassVar, Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -222,9 +223,9 @@ def _exact_log_of_complement(x: Float64Array) -> _Logarithm:
 
 
 def binary_cross_entropy_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     columns: int | None = None,
@@ -261,10 +262,10 @@ def binary_cross_entropy_forward(
 
 
 def binary_cross_entropy_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,

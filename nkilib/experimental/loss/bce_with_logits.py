@@ -31,6 +31,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -240,10 +241,10 @@ def _sigmoid(x: Float64Array) -> Float64Array:
 
 
 def binary_cross_entropy_with_logits_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
-    pos_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
+    pos_weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     columns: int | None = None,
@@ -284,11 +285,11 @@ def binary_cross_entropy_with_logits_forward(
 
 
 def binary_cross_entropy_with_logits_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    pos_weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    pos_weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,

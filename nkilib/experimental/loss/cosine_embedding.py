@@ -29,6 +29,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array
 from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -235,9 +236,9 @@ _COEFFICIENTS = 3
 
 
 def cosine_embedding_loss_forward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     margin: float = 0.0,
     reduction: str = "mean",
     coefficients_wanted: bool = True,
@@ -291,10 +292,10 @@ def cosine_embedding_loss_forward(
 
 
 def cosine_embedding_loss_backward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    coefficients_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    coefficients_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     grad_input1_wanted: bool = True,
     grad_input2_wanted: bool = True,

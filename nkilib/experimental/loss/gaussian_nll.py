@@ -27,6 +27,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -161,9 +162,9 @@ class GaussianTruth:
 
 
 def gaussian_nll_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    var_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    var_hbm: HbmTensor,
     reduction: str = "mean",
     full: bool = False,
     eps: float = 1e-6,
@@ -203,10 +204,10 @@ def gaussian_nll_loss_forward(
 
 
 def gaussian_nll_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    var_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    var_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     full: bool = False,
     eps: float = 1e-6,

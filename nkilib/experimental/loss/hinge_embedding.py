@@ -16,6 +16,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -106,8 +107,8 @@ class HingeEmbeddingTruth:
 
 
 def hinge_embedding_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 1.0,
     dtype: nl.DType | None = None,
@@ -144,9 +145,9 @@ def hinge_embedding_loss_forward(
 
 
 def hinge_embedding_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 1.0,
     inplace: bool = False,

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
@@ -213,8 +214,8 @@ class KlDivTruth:
 
 
 def kl_div_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     log_target: bool = False,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
@@ -253,9 +254,9 @@ def kl_div_forward(
 
 
 def kl_div_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     log_target: bool = False,
     reduction: str = "mean",
     grad_input_wanted: bool = True,

@@ -19,6 +19,7 @@ from typing import ClassVar, Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -127,9 +128,9 @@ def _product(tensors: Tensors) -> Float64Array:
 
 
 def margin_ranking_loss_forward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 0.0,
     dtype: nl.DType | None = None,
@@ -166,10 +167,10 @@ def margin_ranking_loss_forward(
 
 
 def margin_ranking_loss_backward(
-    input1_hbm: nl.NkiTensor,
-    input2_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input1_hbm: HbmTensor,
+    input2_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     margin: float = 0.0,
     grad_input1_wanted: bool = True,

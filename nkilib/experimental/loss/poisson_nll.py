@@ -28,6 +28,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -288,8 +289,8 @@ def _with_estimate(plain: Derived, t: Float64Array) -> Derived:
 
 
 def poisson_nll_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     log_input: bool = True,
     full: bool = False,
@@ -330,9 +331,9 @@ def poisson_nll_loss_forward(
 
 
 def poisson_nll_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     log_input: bool = True,
     full: bool = False,

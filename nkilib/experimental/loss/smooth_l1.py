@@ -30,6 +30,7 @@ from typing import Final
 import numpy as np
 
 from nkilib.base.guarantee import TermError
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Tensors
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
@@ -163,8 +164,8 @@ class SmoothL1Truth:
 
 
 def smooth_l1_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
     reduction: str = "mean",
     beta: float = 1.0,
     dtype: nl.DType | None = None,
@@ -200,9 +201,9 @@ def smooth_l1_loss_forward(
 
 
 def smooth_l1_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     beta: float = 1.0,
     grad_input_wanted: bool = True,
@@ -249,9 +250,9 @@ def _smooth_l1(function: str, beta: float) -> Kind:
 
 
 def huber_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     delta: float = 1.0,
     dtype: nl.DType | None = None,
@@ -291,10 +292,10 @@ def huber_loss_forward(
 
 
 def huber_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     delta: float = 1.0,
     grad_input_wanted: bool = True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from math import prod
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.softmax.columns import forward_of_columns
 from nkilib.experimental.softmax.columns_backward import backward_of_columns
 from nkilib.experimental.softmax.kind import Kind
@@ -26,7 +27,7 @@ from nkilib.nki import nl
 
 
 def softmax_forward(
-    x_hbm: nl.NkiTensor,
+    x_hbm: HbmTensor,
     axis: int = -1,
     *,
     dtype: nl.DType | None = None,
@@ -57,7 +58,7 @@ def softmax_forward(
 
 
 def log_softmax_forward(
-    x_hbm: nl.NkiTensor,
+    x_hbm: HbmTensor,
     axis: int = -1,
     *,
     dtype: nl.DType | None = None,
@@ -82,8 +83,8 @@ def log_softmax_forward(
 
 
 def softmax_backward(
-    grad_hbm: nl.NkiTensor,
-    output_hbm: nl.NkiTensor,
+    grad_hbm: HbmTensor,
+    output_hbm: HbmTensor,
     axis: int = -1,
     *,
     dtype: nl.DType | None = None,
@@ -113,8 +114,8 @@ def softmax_backward(
 
 
 def log_softmax_backward(
-    grad_hbm: nl.NkiTensor,
-    output_hbm: nl.NkiTensor,
+    grad_hbm: HbmTensor,
+    output_hbm: HbmTensor,
     axis: int = -1,
     *,
     dtype: nl.DType | None = None,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from typing import Any
@@ -243,7 +243,7 @@ def _with_rest(lines: list[str]) -> list[str]:
 
 
 def profile(
-    kernel: Kernel | RankedKernel,
+    kernel: Kernel | RankedKernel | Callable[..., Any],
     *args: Any,
     parameters: ModelParameters | None = None,
     work: Work | None = None,

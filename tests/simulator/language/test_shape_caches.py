@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from nkilib.experimental.loss.elementwise.host import tiling
-from nkilib.experimental.loss.elementwise.host.tiling import choose_elementwise_tiling
 
 import nkilib.simulator
 from nkilib.core.plan_limits import PlanLimits, shrunk
+from nkilib.experimental.loss.skeletons.elementwise import tiling
+from nkilib.experimental.loss.skeletons.elementwise.tiling import choose_elementwise_tiling
 from nkilib.nki import nki, nl
 from nkilib.simulator.language import creation
 from nkilib.simulator.terms import layout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
@@ -14,9 +15,9 @@ from nkilib.nki import nl
 
 
 def extended_cross_entropy_forward(
-    logits_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
     positions_per_batch: int = 32,
     chunk_size: int = 8192,
     dtype: nl.DType = nl.bfloat16,
@@ -101,13 +102,13 @@ def extended_cross_entropy_forward(
 
 
 def extended_cross_entropy_backward(
-    logits_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    lse_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
-    grad_lse_hbm: nl.NkiTensor | None = None,
-    grad_logprob_hbm: nl.NkiTensor | None = None,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    lse_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    grad_lse_hbm: HbmTensor | None = None,
+    grad_logprob_hbm: HbmTensor | None = None,
+    class_weight_hbm: HbmTensor | None = None,
     positions_per_batch: int = 32,
     chunk_size: int = 8192,
     dtype: nl.DType = nl.bfloat16,
@@ -118,13 +119,13 @@ def extended_cross_entropy_backward(
     inplace: bool = False,
     first_class: int = 0,
     num_classes: int | None = None,
-    target_weight_hbm: nl.NkiTensor | None = None,
+    target_weight_hbm: HbmTensor | None = None,
     weight_sum: float | None = None,
-    maximum_hbm: nl.NkiTensor | None = None,
-    log_sum_hbm: nl.NkiTensor | None = None,
+    maximum_hbm: HbmTensor | None = None,
+    log_sum_hbm: HbmTensor | None = None,
     temperature: float = 1.0,
-    entropy_hbm: nl.NkiTensor | None = None,
-    grad_entropy_hbm: nl.NkiTensor | None = None,
+    entropy_hbm: HbmTensor | None = None,
+    grad_entropy_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
     """Gradient with respect to the logits of what the forward returns.
 

@@ -6,6 +6,7 @@ whole row on chip. The forward reads the logits from HBM once, the backward read
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require, require_flag, require_float_type
 from nkilib.experimental.loss.cross_entropy.backward import backward_of_core
 from nkilib.experimental.loss.cross_entropy.forward import forward_of_core
@@ -18,8 +19,8 @@ from nkilib.nki import nl
 
 
 def cross_entropy_forward(
-    logits_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
     positions_per_batch: int = 32,
     chunk_size: int = 32768,
     dtype: nl.DType = nl.bfloat16,
@@ -73,9 +74,9 @@ def cross_entropy_forward(
 
 
 def cross_entropy_backward(
-    logits_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    lse_state_hbm: nl.NkiTensor,
+    logits_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    lse_state_hbm: HbmTensor,
     reduction: str = "mean",
     positions_per_batch: int = 32,
     chunk_size: int = 32768,

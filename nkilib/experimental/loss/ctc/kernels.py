@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_floats, require_upstream
 from nkilib.experimental.loss.ctc.backward import backward_of_core
 from nkilib.experimental.loss.ctc.forward import Batch, Results, forward_of_core
@@ -12,10 +13,10 @@ from nkilib.nki import nl
 
 
 def ctc_loss_forward(
-    log_probs_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor | None,
-    input_lengths_hbm: nl.NkiTensor,
-    target_lengths_hbm: nl.NkiTensor,
+    log_probs_hbm: HbmTensor,
+    targets_hbm: HbmTensor | None,
+    input_lengths_hbm: HbmTensor,
+    target_lengths_hbm: HbmTensor,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,
@@ -72,13 +73,13 @@ def ctc_loss_forward(
 
 
 def ctc_loss_backward(
-    log_probs_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor | None,
-    input_lengths_hbm: nl.NkiTensor,
-    target_lengths_hbm: nl.NkiTensor,
-    nll_hbm: nl.NkiTensor,
-    alpha_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    log_probs_hbm: HbmTensor,
+    targets_hbm: HbmTensor | None,
+    input_lengths_hbm: HbmTensor,
+    target_lengths_hbm: HbmTensor,
+    nll_hbm: HbmTensor,
+    alpha_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     blank: int = 0,
     reduction: str = "mean",
     zero_infinity: bool = False,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.distillation.backward import backward_of_core
 from nkilib.experimental.loss.distillation.forward import forward_of_core
@@ -15,9 +16,9 @@ from nkilib.nki import nl
 
 
 def distillation_forward(
-    student_hbm: nl.NkiTensor,
-    teacher_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None = None,
+    student_hbm: HbmTensor,
+    teacher_hbm: HbmTensor,
+    labels_hbm: HbmTensor | None = None,
     *,
     beta: float = 0.0,
     temperature: float = 1.0,
@@ -75,15 +76,15 @@ def distillation_forward(
 
 
 def distillation_backward(
-    student_hbm: nl.NkiTensor,
-    teacher_hbm: nl.NkiTensor,
-    moment_hbm: nl.NkiTensor,
-    student_shift_hbm: nl.NkiTensor,
-    student_sum_hbm: nl.NkiTensor,
-    teacher_shift_hbm: nl.NkiTensor,
-    teacher_sum_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None = None,
+    student_hbm: HbmTensor,
+    teacher_hbm: HbmTensor,
+    moment_hbm: HbmTensor,
+    student_shift_hbm: HbmTensor,
+    student_sum_hbm: HbmTensor,
+    teacher_shift_hbm: HbmTensor,
+    teacher_sum_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    labels_hbm: HbmTensor | None = None,
     *,
     beta: float = 0.0,
     temperature: float = 1.0,

@@ -7,6 +7,7 @@ split the vocabulary. A third kernel does both in one launch, and keeps the logi
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.results import Results
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
@@ -35,11 +36,11 @@ from nkilib.nki import nl
 
 
 def linear_cross_entropy_forward(
-    input_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    bias_hbm: nl.NkiTensor | None = None,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    weight_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    bias_hbm: HbmTensor | None = None,
+    class_weight_hbm: HbmTensor | None = None,
     *,
     weight_layout: str = "vd",
     position_block: int | None = None,
@@ -146,15 +147,15 @@ def linear_cross_entropy_forward(
 
 
 def linear_cross_entropy_backward(
-    input_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    lse_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor | None = None,
-    bias_hbm: nl.NkiTensor | None = None,
-    class_weight_hbm: nl.NkiTensor | None = None,
-    grad_lse_hbm: nl.NkiTensor | None = None,
-    grad_logprob_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    weight_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    lse_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor | None = None,
+    bias_hbm: HbmTensor | None = None,
+    class_weight_hbm: HbmTensor | None = None,
+    grad_lse_hbm: HbmTensor | None = None,
+    grad_logprob_hbm: HbmTensor | None = None,
     *,
     weight_layout: str = "vd",
     position_block: int | None = None,
@@ -167,16 +168,16 @@ def linear_cross_entropy_backward(
     logit_scale: float = 1.0,
     first_class: int = 0,
     num_classes: int | None = None,
-    target_weight_hbm: nl.NkiTensor | None = None,
+    target_weight_hbm: HbmTensor | None = None,
     weight_sum: float | None = None,
-    maximum_hbm: nl.NkiTensor | None = None,
-    log_sum_hbm: nl.NkiTensor | None = None,
-    entropy_hbm: nl.NkiTensor | None = None,
-    grad_entropy_hbm: nl.NkiTensor | None = None,
+    maximum_hbm: HbmTensor | None = None,
+    log_sum_hbm: HbmTensor | None = None,
+    entropy_hbm: HbmTensor | None = None,
+    grad_entropy_hbm: HbmTensor | None = None,
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
-    grad_weight_sum_hbm: nl.NkiTensor | None = None,
+    grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
@@ -273,14 +274,14 @@ def linear_cross_entropy_backward(
 
 
 def linear_cross_entropy_forward_backward(
-    input_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    bias_hbm: nl.NkiTensor | None = None,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    weight_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    bias_hbm: HbmTensor | None = None,
+    class_weight_hbm: HbmTensor | None = None,
     *,
     grad_scale: float | None = None,
-    grad_scale_hbm: nl.NkiTensor | None = None,
+    grad_scale_hbm: HbmTensor | None = None,
     scratch_bytes: int = SCRATCH_BYTES,
     weight_layout: str = "vd",
     position_block: int | None = None,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
 from nkilib.experimental.loss.cross_entropy.upstream import PositionUpstream
 from nkilib.experimental.loss.linear.shared.launch import Gradients, WantedGradients
@@ -30,10 +31,10 @@ from nkilib.nki import nl
 
 
 def linear_token_scores_forward(
-    input_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    bias_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    weight_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    bias_hbm: HbmTensor | None = None,
     *,
     weight_layout: str = "vd",
     position_block: int | None = None,
@@ -116,13 +117,13 @@ def linear_token_scores_forward(
 
 
 def linear_token_scores_backward(
-    input_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    lse_hbm: nl.NkiTensor,
-    grad_logprob_hbm: nl.NkiTensor | None = None,
-    bias_hbm: nl.NkiTensor | None = None,
-    grad_lse_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    weight_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    lse_hbm: HbmTensor,
+    grad_logprob_hbm: HbmTensor | None = None,
+    bias_hbm: HbmTensor | None = None,
+    grad_lse_hbm: HbmTensor | None = None,
     *,
     weight_layout: str = "vd",
     position_block: int | None = None,
@@ -133,14 +134,14 @@ def linear_token_scores_backward(
     logit_scale: float = 1.0,
     first_class: int = 0,
     num_classes: int | None = None,
-    maximum_hbm: nl.NkiTensor | None = None,
-    log_sum_hbm: nl.NkiTensor | None = None,
-    entropy_hbm: nl.NkiTensor | None = None,
-    grad_entropy_hbm: nl.NkiTensor | None = None,
+    maximum_hbm: HbmTensor | None = None,
+    log_sum_hbm: HbmTensor | None = None,
+    entropy_hbm: HbmTensor | None = None,
+    grad_entropy_hbm: HbmTensor | None = None,
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
-    grad_weight_sum_hbm: nl.NkiTensor | None = None,
+    grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:

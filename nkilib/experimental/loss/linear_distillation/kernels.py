@@ -6,6 +6,7 @@ positions. The cores of a launch split the vocabulary.
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.linear.shared.launch import Gradients, WantedGradients
 from nkilib.experimental.loss.linear.validation import validate_wanted_gradients
 from nkilib.experimental.loss.linear_distillation.backward.one_core import backward_of_core
@@ -36,14 +37,14 @@ from nkilib.nki import nl
 
 
 def linear_distillation_forward(
-    student_input_hbm: nl.NkiTensor,
-    student_weight_hbm: nl.NkiTensor,
-    teacher_input_hbm: nl.NkiTensor,
-    teacher_weight_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None = None,
-    student_bias_hbm: nl.NkiTensor | None = None,
-    teacher_bias_hbm: nl.NkiTensor | None = None,
-    row_weight_hbm: nl.NkiTensor | None = None,
+    student_input_hbm: HbmTensor,
+    student_weight_hbm: HbmTensor,
+    teacher_input_hbm: HbmTensor,
+    teacher_weight_hbm: HbmTensor,
+    labels_hbm: HbmTensor | None = None,
+    student_bias_hbm: HbmTensor | None = None,
+    teacher_bias_hbm: HbmTensor | None = None,
+    row_weight_hbm: HbmTensor | None = None,
     *,
     student_weight_layout: str = "vd",
     teacher_weight_layout: str = "vd",
@@ -186,21 +187,21 @@ def linear_distillation_forward(
 
 
 def linear_distillation_backward(
-    student_input_hbm: nl.NkiTensor,
-    student_weight_hbm: nl.NkiTensor,
-    teacher_input_hbm: nl.NkiTensor,
-    teacher_weight_hbm: nl.NkiTensor,
-    moment_hbm: nl.NkiTensor,
-    student_maximum_hbm: nl.NkiTensor,
-    student_log_sum_hbm: nl.NkiTensor,
-    teacher_maximum_hbm: nl.NkiTensor,
-    teacher_log_sum_hbm: nl.NkiTensor,
-    grad_divergence_hbm: nl.NkiTensor,
-    labels_hbm: nl.NkiTensor | None = None,
-    student_bias_hbm: nl.NkiTensor | None = None,
-    teacher_bias_hbm: nl.NkiTensor | None = None,
-    row_weight_hbm: nl.NkiTensor | None = None,
-    grad_logprob_hbm: nl.NkiTensor | None = None,
+    student_input_hbm: HbmTensor,
+    student_weight_hbm: HbmTensor,
+    teacher_input_hbm: HbmTensor,
+    teacher_weight_hbm: HbmTensor,
+    moment_hbm: HbmTensor,
+    student_maximum_hbm: HbmTensor,
+    student_log_sum_hbm: HbmTensor,
+    teacher_maximum_hbm: HbmTensor,
+    teacher_log_sum_hbm: HbmTensor,
+    grad_divergence_hbm: HbmTensor,
+    labels_hbm: HbmTensor | None = None,
+    student_bias_hbm: HbmTensor | None = None,
+    teacher_bias_hbm: HbmTensor | None = None,
+    row_weight_hbm: HbmTensor | None = None,
+    grad_logprob_hbm: HbmTensor | None = None,
     *,
     student_weight_layout: str = "vd",
     teacher_weight_layout: str = "vd",
@@ -219,7 +220,7 @@ def linear_distillation_backward(
     grad_input_wanted: bool = True,
     grad_weight_wanted: bool = True,
     grad_bias_wanted: bool | None = None,
-    grad_weight_sum_hbm: nl.NkiTensor | None = None,
+    grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
 ) -> tuple[nl.NkiTensor, ...]:
     """Gradients of what ``linear_distillation_forward`` returns with respect to the student's input, weight and bias.

@@ -7,6 +7,7 @@ divergence.
 from __future__ import annotations
 
 from nkilib.core.cores import meet
+from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.linear_distillation.forward.one_core import forward_of_core
 from nkilib.experimental.loss.linear_distillation.forward.pair_results import PairResults
 from nkilib.experimental.loss.linear_distillation.host.kept_tiling import KeptSizes
@@ -38,16 +39,16 @@ _SHARE = 0.5
 
 
 def linear_distillation_mixture(
-    student_input_hbm: nl.NkiTensor,
-    student_weight_hbm: nl.NkiTensor,
-    teacher_input_hbm: nl.NkiTensor,
-    teacher_weight_hbm: nl.NkiTensor,
-    student_maximum_hbm: nl.NkiTensor,
-    student_log_sum_hbm: nl.NkiTensor,
-    teacher_maximum_hbm: nl.NkiTensor,
-    teacher_log_sum_hbm: nl.NkiTensor,
-    student_bias_hbm: nl.NkiTensor | None = None,
-    teacher_bias_hbm: nl.NkiTensor | None = None,
+    student_input_hbm: HbmTensor,
+    student_weight_hbm: HbmTensor,
+    teacher_input_hbm: HbmTensor,
+    teacher_weight_hbm: HbmTensor,
+    student_maximum_hbm: HbmTensor,
+    student_log_sum_hbm: HbmTensor,
+    teacher_maximum_hbm: HbmTensor,
+    teacher_log_sum_hbm: HbmTensor,
+    student_bias_hbm: HbmTensor | None = None,
+    teacher_bias_hbm: HbmTensor | None = None,
     *,
     student_weight_layout: str = "vd",
     teacher_weight_layout: str = "vd",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_upstream
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.multi_margin.backward import backward_of_core
@@ -14,9 +15,9 @@ from nkilib.nki import nl
 
 
 def multi_margin_loss_forward(
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
     p: int = 1,
     margin: float = 1.0,
     reduction: str = "mean",
@@ -61,10 +62,10 @@ def multi_margin_loss_forward(
 
 
 def multi_margin_loss_backward(
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
     p: int = 1,
     margin: float = 1.0,
     reduction: str = "mean",

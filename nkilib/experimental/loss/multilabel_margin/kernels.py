@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_upstream
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.multilabel_margin.backward import backward_of_core
@@ -12,7 +13,7 @@ from nkilib.nki import nl
 
 
 def multilabel_margin_loss_forward(
-    input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, reduction: str = "mean"
+    input_hbm: HbmTensor, targets_hbm: HbmTensor, reduction: str = "mean"
 ) -> nl.NkiTensor:
     """Margin loss of the targets of every row: the sum over its targets t, and the classes j that are none, of
     relu(1 - (x_t - x_j)), divided by C.
@@ -47,9 +48,9 @@ def multilabel_margin_loss_forward(
 
 
 def multilabel_margin_loss_backward(
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    input_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     reduction: str = "mean",
     inplace: bool = False,
 ) -> nl.NkiTensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.checks import require
@@ -22,9 +23,9 @@ from nkilib.nki import nl
 
 
 def multilabel_soft_margin_loss_forward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     dtype: nl.DType | None = None,
     columns: int | None = None,
@@ -72,10 +73,10 @@ def multilabel_soft_margin_loss_forward(
 
 
 def multilabel_soft_margin_loss_backward(
-    input_hbm: nl.NkiTensor,
-    target_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
-    weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    target_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    weight_hbm: HbmTensor | None = None,
     reduction: str = "mean",
     grad_input_wanted: bool = True,
     grad_target_wanted: bool = False,

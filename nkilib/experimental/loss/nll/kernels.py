@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
 from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.elements import INDEX_LIMIT
@@ -21,9 +22,9 @@ _INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
 
 
 def nll_loss_forward(
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     streamed: bool | None = None,
@@ -78,11 +79,11 @@ def nll_loss_forward(
 
 
 def nll_loss_backward(
-    input_hbm: nl.NkiTensor,
-    targets_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
-    class_weight_hbm: nl.NkiTensor | None = None,
-    total_weight_hbm: nl.NkiTensor | None = None,
+    input_hbm: HbmTensor,
+    targets_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
+    class_weight_hbm: HbmTensor | None = None,
+    total_weight_hbm: HbmTensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
     inplace: bool = False,

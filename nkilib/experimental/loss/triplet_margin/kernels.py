@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from nkilib.core.hbm import HbmTensor
 from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.checks import require, require_flag
@@ -31,9 +32,9 @@ from nkilib.nki import nl
 
 
 def triplet_margin_loss_forward(
-    anchor_hbm: nl.NkiTensor,
-    positive_hbm: nl.NkiTensor,
-    negative_hbm: nl.NkiTensor,
+    anchor_hbm: HbmTensor,
+    positive_hbm: HbmTensor,
+    negative_hbm: HbmTensor,
     margin: float = 1.0,
     p: float = 2.0,
     eps: float = 1e-6,
@@ -94,11 +95,11 @@ def triplet_margin_loss_forward(
 
 
 def triplet_margin_loss_backward(
-    anchor_hbm: nl.NkiTensor,
-    positive_hbm: nl.NkiTensor,
-    negative_hbm: nl.NkiTensor,
-    coefficients_hbm: nl.NkiTensor,
-    grad_loss_hbm: nl.NkiTensor,
+    anchor_hbm: HbmTensor,
+    positive_hbm: HbmTensor,
+    negative_hbm: HbmTensor,
+    coefficients_hbm: HbmTensor,
+    grad_loss_hbm: HbmTensor,
     p: float = 2.0,
     eps: float = 1e-6,
     swap: bool = False,

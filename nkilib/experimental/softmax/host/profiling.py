@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkilib.core.host.launchable import Launchable
 from nkilib.experimental.softmax import (
     log_softmax_backward,
     log_softmax_forward,
@@ -14,7 +15,7 @@ from nkilib.experimental.softmax.kind import Kind
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 
-_KERNELS = {
+_KERNELS: dict[tuple[Kind, str], Launchable[..., Any]] = {
     (Kind.SOFTMAX, "forward"): softmax_forward,
     (Kind.SOFTMAX, "backward"): softmax_backward,
     (Kind.LOG_SOFTMAX, "forward"): log_softmax_forward,

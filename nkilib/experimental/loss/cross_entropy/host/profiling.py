@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkilib.core.host.launchable import Launchable
 from nkilib.experimental.loss.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_forward,
@@ -57,7 +58,7 @@ def profile_launch(
     """
     tile_dtype = as_dtype(dtype)
     arrays = [spec((num_positions, vocab_size), tile_dtype), spec((num_positions,), "int32")]
-    kernel = extended_cross_entropy_forward if extended else cross_entropy_forward
+    kernel: Launchable[..., Any] = extended_cross_entropy_forward if extended else cross_entropy_forward
     if direction == "backward":
         kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
         of_positions = spec((num_positions,), "float32")

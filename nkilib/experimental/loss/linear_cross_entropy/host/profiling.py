@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
+from nkilib.core.host.launchable import Launchable
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
@@ -16,12 +17,15 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, 
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 
-KERNELS: Final = {
+KERNELS: Final[dict[str, Launchable[..., Any]]] = {
     FORWARD: linear_cross_entropy_forward,
     BACKWARD: linear_cross_entropy_backward,
     FORWARD_BACKWARD: linear_cross_entropy_forward_backward,
 }
-SCORE_KERNELS: Final = {FORWARD: linear_token_scores_forward, BACKWARD: linear_token_scores_backward}
+SCORE_KERNELS: Final[dict[str, Launchable[..., Any]]] = {
+    FORWARD: linear_token_scores_forward,
+    BACKWARD: linear_token_scores_backward,
+}
 _CORES: Final = 2
 
 

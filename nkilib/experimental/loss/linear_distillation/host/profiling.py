@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from nkilib.core.host.launchable import Launchable
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 from nkilib.experimental.loss.linear_distillation import (
     linear_distillation_backward,
@@ -14,7 +15,7 @@ from nkilib.experimental.loss.linear_distillation.host.tiling import BACKWARD, F
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.terms.dtypes import as_dtype
 
-KERNELS: Final = {
+KERNELS: Final[dict[str, Launchable[..., Any]]] = {
     FORWARD: linear_distillation_forward,
     BACKWARD: linear_distillation_backward,
     MIXTURE: linear_distillation_mixture,
