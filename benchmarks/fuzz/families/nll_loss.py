@@ -10,8 +10,12 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import INDEX_DTYPES, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
-from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
+from nkilib.experimental.loss.nll.host.truth import (
+    nll_loss_bound,
+    nll_loss_gradient_bound,
+    nll_loss_gradient_reference,
+    nll_loss_reference,
+)
 
 
 def drawn(draw: Draw, function: str) -> Call:

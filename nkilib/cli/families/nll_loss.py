@@ -37,8 +37,8 @@ class NllLossKernels(Family):
 
     def chosen(self, **arguments: Any) -> Form:
         """The form that is asked for, or the one that the kernels take by themselves."""
-        from nkilib.experimental.loss.indexed.class_tiles import is_streamed
-        from nkilib.experimental.loss.indexed.positions import Shape
+        from nkilib.experimental.loss.nll.class_tiles import is_streamed
+        from nkilib.experimental.loss.skeletons.indexed.positions import Shape
         from nkilib.nki import nl
         from nkilib.simulator import using
 

@@ -29,7 +29,6 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import Tiling, choose_ti
 from nkilib.experimental.loss.ctc import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.linear.sizes import LinearTiling
 from nkilib.experimental.loss.linear_cross_entropy import (
     linear_cross_entropy_backward,
@@ -50,6 +49,7 @@ from nkilib.experimental.loss.multilabel_margin import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
+from nkilib.experimental.loss.nll import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.rowwise import (
     cosine_embedding_loss_backward,
     cosine_embedding_loss_forward,

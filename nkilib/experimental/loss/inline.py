@@ -15,7 +15,6 @@ from nkilib.experimental.loss.cross_entropy.kernels import cross_entropy_backwar
 from nkilib.experimental.loss.ctc.kernels import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.gaussian_nll import gaussian_nll_loss_backward, gaussian_nll_loss_forward
 from nkilib.experimental.loss.hinge_embedding import hinge_embedding_loss_backward, hinge_embedding_loss_forward
-from nkilib.experimental.loss.indexed.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.kl_div import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.l1 import l1_loss_backward, l1_loss_forward
 from nkilib.experimental.loss.linear_cross_entropy.kernels import (
@@ -37,6 +36,7 @@ from nkilib.experimental.loss.multilabel_margin.kernels import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
+from nkilib.experimental.loss.nll.kernels import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.poisson_nll import poisson_nll_loss_backward, poisson_nll_loss_forward
 from nkilib.experimental.loss.rowwise.cosine_kernels import (
     cosine_embedding_loss_backward,

@@ -21,12 +21,12 @@ from nkilib.experimental.loss import (
     poisson_nll,
     smooth_l1,
 )
-from nkilib.experimental.loss.cross_entropy.host import kinds as cross_entropy
-from nkilib.experimental.loss.ctc.host import kinds as ctc
-from nkilib.experimental.loss.indexed.host import kinds as indexed
+from nkilib.experimental.loss.cross_entropy.host.row import CROSS_ENTROPY
+from nkilib.experimental.loss.ctc.host.row import CTC
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
-from nkilib.experimental.loss.multi_margin.host import kinds as multi_margin
-from nkilib.experimental.loss.multilabel_margin.host import kinds as multilabel_margin
+from nkilib.experimental.loss.multi_margin.host.row import MULTI_MARGIN
+from nkilib.experimental.loss.multilabel_margin.host.row import MULTILABEL_MARGIN
+from nkilib.experimental.loss.nll.host.row import NLL_LOSS
 from nkilib.experimental.loss.rowwise.host import kinds as rowwise
 
 LOSSES: Final[tuple[Loss, ...]] = (
@@ -42,10 +42,10 @@ LOSSES: Final[tuple[Loss, ...]] = (
     gaussian_nll.GAUSSIAN_NLL,
     kl_div.KL_DIV,
     *rowwise.KINDS,
-    *indexed.KINDS,
-    *multi_margin.KINDS,
-    *ctc.KINDS,
-    *multilabel_margin.KINDS,
-    *cross_entropy.KINDS,
+    NLL_LOSS,
+    MULTI_MARGIN,
+    CTC,
+    MULTILABEL_MARGIN,
+    CROSS_ENTROPY,
     *linear_cross_entropy.KINDS,
 )

@@ -10,9 +10,13 @@ import numpy as np
 
 from nkilib.core.host.function_errors import GRANTED
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
-from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
 from nkilib.experimental.loss.kl_div import KlDivTruth
+from nkilib.experimental.loss.nll.host.truth import (
+    nll_loss_bound,
+    nll_loss_gradient_bound,
+    nll_loss_gradient_reference,
+    nll_loss_reference,
+)
 from nkilib.experimental.loss.skeletons.elementwise.host import truth
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from nkilib.core.host.exact import reduction_factor
 from nkilib.core.host.rounding import UNIT, rounding
 from nkilib.experimental.loss import (
     multi_margin_loss_backward,
@@ -15,10 +16,9 @@ from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.multi_margin.host.bounds import gradient_bounds, loss_bounds, sum_bound
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
-from nkilib.experimental.loss.multilabel_margin.host import bounds as multilabel_bounds
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
+from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth, gradient_bounds, loss_bounds, sum_bound
+from nkilib.experimental.loss.multilabel_margin.host import truth as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.host.truth import MultilabelMarginTruth
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
 
@@ -53,7 +53,7 @@ def _forward_truths(given: Mapping[str, Any]) -> Truths:
     if reduction == "none":
         bound = loss_bounds(x, truth, given["margin"]) + rounding(losses, x.dtype)
         return {"loss": Truth(losses, bound)}
-    factor = reduction_factor(len(x), reduction)
+    factor = reduction_factor(x.shape[:1], reduction)
     exact = np.array([factor * losses.sum()])
     return {"loss": Truth(exact, factor * sum_bound(x, truth, given["margin"]) + UNIT * np.abs(exact))}
 
@@ -65,7 +65,7 @@ def _backward(type_name: str, **options: Any) -> dict[str, Any]:
 
 def _backward_truths(given: Mapping[str, Any]) -> Truths:
     truth, x = _truth(given), given["input_hbm"]
-    factor = reduction_factor(len(x), given.get("reduction", "mean"))
+    factor = reduction_factor(x.shape[:1], given.get("reduction", "mean"))
     upstream = factor * given["grad_loss_hbm"].astype(np.float64)
     return {"gradient": Truth(truth.gradient(upstream), gradient_bounds(x, truth, given["margin"], upstream))}
 
@@ -114,7 +114,7 @@ def _multilabel_truths(given: Mapping[str, Any]) -> Truths:
     losses = truth.losses()
     if reduction == "none":
         return {"loss": Truth(losses, multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype))}
-    factor = reduction_factor(len(x), reduction)
+    factor = reduction_factor(x.shape[:1], reduction)
     exact = np.array([factor * losses.sum()])
     return {"loss": Truth(exact, factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact))}
 
@@ -127,7 +127,7 @@ def _multilabel_backward(type_name: str, **options: Any) -> dict[str, Any]:
 def _multilabel_backward_truths(given: Mapping[str, Any]) -> Truths:
     x = given["input_hbm"]
     truth = MultilabelMarginTruth.of(x, given["targets_hbm"])
-    upstream = reduction_factor(len(x), given["reduction"]) * given["grad_loss_hbm"].astype(np.float64)
+    upstream = reduction_factor(x.shape[:1], given["reduction"]) * given["grad_loss_hbm"].astype(np.float64)
     return {"gradient": Truth(truth.gradient(upstream), multilabel_bounds.gradient_bounds(x, truth, upstream))}
 
 

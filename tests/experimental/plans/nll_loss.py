@@ -11,10 +11,14 @@ import numpy as np
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.indexed.class_tiles import ClassTiling, is_streamed
-from nkilib.experimental.loss.indexed.host.bounds import nll_loss_bound, nll_loss_gradient_bound
-from nkilib.experimental.loss.indexed.host.reference import nll_loss_gradient_reference, nll_loss_reference
-from nkilib.experimental.loss.indexed.positions import Shape, batches_of_block, blocks_of
+from nkilib.experimental.loss.nll.class_tiles import ClassTiling, is_streamed
+from nkilib.experimental.loss.nll.host.truth import (
+    nll_loss_bound,
+    nll_loss_gradient_bound,
+    nll_loss_gradient_reference,
+    nll_loss_reference,
+)
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape, batches_of_block, blocks_of
 from nkilib.nki import nl
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class
@@ -25,7 +29,7 @@ _PLACES = (1, 7, 100, 128, 300, 4096, 8192, 65536, 262144)
 _SAMPLED = ((1, 2, 129, 1000, 5000), (2, 21, 256, 1000), (1, 100, 4096))
 _MOST_ELEMENTS = 2**31
 _IGNORED = -100
-# Batches that are gathered together: nkilib.experimental.loss.indexed.forward.
+# Batches that are gathered together: nkilib.experimental.loss.nll.forward.
 _TOGETHER = 16
 
 

@@ -6,21 +6,7 @@ grad = cross_entropy_backward[2](logits, targets, lse, ...)
 
 from __future__ import annotations
 
-from nkilib.core.host.launchable import launchable
-from nkilib.experimental.loss.cross_entropy import extended_kernels, kernels
-from nkilib.experimental.loss.cross_entropy.host.guarantees import (
-    CROSS_ENTROPY_BACKWARD,
-    CROSS_ENTROPY_FORWARD,
-    EXTENDED_CROSS_ENTROPY_BACKWARD,
-    EXTENDED_CROSS_ENTROPY_FORWARD,
-)
-from nkilib.experimental.loss.cross_entropy.host.work import (
-    backward_work,
-    extended_backward_work,
-    extended_forward_work,
-    forward_trips,
-    forward_work,
-)
+from nkilib.experimental.loss.cross_entropy.host.row import BACKWARD, CROSS_ENTROPY, FORWARD
 
 __all__ = [
     "cross_entropy_backward",
@@ -29,14 +15,7 @@ __all__ = [
     "extended_cross_entropy_forward",
 ]
 
-cross_entropy_forward = launchable(kernels.cross_entropy_forward, CROSS_ENTROPY_FORWARD, forward_work, forward_trips)
-cross_entropy_backward = launchable(kernels.cross_entropy_backward, CROSS_ENTROPY_BACKWARD, backward_work)
-extended_cross_entropy_forward = launchable(
-    extended_kernels.extended_cross_entropy_forward,
-    EXTENDED_CROSS_ENTROPY_FORWARD,
-    extended_forward_work,
-    forward_trips,
-)
-extended_cross_entropy_backward = launchable(
-    extended_kernels.extended_cross_entropy_backward, EXTENDED_CROSS_ENTROPY_BACKWARD, extended_backward_work
-)
+cross_entropy_forward = FORWARD
+cross_entropy_backward = BACKWARD
+extended_cross_entropy_forward = CROSS_ENTROPY.forward
+extended_cross_entropy_backward = CROSS_ENTROPY.backward

@@ -13,11 +13,11 @@ from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import cast, float32_like
-from nkilib.experimental.loss.indexed.backward import Upstream
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
-from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.launch import Launch, RowBlock
 from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges
 from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
+from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nisa, nl
 
 

@@ -14,7 +14,7 @@ from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
-from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.launch import Launch, RowBlock
 from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges, hinges_on_vector, square_hinges
 from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
 from nkilib.nki import nisa, nl

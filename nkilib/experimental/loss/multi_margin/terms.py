@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.multi_margin.host.tiling import SCRATCH_TURNS
-from nkilib.experimental.loss.multi_margin.options import Launch
+from nkilib.experimental.loss.multi_margin.launch import Launch
 from nkilib.nki import nisa, nl
 
 

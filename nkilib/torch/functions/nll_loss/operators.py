@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nkilib.experimental.loss.indexed import nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.nll import nll_loss_backward, nll_loss_forward
 from nkilib.torch.dispatch.autograd import differentiate
 from nkilib.torch.dispatch.caller import Caller
 from nkilib.torch.dispatch.losses import FLOAT_DTYPES, kernel_gradient, loss_output

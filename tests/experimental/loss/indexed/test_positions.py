@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nkilib.core.rows.elements import INDEX_LIMIT
-from nkilib.experimental.loss.indexed.positions import Shape, batches_of_block, blocks_of, number_of_batches
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape, batches_of_block, blocks_of, number_of_batches
 
 
 @given(rows=st.integers(1, 200), places=st.integers(1, 200), classes=st.sampled_from([1, 7, 2**20, 2**29]))

@@ -21,7 +21,7 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.host import tiling
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
-from nkilib.experimental.loss.cross_entropy.host.work import extended_backward_work, extended_forward_work
+from nkilib.experimental.loss.cross_entropy.host.row import extended_backward_work, extended_forward_work
 from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN
 from nkilib.nki import nl
 from nkilib.simulator import Profile, spec, using

@@ -1,0 +1,14 @@
+"""Sizes that hold for every kernel: they are the hardware's, and the same on every generation.
+
+Host code that plans a launch takes them from here too, so nothing of NKI is imported. The types that kernels compute in
+are :data:`nkilib.core.rows.checks.FLOATS`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Rows of a tile: the partitions of SBUF and of PSUM.
+PARTITIONS: Final = 128
+# Bytes of a float32 number.
+FLOAT32_BYTES: Final = 4

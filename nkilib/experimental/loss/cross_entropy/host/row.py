@@ -1,0 +1,259 @@
+"""Cross-entropy of logits as one row of data: the kernels, what they promise, and what they work on.
+
+What they work on is stated whatever the tiling: from it the performance model knows how fast hardware could be.
+
+For host code, not for kernels. The least that has to be done for logits [N, V]:
+
+- forward: every logit crosses HBM once; one exponential an element, and one maximum where that is asked for;
+- backward: every logit crosses HBM once, and every element of the gradient; one exponential an element. The target of
+  a row changes one element of it, so no pass over all elements is needed for it.
+
+The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, Final
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.work import Work
+from nkilib.core.cores import positions_of_core
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.loss import ModelledLaunch
+from nkilib.core.host.sized_loss import SizedLoss, TensorSize, launch_tensors, tensor_bytes
+from nkilib.core.rows.recomputation import most_trips
+from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.cross_entropy import extended_kernels, kernels
+from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
+from nkilib.nki import nl
+
+_SHAPE: Final = (4096, 32128)
+_HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
+_INDEX_BYTES = 4  # a target is int32
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Of a tensor of a launch on logits [N, V]: targets that are classes, and numbers of each position."""
+    if tensor == "logits":
+        return TensorSize(shape)
+    return TensorSize(shape[:1], "int32" if tensor == "targets" else "float32")
+
+
+def forward_workspace_bytes(
+    logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
+) -> int:
+    """The targets' logits, which the form without the exact maximum keeps for rows that are computed anew."""
+    if exact_maximum:
+        return 0
+    batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
+    return FLOAT32_BYTES * PARTITIONS * batches
+
+
+_FORWARD_NOTES = (
+    "logits are rounded to dtype on loading; exact_maximum=None chooses the form by the batches of a core: with True "
+    "or False one core and two give the same bits"
+)
+_WORKSPACE = "512 (ceil(N / positions_per_batch) + 1); 0 with exact_maximum=True"
+_BACKWARD_NOTES = "logits are rounded to dtype on loading; a target's p - 1 is subtracted in float32"
+
+
+def forward_work(
+    logits_hbm: Any, dtype: Any, lse_dtype: Any = None, exact_maximum: bool | None = None, **_: Any
+) -> Work:
+    """The work of ``cross_entropy_forward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    tile = as_dtype(dtype)
+    lse = tile if lse_dtype is None else as_dtype(lse_dtype)
+    of_position = _INDEX_BYTES + tile.itemsize + lse.itemsize  # target in; loss and log-sum-exp out
+    return Work(
+        hbm_bytes=positions * (vocab_size * as_dtype(logits_hbm.dtype).itemsize + of_position),
+        exponentials=positions * vocab_size,
+        maxima=positions * vocab_size if exact_maximum else 0,
+        dtype=tile,
+    )
+
+
+def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
+    """The work of ``cross_entropy_backward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    logits = as_dtype(logits_hbm.dtype)
+    gradient = logits if inplace else as_dtype(dtype)
+    of_position = _INDEX_BYTES + as_dtype(lse_state_hbm.dtype).itemsize
+    return Work(
+        hbm_bytes=positions * (vocab_size * (logits.itemsize + gradient.itemsize) + of_position),
+        exponentials=positions * vocab_size,
+        dtype=as_dtype(dtype),
+    )
+
+
+def extended_forward_work(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any,
+    dtype: Any,
+    logit_softcap: Any,
+    with_argmax: bool = False,
+    exact_maximum: bool | None = None,
+    **_: Any,
+) -> Work:
+    """The work of ``extended_cross_entropy_forward``, whose parameters it takes.
+
+    Class probabilities and weights cross HBM once. A cap is one more activation function an element, an argmax a
+    maximum.
+    """
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    elements = positions * vocab_size
+    results = 4 * FLOAT32_BYTES * positions  # loss, log-sum-exp, target's logit and weight
+    return Work(
+        hbm_bytes=tensor_bytes(logits_hbm, targets_hbm, class_weight_hbm) + results,
+        exponentials=elements if logit_softcap is None else 2 * elements,
+        maxima=elements if with_argmax or exact_maximum else 0,
+        dtype=as_dtype(dtype),
+    )
+
+
+def extended_backward_work(
+    logits_hbm: Any,
+    targets_hbm: Any,
+    class_weight_hbm: Any,
+    grad_lse_hbm: Any,
+    grad_logprob_hbm: Any,
+    dtype: Any,
+    logit_softcap: Any,
+    inplace: bool,
+    **_: Any,
+) -> Work:
+    """The work of ``extended_cross_entropy_backward``, whose parameters it takes."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    positions, vocab_size = logits_hbm.shape
+    elements = positions * vocab_size
+    gradient = as_dtype(logits_hbm.dtype) if inplace else as_dtype(dtype)
+    vectors = 2 * FLOAT32_BYTES * positions  # log-sum-exp and gradient of the loss
+    vectors += tensor_bytes(targets_hbm, class_weight_hbm, grad_lse_hbm, grad_logprob_hbm)
+    return Work(
+        hbm_bytes=tensor_bytes(logits_hbm) + elements * gradient.itemsize + vectors,
+        exponentials=elements if logit_softcap is None else 2 * elements,
+        dtype=as_dtype(dtype),
+    )
+
+
+def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
+    """How often the loop of either forward runs at most: when every row of a core is computed anew.
+
+    To be asked while the kernel runs, which knows how many cores there are.
+    """
+    return {"recompute_rows": most_trips(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0))}
+
+
+def _arguments(direction: str, dtype: str) -> dict[str, Any]:
+    """Of an extended kernel, with the tiling that is chosen for it."""
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    kernel = extended_kernels.extended_cross_entropy_forward
+    if direction == "backward":
+        kernel = extended_kernels.extended_cross_entropy_backward
+    tiling = choose_tiling(*_SHAPE, as_dtype(dtype), direction, extended=True)
+    tensors = launch_tensors(kernel, lambda tensor: size_of(tensor, _SHAPE, {}), dtype)
+    return {**tensors, "dtype": as_dtype(dtype), **tiling._asdict()}
+
+
+FORWARD: Final = launchable(
+    kernels.cross_entropy_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=False,
+        workspace=_WORKSPACE,
+        in_place=None,
+        error="loss: 16 u max(1, m - x_t, log d); lse: 16 u max(1, |m|, log d); u = 2^-23, plus the rounding of the "
+        "result",
+        workspace_bytes=forward_workspace_bytes,
+        notes=_FORWARD_NOTES,
+    ),
+    forward_work,
+    forward_trips,
+)
+BACKWARD: Final = launchable(
+    kernels.cross_entropy_backward,
+    Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="logits_hbm",
+        error=(
+            "scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target), u = 2^-23, plus the "
+            "rounding of "
+            "the result"
+        ),
+        notes=_BACKWARD_NOTES,
+    ),
+    backward_work,
+)
+CROSS_ENTROPY: Final = SizedLoss(
+    name="cross_entropy",
+    module="CrossEntropyLoss",
+    forward=launchable(
+        extended_kernels.extended_cross_entropy_forward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=False,
+            workspace=_WORKSPACE,
+            in_place=None,
+            error=(
+                "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, "
+                "log d); "
+                "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
+            ),
+            workspace_bytes=forward_workspace_bytes,
+            notes=_FORWARD_NOTES,
+        ),
+        extended_forward_work,
+        forward_trips,
+    ),
+    backward=launchable(
+        extended_kernels.extended_cross_entropy_backward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place="logits_hbm",
+            error=(
+                "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of "
+                "the factor of "
+                "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
+            ),
+            notes=_BACKWARD_NOTES,
+        ),
+        extended_backward_work,
+    ),
+    formula="log sum_j exp(x_j) - x_t",
+    derivative="exp(x) / sum_j exp(x_j) - [j = t]",
+    differentiated=("input", "target", "weight"),
+    options=("weight", "ignore_index", "label_smoothing"),
+    tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
+    edges="no class that counts: a mean is NaN",
+    differences="gradients of probabilities as targets, and of weights beside them, are computed by PyTorch's "
+    "operators; a mean is NaN where weights sum to 0; further options and results, on the page of PyTorch",
+    launches=(
+        ModelledLaunch("forward, each", True, partial(_arguments, "forward"), _HELD, held_to=None),
+        ModelledLaunch("backward", False, partial(_arguments, "backward"), _HELD),
+    ),
+    size_of=size_of,
+)

@@ -1,0 +1,132 @@
+"""The alphas of a group, stored as they come; its betas, and what they make of the alphas.
+
+That is the probability of each state at each time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nkilib.experimental.loss.ctc.emissions import EmissionSource
+from nkilib.experimental.loss.ctc.plan import Group, Times
+from nkilib.experimental.loss.ctc.recursion import Recursion
+from nkilib.experimental.loss.ctc.sequences import NOTHING, Sequences
+from nkilib.experimental.loss.ctc.turns import Turn, run_turns
+from nkilib.nki import nisa, nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+_TILES = 2
+
+
+def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
+    """The alphas of all times of a group, into [T, N, 2 S + 1]. Behind a sequence's end they mean nothing."""
+    group = sequences.group
+    source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
+    recursion = Recursion.make(group, True, sequences.may_skip_sbuf)
+    start_sbuf = recursion.of(0)[0 : group.rows, 0, 0:1]
+
+    def run(turn: Turn) -> None:
+        _store(group, recursion.of(turn.number - 1), turn.before, alpha_hbm)
+        if turn.number == 0:
+            source.load(turn.number, turn.now)
+            source.make_ready(turn.number, turn.now)
+        if not turn.computes:
+            return
+        source.load(turn.number + 1, turn.following)
+        recursion.run(turn, source)
+
+    nisa.memset(dst=start_sbuf, value=0.0)
+    run_turns(group.plan, True, _TILES, run)
+
+
+def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
+    plan = group.plan
+    for block, of_block in enumerate(times):
+        first = 2 * plan.pairs * block
+        states = min(2 * plan.pairs, plan.states - first)
+        if of_block.is_empty or states <= 0:
+            continue
+        chunk_hbm = group.sequences(of_block.of(alpha_hbm), 1).slice(2, first, first + states)
+        rows_sbuf = states_sbuf[group.block(block), of_block.start + 1 : of_block.end + 1, 1 : states + 1]
+        nisa.dma_copy(dst=chunk_hbm.permute((1, 0, 2)), src=rows_sbuf)
+
+
+@dataclass(frozen=True)
+class Posteriors:
+    """The recursion of beta, with the alphas beside it. Columns are states, as in :class:`.recursion.Direction`.
+
+    Attributes:
+        source: of the emissions.
+        recursion: of beta.
+        alpha_sbuf: float32 [P, chunk, 2 * pairs], ``NOTHING`` where no state is.
+        states_sbuf: float32, of the same shape, probabilities.
+        nll_sbuf: float32 [P, 1], finite.
+    """
+
+    source: EmissionSource
+    recursion: Recursion
+    alpha_sbuf: nl.NkiTensor
+    states_sbuf: nl.NkiTensor
+    nll_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
+        """Of a group, at the end of time: there each sequence is in the label behind its target."""
+        group, plan = sequences.group, sequences.group.plan
+        recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
+        ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
+        nisa.tensor_copy_predicated(dst=ends_sbuf, src=0.0, predicate=sequences.is_end_sbuf[:, 0 : plan.pairs])
+        alpha_sbuf, states_sbuf = (group.tile(plan.chunk, 2 * plan.pairs) for _ in range(2))
+        nisa.memset(dst=alpha_sbuf, value=NOTHING)
+        source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=False)
+        return cls(source, recursion, alpha_sbuf, states_sbuf, _finite_losses(group, nll_hbm))
+
+    @property
+    def group(self) -> Group:
+        """Whose."""
+        return self.recursion.group
+
+    def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
+        """Start the loads of a turn's alphas."""
+        group, plan = self.group, self.group.plan
+        for block, of_block in enumerate(times):
+            first = 2 * plan.pairs * block - 1
+            start, end = max(0, first), min(plan.states, first + 2 * plan.pairs)
+            if of_block.is_empty or start >= end:
+                continue
+            source = group.sequences(of_block.of(alpha_hbm), 1).slice(2, start, end).permute((1, 0, 2))
+            nisa.dma_copy(
+                dst=self.alpha_sbuf[group.block(block), of_block.rows, start - first : end - first], src=source
+            )
+
+    def compute(self, turn: int) -> None:
+        """exp(alpha + beta - emission - log-likelihood) of a turn, whose alphas and betas are there."""
+        plan, emissions = self.group.plan, self.source.of(turn)
+        states_sbuf = self.states_sbuf
+        beta_sbuf = self.recursion.of(turn)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
+        labels_sbuf, blanks_sbuf = states_sbuf[:, :, 0 : 2 * plan.pairs : 2], states_sbuf[:, :, 1 : 2 * plan.pairs : 2]
+        every_sbuf = emissions.blank_sbuf.expand_dim(2).broadcast(2, plan.pairs)
+        _on_gpsimd(states_sbuf, self.alpha_sbuf, beta_sbuf, nl.add)
+        _on_gpsimd(labels_sbuf, labels_sbuf, emissions.label_sbuf, nl.subtract)
+        nisa.tensor_tensor(dst=blanks_sbuf, data1=blanks_sbuf, data2=every_sbuf, op=nl.subtract)
+        nisa.activation(dst=states_sbuf, op=nl.exp, data=states_sbuf, bias=self.nll_sbuf)
+
+
+def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> None:
+    nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=op, engine=nisa.engine.gpsimd)
+
+
+def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """-log-likelihoods in each block; 0 where there is no alignment, and so no probability either."""
+    nll_sbuf = group.tile(1)
+    nisa.memset(dst=nll_sbuf, value=0.0)
+    for block in range(group.plan.blocks):
+        source = group.sequences(nll_hbm, 0).reshape((group.rows, 1))
+        nisa.dma_copy(dst=nll_sbuf[group.block(block)], src=source)
+    is_infinite_sbuf = group.tile(1, dtype=nl.uint32)
+    nisa.tensor_scalar(dst=is_infinite_sbuf, data=nll_sbuf, op0=nl.greater, operand0=-NOTHING)
+    nisa.tensor_copy_predicated(dst=nll_sbuf, src=0.0, predicate=is_infinite_sbuf)
+    return nll_sbuf

@@ -1,0 +1,164 @@
+"""What a launch of the kernels works on, what can be chosen, and what is accepted.
+
+Everything else is refused here, before the first instruction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import isfinite
+
+from nkilib.core.losses.checks import require_floats, require_reduction
+from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.multi_margin.host.tiling import MOST_COLUMNS, MultiMarginTiling
+from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder
+from nkilib.experimental.loss.skeletons.indexed.positions import (
+    BATCHES_MAX,
+    Block,
+    PositionBatch,
+    Shape,
+    batches_of_block,
+    blocks_of,
+)
+from nkilib.nki import nl
+
+
+@dataclass(frozen=True)
+class MultiMarginOptions:
+    """Options of the loss, by the names that operators and kernels have for them.
+
+    Attributes:
+        p: 1 or 2, the exponent.
+        margin: that the element at the target should exceed others by.
+    """
+
+    p: int = 1
+    margin: float = 1.0
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Rows that are worked on at a time, one a partition.
+
+    Attributes:
+        batch: as the stream has them.
+        positions: as targets have them.
+    """
+
+    batch: Batch
+    positions: PositionBatch
+
+    @property
+    def number(self) -> int:
+        """Among all blocks of the launch."""
+        return self.positions.number
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of either kernel.
+
+    Attributes:
+        function: that is named in errors.
+        input_hbm: [N, C].
+        targets_hbm: int32 [N].
+        class_weight_hbm: float32 [C]; None for 1.
+        options: of the loss.
+        reduction: of it.
+        tiling: of a row.
+    """
+
+    function: str
+    input_hbm: nl.NkiTensor
+    targets_hbm: nl.NkiTensor
+    class_weight_hbm: nl.NkiTensor | None
+    options: MultiMarginOptions
+    reduction: str
+    tiling: MultiMarginTiling
+
+    @property
+    def shape(self) -> Shape:
+        """Of the input."""
+        return Shape.of(tuple(self.input_hbm.shape))
+
+    @property
+    def is_each(self) -> bool:
+        """Losses are not reduced."""
+        return self.reduction == "none"
+
+    @property
+    def factor(self) -> float:
+        """What the sum of a row is multiplied by, of a mean too, beside its weight."""
+        shape = self.shape
+        return 1.0 / (shape.classes * (shape.rows if self.reduction == "mean" else 1))
+
+    @property
+    def number_of_blocks(self) -> int:
+        """Of all cores."""
+        return len(blocks_of(self.shape))
+
+    def blocks(self) -> list[RowBlock]:
+        """Those of this core. How rows are divided into blocks does not depend on the number of cores."""
+        own = blocks_of(self.shape)[nl.program_id(0) :: nl.num_programs()]
+        return [_row_block(self.shape, block) for block in own]
+
+    def finder(self) -> ElementFinder:
+        """Of the elements at the targets."""
+        targets_hbm = self.targets_hbm.reshape((self.shape.rows, 1))
+        return ElementFinder.make(self.shape, targets_hbm, self.class_weight_hbm, None)
+
+
+def _row_block(shape: Shape, block: Block) -> RowBlock:
+    (positions,) = batches_of_block(shape, block)
+    return RowBlock(Batch(block.first, block.rows, 1), positions)
+
+
+# Chunks of a row, whose sums a partition keeps.
+_MOST_CHUNKS = 4096
+
+
+def validate(launch: Launch) -> None:
+    """Tensors and options of either kernel."""
+    function, input_hbm = launch.function, launch.input_hbm
+    require_indirect_dma(function)
+    shape = tuple(input_hbm.shape)
+    require(
+        len(shape) == 2 and min(shape) > 0,
+        f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
+    )
+    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
+    require(
+        tuple(launch.targets_hbm.shape) == shape[:1] and launch.targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32 of shape ({shape[0]},), got {launch.targets_hbm.dtype} of shape "
+        f"{tuple(launch.targets_hbm.shape)}; cast it to int32",
+    )
+    if launch.class_weight_hbm is not None:
+        require_vector(function, "class_weight_hbm", launch.class_weight_hbm, shape[1], "the classes")
+    p, margin = launch.options.p, launch.options.margin
+    require(p in (1, 2) and not isinstance(p, bool), f"{function}: p must be 1 or 2, got {p}")
+    require(isfinite(margin), f"{function}: margin must be finite, got {margin}; a number near 1 is usual")
+    require_reduction(function, launch.reduction)
+    _validate_sizes(launch)
+
+
+def _validate_sizes(launch: Launch) -> None:
+    function, shape, chunk_size = launch.function, launch.shape, launch.tiling.chunk_size
+    require(
+        isinstance(chunk_size, int) and 0 < chunk_size <= MOST_COLUMNS,
+        f"{function}: chunk_size must be an integer from 1 to {MOST_COLUMNS}, got {chunk_size}; leave it out",
+    )
+    most = min(INDEX_LIMIT, _MOST_CHUNKS * chunk_size)
+    require(
+        shape.classes <= most,
+        f"{function}: a row must have at most {most} classes in chunks of {chunk_size}, got {shape.classes}; "
+        f"pass chunk_size={MOST_COLUMNS}, or split the classes",
+    )
+    blocks = div_ceil(shape.rows, shape.rows_of_block)
+    require(
+        blocks <= BATCHES_MAX,
+        f"{function}: a launch takes at most {BATCHES_MAX} groups of up to 128 rows, got {blocks} of {shape.rows} "
+        f"rows; split the rows",
+    )

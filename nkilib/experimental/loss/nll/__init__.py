@@ -1,0 +1,10 @@
+"""Losses of the element at a target, to be launched on their own."""
+
+from __future__ import annotations
+
+from nkilib.experimental.loss.nll.host.row import NLL_LOSS
+
+__all__ = ["nll_loss_backward", "nll_loss_forward"]
+
+nll_loss_forward = NLL_LOSS.forward
+nll_loss_backward = NLL_LOSS.backward

@@ -1,0 +1,133 @@
+"""Which positions of a tile have which class, and what the classes weigh.
+
+Classes are compared as bfloat16, which has all of them exactly; another integer never rounds to one of them. Nothing is
+multiplied by a mask: elements of other classes may be infinite or NaN. They are copied where the mask says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from nkilib.experimental.loss.nll.class_tiles import ClassTile
+from nkilib.nki import nisa, nl
+
+# Masks that are made ahead of the one that is used, and tiles for them.
+_AHEAD, _MASKS = 2, 4
+_NO_CLASS = -1.0
+# No other integer rounds to one below, in bfloat16.
+_EXACT_BELOW = 256
+
+
+@dataclass(frozen=True)
+class LoadedTargets:
+    """Of the positions of a tile: [partitions, positions].
+
+    Attributes:
+        tile: which.
+        targets_sbuf: int32.
+        classes_sbuf: the same in bfloat16.
+    """
+
+    tile: ClassTile
+    targets_sbuf: nl.NkiTensor
+    classes_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class TargetTile:
+    """Of the positions of a tile: bfloat16 [partitions, positions].
+
+    Attributes:
+        tile: which.
+        classes_sbuf: the targets; -1 of an ignored one that is a class.
+        counts_sbuf: 1 of a target that is not ignored, else 0.
+        ignored_sbuf: 1 of a target that is ignored, else 0.
+    """
+
+    tile: ClassTile
+    classes_sbuf: nl.NkiTensor
+    counts_sbuf: nl.NkiTensor
+    ignored_sbuf: nl.NkiTensor
+
+
+@dataclass(frozen=True)
+class ClassMasks:
+    """What makes masks.
+
+    Attributes:
+        targets_hbm: int32 [N, D].
+        ignore_index: an int32.
+        masks_sbuf: bfloat16 tiles, taken in turn.
+    """
+
+    targets_hbm: nl.NkiTensor
+    ignore_index: int
+    masks_sbuf: list[nl.NkiTensor]
+
+    @classmethod
+    def make(cls, targets_hbm: nl.NkiTensor, ignore_index: int, positions: int) -> ClassMasks:
+        """For tiles of at most so many positions a partition."""
+        shape = (nl.tile_size.pmax, positions)
+        masks = [nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(_MASKS)]
+        return cls(targets_hbm, ignore_index, masks)
+
+    def load(self, tile: ClassTile) -> LoadedTargets:
+        """The targets of a tile; to be issued a tile ahead, so that Vector need not wait for them."""
+        shape = (tile.partitions, tile.positions)
+        targets_sbuf = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
+        classes_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
+        nisa.dma_copy(dst=targets_sbuf, src=tile.of(self.targets_hbm))
+        nisa.activation(dst=classes_sbuf, op=nl.copy, data=targets_sbuf)
+        return LoadedTargets(tile, targets_sbuf, classes_sbuf)
+
+    def compare(self, loaded: LoadedTargets) -> TargetTile:
+        """Which of them count."""
+        classes_sbuf = loaded.classes_sbuf
+        counts_sbuf, ignored_sbuf = (
+            nl.ndarray(classes_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(2)
+        )
+        # In bfloat16 where that tells it from every other integer; float32 tells it from every class.
+        compared_sbuf = classes_sbuf if abs(self.ignore_index) < _EXACT_BELOW else loaded.targets_sbuf
+        ignored = float(self.ignore_index)
+        nisa.tensor_scalar(dst=counts_sbuf, data=compared_sbuf, op0=nl.not_equal, operand0=ignored)
+        nisa.tensor_scalar(dst=ignored_sbuf, data=compared_sbuf, op0=nl.equal, operand0=ignored)
+        if 0 <= self.ignore_index < loaded.tile.shape.classes:
+            nisa.tensor_copy_predicated(dst=classes_sbuf, src=_NO_CLASS, predicate=ignored_sbuf.view(nl.uint16))
+        return TargetTile(loaded.tile, classes_sbuf, counts_sbuf, ignored_sbuf)
+
+    def of_tiles(self, tiles: list[ClassTile]) -> Iterator[TargetTile]:
+        """The targets of each tile, loaded a tile ahead."""
+        loaded: list[LoadedTargets] = []
+        for number in range(len(tiles)):
+            loaded.extend(self.load(tile) for tile in tiles[len(loaded) : number + 2])
+            yield self.compare(loaded[number])
+
+    def of_classes(self, targets: TargetTile, first: int, last: int) -> Iterator[tuple[int, nl.NkiTensor]]:
+        """Each class of [first, last) and its positions: uint16, not 0 where it is the target.
+
+        Masks are made ahead of what is done with the first of them, so that Vector does not wait for its own results.
+        """
+        masks: list[nl.NkiTensor] = []
+        for number in range(first, last + _AHEAD):
+            if number < last:
+                masks.append(self._mask(targets, number))
+            done = number - _AHEAD
+            if first <= done < last:
+                yield done, masks[done - first]
+
+    def _mask(self, targets: TargetTile, number: int) -> nl.NkiTensor:
+        partitions, positions = targets.classes_sbuf.shape
+        mask_sbuf = self.masks_sbuf[number % _MASKS][0:partitions, 0:positions]
+        nisa.tensor_scalar(dst=mask_sbuf, data=targets.classes_sbuf, op0=nl.equal, operand0=float(number))
+        return mask_sbuf.view(nl.uint16)
+
+
+def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """float32 [128, C]; None for 1."""
+    if class_weight_hbm is None:
+        return None
+    classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax
+    weights_sbuf = nl.ndarray((partitions, classes), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=weights_sbuf, src=class_weight_hbm.reshape((1, classes)).broadcast(0, partitions))
+    return weights_sbuf

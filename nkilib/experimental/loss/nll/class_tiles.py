@@ -1,0 +1,180 @@
+"""Tiles of all classes of many positions, for inputs of few classes, which are streamed instead of gathered from.
+
+A partition has whole rows [C, D] of [N, C, D] where some fit, and else a run of the places of one row: either way its
+positions, and its elements of a class, are contiguous in HBM. The tiles depend on shape and type alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.partial_sums import PARTITIONS
+from nkilib.core.plan_limits import limited_parts
+from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.tiling import div_ceil
+from nkilib.experimental.loss.skeletons.elementwise.tiles import FlatTile, flat_tiles
+from nkilib.experimental.loss.skeletons.indexed.positions import Shape, number_of_batches
+from nkilib.nki import nl
+
+# bfloat16 has every integer up to it: classes are compared in that type, four elements a cycle.
+STREAMED_CLASSES_MAX = 256
+# Sums that a partition of SBUF keeps. Further tiles share them.
+PARTS_MAX = 4096
+# Of a partition, for the classes that are on chip together; and positions, of which an instruction takes that many.
+_TILE_BYTES, _POSITIONS_MAX = 48 * 1024, 1024
+# Modelled for two cores of trn2, in microseconds: groups of 128 gathered elements, and an instruction of a class, of
+# which there are two, by itself and for each position of a partition.
+_GATHER_US, _GATHER_START_US, _INSTRUCTION_US, _POSITION_US = 3.7, 12.0, 0.17, 0.0007
+
+
+@dataclass(frozen=True)
+class ClassTile:
+    """Positions that are worked on at a time, with all their classes.
+
+    Attributes:
+        part: the sum that they go to.
+        is_first: of that part.
+        shape: of the input.
+        row: of which they are places; None: they are all places of whole rows.
+        flat: rows or places, a run of them in each partition.
+    """
+
+    part: int
+    is_first: bool
+    shape: Shape
+    row: int | None
+    flat: FlatTile
+
+    @property
+    def partitions(self) -> int:
+        """How many are taken."""
+        return self.flat.rows
+
+    @property
+    def positions(self) -> int:
+        """Of a partition."""
+        return self.flat.columns * (self.shape.places if self.row is None else 1)
+
+    def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        """The positions of a tensor [N, D], a view [partitions, positions]."""
+        if self.row is not None:
+            return self.flat.of(self._row_of(tensor_hbm))
+        return self._whole_rows_of(tensor_hbm).reshape((self.partitions, self.positions))
+
+    def classes_of(self, tensor_hbm: nl.NkiTensor, first: int, last: int) -> nl.NkiTensor:
+        """Their elements of classes [first, last) of a tensor [N, C * D], which are all where rows are whole.
+
+        A view [partitions, rows, C, D], or [partitions, classes, positions].
+        """
+        flat, classes = self.flat, self.shape.classes
+        if self.row is None:
+            whole = self._whole_rows_of(tensor_hbm)
+            return whole.reshape((flat.rows, flat.columns, classes, self.shape.places))
+        row_hbm = self._row_of(tensor_hbm).reshape((classes, self.shape.places))
+        run_hbm = row_hbm[first:last, flat.first : flat.first + flat.rows * flat.columns]
+        return run_hbm.reshape((last - first, flat.rows, flat.columns)).permute((1, 0, 2))
+
+    def on_chip(self, buffer_sbuf: nl.NkiTensor, classes: int) -> nl.NkiTensor:
+        """The part of a buffer that elements of so many classes take, in the shape of ``classes_of``."""
+        flat = self.flat
+        taken_sbuf = buffer_sbuf[0 : flat.rows, 0 : classes * self.positions]
+        if self.row is None:
+            return taken_sbuf.reshape((flat.rows, flat.columns, classes, self.shape.places))
+        return taken_sbuf.reshape((flat.rows, classes, flat.columns))
+
+    def of_class(self, tile_sbuf: nl.NkiTensor, number: int) -> nl.NkiTensor:
+        """Elements of one class of an ``on_chip`` tile, [partitions, ...]."""
+        return tile_sbuf[:, :, number, :] if self.row is None else tile_sbuf[:, number, :]
+
+    def like_class(self, positions_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """A tile [partitions, positions] in the shape of ``of_class``."""
+        if self.row is not None:
+            return positions_sbuf
+        return positions_sbuf.reshape((self.partitions, self.flat.columns, self.shape.places))
+
+    def _row_of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        row = self.row or 0
+        return tensor_hbm[row : row + 1].reshape((tensor_hbm.shape[1],))
+
+    def _whole_rows_of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
+        return tensor_hbm[self.flat.first : self.flat.first + self.flat.rows * self.flat.columns]
+
+
+@dataclass(frozen=True)
+class ClassTiling:
+    """How an input of few classes is cut.
+
+    Attributes:
+        shape: of it.
+        positions: that a partition takes at most.
+        classes: of these positions, that are on chip together.
+        has_whole_rows: whether a partition has whole rows.
+    """
+
+    shape: Shape
+    positions: int
+    classes: int
+    has_whole_rows: bool
+
+    @classmethod
+    def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
+        """As many positions as fit, and as few as occupy all partitions twice, once a core."""
+        in_buffer = _TILE_BYTES // dtype_bytes(dtype)
+        fitting = min(_POSITIONS_MAX, in_buffer // shape.classes)
+        if fitting < shape.places or shape.rows < PARTITIONS <= shape.places:
+            runs = div_ceil(shape.places, PARTITIONS)
+            positions = div_ceil(runs, div_ceil(runs, _POSITIONS_MAX))
+            return cls(shape, positions, min(shape.classes, in_buffer // positions), False)
+        rows = min(fitting // shape.places, div_ceil(shape.rows, 2 * PARTITIONS))
+        return cls(shape, rows * shape.places, shape.classes, True)
+
+    @property
+    def groups(self) -> list[tuple[int, int]]:
+        """Classes [first, last) that are on chip together."""
+        starts = range(0, self.shape.classes, self.classes)
+        return [(start, min(start + self.classes, self.shape.classes)) for start in starts]
+
+    def tiles(self) -> list[ClassTile]:
+        """All of the launch, in the order of their positions."""
+        shape = self.shape
+        found: list[tuple[int | None, FlatTile]]
+        if self.has_whole_rows:
+            found = [(None, each) for each in _tiles(shape.rows, self.positions // shape.places)]
+        else:
+            found = [(row, each) for row in range(shape.rows) for each in _tiles(shape.places, self.positions)]
+        of_part = div_ceil(len(found), limited_parts(PARTS_MAX))
+        return [
+            ClassTile(number // of_part, number % of_part == 0, shape, row, each)
+            for number, (row, each) in enumerate(found)
+        ]
+
+    def tiles_of_core(self) -> list[ClassTile]:
+        """Those whose parts this core sums up."""
+        cores, core = nl.num_programs(), nl.program_id(0)
+        return [each for each in self.tiles() if each.part % cores == core]
+
+    @property
+    def number_of_tiles(self) -> int:
+        """Of all."""
+        if self.has_whole_rows:
+            return len(_tiles(self.shape.rows, self.positions // self.shape.places))
+        return self.shape.rows * len(_tiles(self.shape.places, self.positions))
+
+
+def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
+    """Whether streaming is modelled to take less time than gathering."""
+    if shape.classes > STREAMED_CLASSES_MAX:
+        return False
+    tiling = ClassTiling.of(shape, dtype)
+    of_class = 2.0 * _INSTRUCTION_US + _POSITION_US * dtype_bytes(dtype) * tiling.positions
+    streaming = div_ceil(tiling.number_of_tiles, 2) * shape.classes * of_class
+    return streaming < _GATHER_START_US + _GATHER_US * div_ceil(number_of_batches(shape), 2)
+
+
+def _tiles(elements: int, columns: int) -> list[FlatTile]:
+    """As ``flat_tiles``; less than 128 elements at the end lie along one partition only if they fit it."""
+    tiles = flat_tiles(elements, columns)
+    last = tiles[-1]
+    if last.columns > columns:
+        tiles[-1] = FlatTile(last.number, last.first, last.columns, 1)
+    return tiles

@@ -1,0 +1,202 @@
+"""Kernels of the negative log-likelihood: plain functions, to be launched or called from NKI code."""
+
+from __future__ import annotations
+
+from math import prod
+
+from nkilib.core.losses.checks import require_floats, require_reduction, require_upstream
+from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
+from nkilib.core.rows.elements import INDEX_LIMIT
+from nkilib.experimental.loss.nll.backward import backward_of_core
+from nkilib.experimental.loss.nll.class_backward import streamed_backward_of_core
+from nkilib.experimental.loss.nll.class_forward import streamed_forward_of_core
+from nkilib.experimental.loss.nll.class_tiles import STREAMED_CLASSES_MAX, is_streamed
+from nkilib.experimental.loss.nll.forward import Results, forward_of_core
+from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder
+from nkilib.experimental.loss.skeletons.indexed.positions import BATCHES_MAX, Shape, number_of_batches
+from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
+from nkilib.nki import nl
+
+_INT32_MIN, _INT32_MAX = -(2**31), 2**31 - 1
+
+
+def nll_loss_forward(
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    streamed: bool | None = None,
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
+    """Negative log-likelihood of every position's target: ``-w[t] * x[t]``.
+
+    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
+    an input of many classes only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
+    logical NeuronCore of two cores.
+
+    Dimensions:
+        N: rows (N > 0).
+        C: classes (C > 0).
+        D: the product of the dimensions after the classes, 1 where there are none.
+
+    Args:
+        input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may have at
+            most 2^30 elements, C * D.
+        targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Another value is an out-of-range
+            access of the DMA engine, or where the input is streamed, a loss of NaN.
+        class_weight_hbm: [C], float32; None means 1.
+        ignore_index: target of positions that do not count; an int32.
+        reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum over that of the weights.
+        streamed: read the whole input in long runs, for at most 256 classes, instead of gathering the elements at the
+            targets; None: what is modelled to take less time. A loss of a target that is out of range is then NaN.
+
+    Returns:
+        loss_hbm: for ``"none"`` of the shape of the targets in the type of the input; otherwise [1], float32. A mean
+            without a target that counts is NaN.
+        total_weight_hbm: [1], float32, the sum of ``w[t]`` over the targets that count.
+
+    Raises:
+        AssertionError: before anything is computed, if an argument is not accepted.
+    """
+    function = "nll_loss_forward"
+    shape = _checked_shape(function, input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction)
+    targets_hbm_flat = targets_hbm.reshape((shape.rows, shape.places))
+    rows_hbm = input_hbm.reshape((shape.rows, shape.row_size))
+    is_each = reduction == "none"
+    loss_shape, dtype = (tuple(targets_hbm.shape), input_hbm.dtype) if is_each else ((1,), nl.float32)
+    is_stream = _streams(function, shape, input_hbm.dtype, streamed)
+    loss_hbm = nl.ndarray(loss_shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
+    total_weight_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.shared_hbm, name="total_weight_hbm")
+    of_rows_hbm = loss_hbm.reshape((shape.rows, shape.places)) if is_each else loss_hbm
+    results = Results(of_rows_hbm, total_weight_hbm, is_each, is_mean=reduction == "mean")
+    if is_stream:
+        streamed_forward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, results)
+    else:
+        finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
+        forward_of_core(rows_hbm, shape, finder, results)
+    return loss_hbm, total_weight_hbm
+
+
+def nll_loss_backward(
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    grad_loss_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None = None,
+    total_weight_hbm: nl.NkiTensor | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    inplace: bool = False,
+    streamed: bool | None = None,
+) -> nl.NkiTensor:
+    """Gradient of the negative log-likelihood by the log-probabilities: ``-w[t]`` at the targets, 0 elsewhere.
+
+    Equivalent to the gradient of ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``
+    in PyTorch. The gradient is written once; the input is not read. Launch as the forward.
+
+    Dimensions:
+        N, C, D: as in the forward.
+
+    Args:
+        input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction: what the forward was given; the input stands
+            for shape and type.
+        grad_loss_hbm: of the shape of the targets for ``"none"``, bfloat16, float16 or float32; else one float32, which
+            is read on the device.
+        total_weight_hbm: [1], float32, of the forward, for ``"mean"``.
+        inplace: write the gradient over ``input_hbm``; else into a new tensor.
+
+        streamed: make the gradient on chip and write it once, for at most 256 classes, instead of scattering over
+            zeros; None: what is modelled to take less time. A target out of range then has a gradient of zeros.
+
+    Returns:
+        grad_input_hbm: of shape and type of the input; with ``inplace``, ``input_hbm`` itself.
+
+    Raises:
+        AssertionError: before anything is written, if an argument is not accepted.
+    """
+    function = "nll_loss_backward"
+    shape = _checked_shape(function, input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction)
+    require(inplace in (True, False), f"{function}: inplace must be True or False, got {inplace}")
+    is_each = reduction == "none"
+    require_upstream(function, grad_loss_hbm, tuple(targets_hbm.shape), is_each)
+    if reduction == "mean":
+        require_vector(function, "total_weight_hbm", total_weight_hbm, 1, "the second result of nll_loss_forward")
+    is_stream = _streams(function, shape, input_hbm.dtype, streamed)
+    grad_input_hbm = input_hbm
+    if not inplace:
+        grad_input_hbm = nl.ndarray(
+            tuple(input_hbm.shape), dtype=input_hbm.dtype, buffer=nl.shared_hbm, name="grad_input_hbm"
+        )
+    places = (shape.rows, shape.places)
+    grad_hbm = grad_loss_hbm.reshape(places) if is_each else grad_loss_hbm
+    upstream = Upstream(grad_hbm, total_weight_hbm if reduction == "mean" else None, is_each)
+    targets_hbm_flat, rows_hbm = targets_hbm.reshape(places), grad_input_hbm.reshape((shape.rows, shape.row_size))
+    if is_stream:
+        streamed_backward_of_core(rows_hbm, shape, targets_hbm_flat, class_weight_hbm, ignore_index, upstream)
+    else:
+        finder = ElementFinder.make(shape, targets_hbm_flat, class_weight_hbm, ignore_index)
+        backward_of_core(rows_hbm, shape, finder, upstream)
+    return grad_input_hbm
+
+
+def _checked_shape(
+    function: str,
+    input_hbm: nl.NkiTensor,
+    targets_hbm: nl.NkiTensor,
+    class_weight_hbm: nl.NkiTensor | None,
+    ignore_index: int,
+    reduction: str,
+) -> Shape:
+    """What both kernels refuse; the dimensions of what they accept."""
+    require_indirect_dma(function)
+    given = tuple(input_hbm.shape)
+    require(
+        len(given) >= 2,
+        f"{function}: input_hbm must be [N, C] or [N, C, d1, ...], got shape {given}; reshape [C] to [1, C]",
+    )
+    require(prod(given) > 0, f"{function}: input_hbm must have at least one element, got shape {given}; launch nothing")
+    require_floats(function, "input_hbm.dtype", input_hbm.dtype)
+    shape, expected = Shape.of(given), (given[0], *given[2:])
+    require(
+        shape.row_size <= INDEX_LIMIT,
+        f"{function}: a row of input_hbm must have at most {INDEX_LIMIT} elements, the reach of an int32 index, got "
+        f"{shape.row_size}; split the dimensions after the classes",
+    )
+    require(
+        tuple(targets_hbm.shape) == expected,
+        f"{function}: targets_hbm must have shape {expected}, that of input_hbm without the classes, "
+        f"got {tuple(targets_hbm.shape)}",
+    )
+    require(
+        targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32, got {targets_hbm.dtype}; cast the targets to int32",
+    )
+    if class_weight_hbm is not None:
+        require_vector(function, "class_weight_hbm", class_weight_hbm, shape.classes, "the classes")
+    require(
+        isinstance(ignore_index, int) and _INT32_MIN <= ignore_index <= _INT32_MAX,
+        f"{function}: ignore_index must be an integer of 32 bits, as targets are, got {ignore_index}",
+    )
+    require_reduction(function, reduction)
+    return shape
+
+
+def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
+    """Whether to stream; refuses what the way that is taken cannot do."""
+    require(
+        streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
+    )
+    if streamed is None:
+        streamed = is_streamed(shape, dtype)
+    if streamed:
+        require(
+            shape.classes <= STREAMED_CLASSES_MAX,
+            f"{function}: streamed=True takes at most {STREAMED_CLASSES_MAX} classes, got {shape.classes}; use None",
+        )
+        return True
+    batches = number_of_batches(shape)
+    require(
+        batches <= BATCHES_MAX,
+        f"{function}: a launch gathers for at most {BATCHES_MAX} groups of up to 128 positions, got {batches} of an "
+        f"input of shape {(shape.rows, shape.classes, shape.places)}; split the rows",
+    )
+    return False

@@ -1,0 +1,50 @@
+"""Upstream gradients of the losses of positions: one of their sum, or one of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.rows.tiles import product
+from nkilib.experimental.loss.skeletons.indexed.positions import PositionBatch
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """Gradients of the losses.
+
+    Attributes:
+        grad_hbm: one for each loss, [N, D]; or float32 [1].
+        total_weight_hbm: float32 [1], which divides the gradient of a mean; None for none.
+        is_each: one for each loss.
+    """
+
+    grad_hbm: nl.NkiTensor
+    total_weight_hbm: nl.NkiTensor | None
+    is_each: bool
+
+    def uniform(self) -> nl.NkiTensor | None:
+        """The gradient of each loss, float32 [128, 1]; None where they differ. No value is looked at by the host."""
+        if self.is_each:
+            return None
+        scale_sbuf = _in_all_partitions(self.grad_hbm)
+        if self.total_weight_hbm is None:
+            return scale_sbuf
+        weight_sbuf = _in_all_partitions(self.total_weight_hbm)
+        nisa.reciprocal(dst=weight_sbuf, data=weight_sbuf)
+        return product(scale_sbuf, weight_sbuf)
+
+    def of_batch(self, batch: PositionBatch, uniform_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
+        """Of the positions of a batch, [positions, 1]."""
+        if uniform_sbuf is not None:
+            return uniform_sbuf[0 : batch.positions, :]
+        grad_sbuf = nl.ndarray((batch.positions, 1), dtype=self.grad_hbm.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=grad_sbuf, src=batch.of(self.grad_hbm))
+        return grad_sbuf
+
+
+def _in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, PARTITIONS))
+    return number_sbuf
