@@ -52,6 +52,10 @@ class LossKernels(Family):
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
         """Of the tensor of this name, but for the upstream gradient; ``arguments`` are options of the kernel."""
 
+    def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """The same, and of the upstream gradient, which is that of a mean."""
+        return SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)
+
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Of a launch without optional tensors, but for those that the arguments give."""
         from nkilib.experimental import loss
@@ -66,6 +70,6 @@ class LossKernels(Family):
             if is_optional and tensor not in self.ALWAYS:
                 given[name] = None
             else:
-                given[name] = spec(*(SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)))
+                given[name] = spec(*self.launch_size(tensor, arguments))
         with using(target=self.target):
             return profile(kernel[cores], trips=trips, **{**given, **tiling._asdict(), **arguments})
