@@ -26,7 +26,7 @@ from nkilib.experimental.loss.ctc.host.row import CTC
 from nkilib.experimental.loss.linear_cross_entropy.host import kinds as linear_cross_entropy
 from nkilib.experimental.loss.multi_margin.host.row import MULTI_MARGIN
 from nkilib.experimental.loss.multilabel_margin.host.row import MULTILABEL_MARGIN
-from nkilib.experimental.loss.nll.host.row import NLL_LOSS
+from nkilib.experimental.loss.nll.host.row import NLL
 from nkilib.experimental.loss.rowwise.host import kinds as rowwise
 
 LOSSES: Final[tuple[Loss, ...]] = (
@@ -42,7 +42,7 @@ LOSSES: Final[tuple[Loss, ...]] = (
     gaussian_nll.GAUSSIAN_NLL,
     kl_div.KL_DIV,
     *rowwise.KINDS,
-    NLL_LOSS,
+    NLL,
     MULTI_MARGIN,
     CTC,
     MULTILABEL_MARGIN,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from nkilib.experimental.loss.nll.host.row import NLL_LOSS
+from nkilib.experimental.loss.nll.host.row import NLL
 
 __all__ = ["nll_loss_backward", "nll_loss_forward"]
 
-nll_loss_forward = NLL_LOSS.forward
-nll_loss_backward = NLL_LOSS.backward
+nll_loss_forward = NLL.forward
+nll_loss_backward = NLL.backward

@@ -58,7 +58,7 @@ def profile_launch(
         NkiValidationError: if the hardware does not.
     """
     tile_dtype, shape = as_dtype(dtype), (num_positions, vocab_size)
-    kernel = extended_cross_entropy_forward if extended else cross_entropy_forward
+    kernel: Any = extended_cross_entropy_forward if extended else cross_entropy_forward
     if direction == "backward":
         kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
     given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), tile_dtype)

@@ -13,7 +13,7 @@ The simulator is imported where a profile asks for the work: on hardware the ker
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -159,7 +159,7 @@ def _arguments(direction: str, dtype: str) -> dict[str, Any]:
     """Of an extended kernel, with the tiling that is chosen for it."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    kernel = extended_kernels.extended_cross_entropy_forward
+    kernel: Callable[..., Any] = extended_kernels.extended_cross_entropy_forward
     if direction == "backward":
         kernel = extended_kernels.extended_cross_entropy_backward
     tiling = choose_tiling(*_SHAPE, as_dtype(dtype), direction, extended=True)

@@ -48,7 +48,7 @@ def profile_distillation_launch(
         NkiValidationError: if the hardware does not.
     """
     is_forward, shape = direction == "forward", (num_positions, vocab_size)
-    kernel = distillation_forward if is_forward else distillation_backward
+    kernel: Any = distillation_forward if is_forward else distillation_backward
     given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), as_dtype(dtype))
     if teacher_dtype is not None:
         given["teacher_hbm"] = spec(shape, as_dtype(teacher_dtype))

@@ -46,7 +46,7 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_we
     return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
 
 
-NLL_LOSS: Final = SizedLoss(
+NLL: Final = SizedLoss(
     name="nll_loss",
     module="NLLLoss",
     forward=launchable(
