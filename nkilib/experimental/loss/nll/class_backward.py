@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import cast, scaled
-from nkilib.experimental.loss.nll.class_masks import ClassMasks, TargetTile, loaded_weights
-from nkilib.experimental.loss.nll.class_tiles import ClassTiling
+from nkilib.experimental.loss.nll.class_masks import ClassMasks, TargetTile
+from nkilib.experimental.loss.nll.class_tiles import ClassTiling, loaded_weights
 from nkilib.experimental.loss.skeletons.indexed.positions import PARTITIONS, Shape
 from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nisa, nl

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.tiles import sum_in_place
-from nkilib.experimental.loss.nll.class_masks import ClassMasks, TargetTile, loaded_weights
-from nkilib.experimental.loss.nll.class_tiles import ClassTile, ClassTiling
+from nkilib.experimental.loss.nll.class_masks import ClassMasks, TargetTile
+from nkilib.experimental.loss.nll.class_tiles import ClassTile, ClassTiling, loaded_weights
 from nkilib.experimental.loss.nll.forward import Results, Sums, store_sums, weigh
 from nkilib.experimental.loss.skeletons.indexed.positions import Shape
 from nkilib.nki import nisa, nl

@@ -1,4 +1,4 @@
-"""Which positions of a tile have which class, and what the classes weigh.
+"""Which positions of a tile have which class.
 
 Classes are compared as bfloat16, which has all of them exactly; another integer never rounds to one of them. Nothing is
 multiplied by a mask: elements of other classes may be infinite or NaN. They are copied where the mask says so.
@@ -121,13 +121,3 @@ class ClassMasks:
         mask_sbuf = self.masks_sbuf[number % _MASKS][0:partitions, 0:positions]
         nisa.tensor_scalar(dst=mask_sbuf, data=targets.classes_sbuf, op0=nl.equal, operand0=float(number))
         return mask_sbuf.view(nl.uint16)
-
-
-def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
-    """float32 [128, C]; None for 1."""
-    if class_weight_hbm is None:
-        return None
-    classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax
-    weights_sbuf = nl.ndarray((partitions, classes), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=weights_sbuf, src=class_weight_hbm.reshape((1, classes)).broadcast(0, partitions))
-    return weights_sbuf

@@ -2,19 +2,21 @@
 
 A partition has whole rows [C, D] of [N, C, D] where some fit, and else a run of the places of one row: either way its
 positions, and its elements of a class, are contiguous in HBM. The tiles depend on shape and type alone.
+
+Weights of the classes in every partition.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.partial_sums import PARTITIONS
 from nkilib.core.plan_limits import limited_parts
 from nkilib.core.rows.sbuf import dtype_bytes
+from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.skeletons.elementwise.tiles import FlatTile, flat_tiles
 from nkilib.experimental.loss.skeletons.indexed.positions import Shape, number_of_batches
-from nkilib.nki import nl
+from nkilib.nki import nisa, nl
 
 # bfloat16 has every integer up to it: classes are compared in that type, four elements a cycle.
 STREAMED_CLASSES_MAX = 256
@@ -178,3 +180,13 @@ def _tiles(elements: int, columns: int) -> list[FlatTile]:
     if last.columns > columns:
         tiles[-1] = FlatTile(last.number, last.first, last.columns, 1)
     return tiles
+
+
+def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
+    """float32 [128, C]; None for 1."""
+    if class_weight_hbm is None:
+        return None
+    classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax
+    weights_sbuf = nl.ndarray((partitions, classes), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=weights_sbuf, src=class_weight_hbm.reshape((1, classes)).broadcast(0, partitions))
+    return weights_sbuf
