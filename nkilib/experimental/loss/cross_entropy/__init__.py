@@ -9,6 +9,7 @@ from __future__ import annotations
 from nkilib.experimental.loss.cross_entropy.host.row import BACKWARD, CROSS_ENTROPY, FORWARD
 
 __all__ = [
+    "CROSS_ENTROPY",
     "cross_entropy_backward",
     "cross_entropy_forward",
     "extended_cross_entropy_backward",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nkilib.experimental.loss.multilabel_margin.host.row import MULTILABEL_MARGIN
 
-__all__ = ["multilabel_margin_loss_backward", "multilabel_margin_loss_forward"]
+__all__ = ["MULTILABEL_MARGIN", "multilabel_margin_loss_backward", "multilabel_margin_loss_forward"]
 
 multilabel_margin_loss_forward = MULTILABEL_MARGIN.forward
 multilabel_margin_loss_backward = MULTILABEL_MARGIN.backward

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nkilib.experimental.loss.nll.host.row import NLL
 
-__all__ = ["nll_loss_backward", "nll_loss_forward"]
+__all__ = ["NLL", "nll_loss_backward", "nll_loss_forward"]
 
 nll_loss_forward = NLL.forward
 nll_loss_backward = NLL.backward
