@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from nkilib.core.losses.checks import require_floats
 from nkilib.core.plan_limits import limited_batches
 from nkilib.core.rows.batches import Batch, batches_of_core
-from nkilib.core.rows.checks import FLOATS, require, require_indirect_dma, require_vector
+from nkilib.core.rows.checks import require, require_indirect_dma, require_vector
 from nkilib.core.rows.recomputation import BATCHES_MAX
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, Form, most_columns
@@ -154,11 +155,7 @@ def validate(launch: Launch) -> None:
         f"both models must have one vocabulary",
     )
     for name, tensor_hbm in (("student_hbm", student_hbm), ("teacher_hbm", launch.teacher_hbm)):
-        require(
-            tensor_hbm.dtype in FLOATS,
-            f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {tensor_hbm.dtype}; "
-            f"cast it, as with .float()",
-        )
+        require_floats(function, name, tensor_hbm.dtype)
     _validate_options(launch)
     labels_hbm = launch.labels_hbm
     if labels_hbm is not None:
