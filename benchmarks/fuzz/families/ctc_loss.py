@@ -10,8 +10,9 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
-from nkilib.experimental.loss.ctc.host.bounds import ctc_loss_bound, ctc_loss_gradient_bound
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.host.truth import (
+    ctc_loss_bound,
+    ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
     ctc_loss_reference,
     reduced,

@@ -11,8 +11,9 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import dtype_of, machine, stored, summed
 from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
-from nkilib.experimental.loss.distillation.host.reference import (
+from nkilib.experimental.loss.distillation.host.truth import (
+    distillation_bound,
+    distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )

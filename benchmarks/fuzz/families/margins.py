@@ -11,10 +11,10 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored
 from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.multi_margin.host import bounds as of_one
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth
-from nkilib.experimental.loss.multilabel_margin.host import bounds as of_several
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
+from nkilib.experimental.loss.multi_margin.host import truth as of_one
+from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth
+from nkilib.experimental.loss.multilabel_margin.host import truth as of_several
+from nkilib.experimental.loss.multilabel_margin.host.truth import MultilabelMarginTruth
 
 _MOST_LABELS = 40
 

@@ -65,6 +65,10 @@ class LossKernels(Family):
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
         """Of the tensor of this name, but for the upstream gradient; ``arguments`` are options of the kernel."""
 
+    def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """The same, and of the upstream gradient, which is that of a mean."""
+        return SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)
+
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
         """Of a launch without optional tensors, but for those that the arguments give."""
         from nkilib.experimental import loss
@@ -79,6 +83,27 @@ class LossKernels(Family):
             if is_optional and tensor not in self.ALWAYS:
                 given[name] = None
             else:
-                given[name] = spec(*(SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)))
+                given[name] = spec(*self.launch_size(tensor, arguments))
         with using(target=self.target):
             return profile(kernel[cores], trips=trips, **{**given, **tiling._asdict(), **arguments})
+
+
+class SizedKernels(LossKernels):
+    """Of losses whose rows in the registry say what their tensors are."""
+
+    @property
+    def row(self) -> Any:
+        """What says the sizes of its tensors."""
+        from nkilib.experimental.loss.registry import LOSSES
+
+        (found,) = (each for each in LOSSES if each.name == self.options.family)
+        return found
+
+    def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """As the row says, the upstream gradient too."""
+        return self.size_of(tensor, arguments)
+
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """As the row says."""
+        size = self.row.size_of(tensor, self.shape, arguments)
+        return TensorSize(size.shape, size.dtype or self.dtype)

@@ -7,16 +7,21 @@ from collections.abc import Sequence
 from typing import Final
 
 from ..launch_arguments import positive
-from .ctc import LABELS, SEQUENCES, CtcKernels
-from .distillation import DistillationKernels
 from .elementwise import ElementwiseKernels
 from .family import Family
 from .linear import LAYOUTS, LinearKernels, TokenScoreKernels
 from .linear_distillation import LinearDistillationKernels
 from .logits import LogitsKernels
-from .margins import MultilabelMarginKernels, MultiMarginKernels
 from .names import LaterNames
-from .nll_loss import NllLossKernels
+from .own_loops import (
+    LABELS,
+    SEQUENCES,
+    CtcKernels,
+    DistillationKernels,
+    MultilabelMarginKernels,
+    MultiMarginKernels,
+    NllLossKernels,
+)
 from .rowwise import RowwiseKernels
 from .softmax import AXES, SoftmaxKernels
 

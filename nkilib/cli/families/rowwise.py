@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
-from .loss import LossKernels, TensorSize
+from .loss import SizedKernels
 from .names import names_of_losses
 
 _COLUMNS = (512, 1024, 2048, 4096, 8192)
@@ -23,7 +23,7 @@ class RowwiseSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class RowwiseKernels(LossKernels):
+class RowwiseKernels(SizedKernels):
     """Of rows of one type, and in the backward the gradients that are computed unless asked otherwise."""
 
     NAMES: ClassVar[Sequence[str]] = names_of_losses("RowwiseLoss")
@@ -42,11 +42,3 @@ class RowwiseKernels(LossKernels):
         columns = self.options.columns or [each for each in _COLUMNS if each <= self.options.vocab]
         sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
         return {RowwiseSizes(*each) for each in sizes}
-
-    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """As the row of the loss says."""
-        from nkilib.experimental.loss.registry import LOSSES
-
-        (loss,) = (each for each in LOSSES if each.name == self.options.family)
-        shape, dtype = loss.size_of(tensor, self.shape, arguments)
-        return TensorSize(shape, dtype or self.dtype)

@@ -4,6 +4,7 @@
 - :mod:`.keywords`: those fields as keywords of public functions;
 - :mod:`.reductions`: what a loss of rows may be reduced to;
 - :mod:`.rounding`: what rounding to a type costs, in which bounds on errors are stated;
+- :mod:`.sized_loss`: losses whose rows say what the tensors of a launch are;
 - :mod:`.sizes`: sizes and types as functions that choose tilings are given them;
 - :mod:`.requirement`: the release of a framework that a package needs.
 """

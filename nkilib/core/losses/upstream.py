@@ -34,9 +34,15 @@ class Upstream:
 
     def scale(self, factor: float) -> nl.NkiTensor:
         """The gradient of each loss times a number, float32 [128, 1]. No value is looked at by the host."""
-        partitions = nl.tile_size.pmax
-        scale_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.dma_copy(dst=scale_sbuf, src=self.grad_hbm.reshape((1, 1)).broadcast(0, partitions))
+        scale_sbuf = in_all_partitions(self.grad_hbm)
         of_sum = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
         return scale_sbuf
+
+
+def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
+    """One float32 number in each partition, [128, 1]."""
+    partitions = nl.tile_size.pmax
+    number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))
+    return number_sbuf

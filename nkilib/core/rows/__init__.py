@@ -8,7 +8,7 @@ needs a whole row on chip. From the bottom up:
 - :mod:`.tiles`: small tiles, a number a row, and arithmetic on them;
 - :mod:`.batches`: the rows of a core, in batches, and in groups of batches;
 - :mod:`.sbuf`: how a partition of SBUF is divided;
-- :mod:`.rings`, :mod:`.scratch`: tiles that are taken in turn;
+- :mod:`.rings`, :mod:`.scratch`: tiles that are taken in turn; :mod:`.row_sums`: sums of rows, part by part;
 - :mod:`.arithmetic`: whole tiles, on the engine that has time; :mod:`.numbers`: options that are numbers;
 - :mod:`.stream`: chunks of one matrix or of several, loaded ahead of the computation;
 - :mod:`.elements`: gather and scatter of one element a row;

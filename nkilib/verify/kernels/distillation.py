@@ -9,8 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
-from nkilib.experimental.loss.distillation.host.reference import (
+from nkilib.experimental.loss.distillation.host.truth import (
+    distillation_bound,
+    distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )

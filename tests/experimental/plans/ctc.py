@@ -11,17 +11,18 @@ import numpy as np
 
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.alphas import _TILES as FORWARD_TILES
 from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
-from nkilib.experimental.loss.ctc.host.bounds import ctc_loss_bound, ctc_loss_gradient_bound
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.host.truth import (
+    ctc_loss_bound,
+    ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
     reduced,
     reduction_factors,
 )
 from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, kept_bytes, kept_turns, runs
 from nkilib.experimental.loss.ctc.plan import BatchShape, Plan
+from nkilib.experimental.loss.ctc.sweeps import _TILES as FORWARD_TILES
 from nkilib.experimental.loss.ctc.turns import run_turns
 from nkilib.experimental.loss.ctc.validation import fitting_plan
 from nkilib.nki import nl

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nkilib.core.host.exact import reduction_factor
 from nkilib.core.host.rounding import UNIT, rounding
 from nkilib.core.rows.stream import num_chunks
 from nkilib.core.tiling import div_ceil
@@ -17,13 +18,13 @@ from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.multi_margin.host import bounds as multi_margin_bounds
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
+from nkilib.experimental.loss.multi_margin.host import truth as multi_margin_bounds
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS, choose_multi_margin_tiling
+from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth
 from nkilib.experimental.loss.multilabel_margin import backward as multilabel_backward
 from nkilib.experimental.loss.multilabel_margin import forward as multilabel_forward
-from nkilib.experimental.loss.multilabel_margin.host import bounds as multilabel_bounds
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
+from nkilib.experimental.loss.multilabel_margin.host import truth as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.host.truth import MultilabelMarginTruth
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
 from nkilib.experimental.loss.skeletons.indexed.positions import Shape, blocks_of
 from nkilib.simulator import spec
@@ -125,7 +126,7 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
         bound = multi_margin_bounds.loss_bounds(x, truth, _MARGIN) + rounding(losses, x.dtype)
         assert_within(f"losses of {size}, p = {p}", stored, losses, bound)
         mean = multi_margin_loss_forward[size["cores"]](x, targets, reduction="mean", **given)
-        factor = reduction_factor(len(x), "mean")
+        factor = reduction_factor(x.shape[:1], "mean")
         exact = np.array([factor * losses.sum()])
         bound = factor * multi_margin_bounds.sum_bound(x, truth, _MARGIN) + UNIT * np.abs(exact)
         assert_within(f"mean of {size}, p = {p}", mean, exact, bound)
@@ -157,7 +158,7 @@ def check_multilabel(size: Size) -> list[Any]:
     bound = multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype)
     assert_within(f"losses of {size}", stored, losses, bound)
     mean = multilabel_margin_loss_forward[cores](x, targets, reduction="mean")
-    factor = reduction_factor(len(x), "mean")
+    factor = reduction_factor(x.shape[:1], "mean")
     exact = np.array([factor * losses.sum()])
     bound = factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact)
     assert_within(f"mean of {size}", mean, exact, bound)

@@ -7,11 +7,11 @@ from functools import partial
 
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.ctc.betas import Posteriors
 from nkilib.experimental.loss.ctc.forward import Batch
 from nkilib.experimental.loss.ctc.gradient import Factors, Gradient, Task, Upstream
 from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, Classes, Occupancies, kept_turns
 from nkilib.experimental.loss.ctc.plan import Group, Plan
+from nkilib.experimental.loss.ctc.sweeps import Posteriors
 from nkilib.experimental.loss.ctc.turns import Turn, run_turns
 from nkilib.nki import nl
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.partial_sums import PartialSums
-from nkilib.experimental.loss.ctc.alphas import store_alphas
 from nkilib.experimental.loss.ctc.likelihood import Likelihood
 from nkilib.experimental.loss.ctc.plan import Group, Plan
 from nkilib.experimental.loss.ctc.sequences import Sequences
+from nkilib.experimental.loss.ctc.sweeps import store_alphas
 from nkilib.nki import nisa, nl
 
 

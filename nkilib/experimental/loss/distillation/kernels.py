@@ -9,9 +9,14 @@ from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.distillation.backward import backward_of_core
 from nkilib.experimental.loss.distillation.forward import forward_of_core
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, choose_distillation_tiling
-from nkilib.experimental.loss.distillation.options import DistillationOptions, Launch
+from nkilib.experimental.loss.distillation.options import (
+    DistillationOptions,
+    Launch,
+    validate,
+    validate_tiling,
+    validate_vectors,
+)
 from nkilib.experimental.loss.distillation.rows import Vectors
-from nkilib.experimental.loss.distillation.validation import validate, validate_tiling, validate_vectors
 from nkilib.nki import nl
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Generic, Protocol
 
+from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.stream import Rows
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.distillation.host.tiling import IN_FLIGHT, SPARE_CHUNKS, MixturePlan
-from nkilib.experimental.loss.distillation.options import POSITIONS, Launch, tile_dtype
+from nkilib.experimental.loss.distillation.options import Launch, tile_dtype
 from nkilib.nki import nisa, nl
 
 
@@ -30,21 +31,18 @@ class Logits:
 
 
 @dataclass(frozen=True)
-class Ring:
+class PairRing:
     """Tiles for chunks of both, which take them in turn."""
 
     student: list[nl.NkiTensor]
     teacher: list[nl.NkiTensor]
 
     @classmethod
-    def make(cls, launch: Launch, count: int) -> Ring:
+    def make(cls, launch: Launch, count: int) -> PairRing:
         """Of so many chunks."""
-
-        def tiles(dtype: nl.DType) -> list[nl.NkiTensor]:
-            shape = (POSITIONS, launch.tiling.chunk_size)
-            return [nl.ndarray(shape, dtype=tile_dtype(dtype), buffer=nl.sbuf) for _ in range(count)]
-
-        return cls(tiles(launch.student_hbm.dtype), tiles(launch.teacher_hbm.dtype))
+        columns = launch.tiling.chunk_size
+        student, teacher = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
+        return cls(ring_of(count, columns, student), ring_of(count, columns, teacher))
 
     def at(self, number: int, span: Span[Rows]) -> Logits:
         """The tiles of a chunk that is number ``number`` of the ring."""
@@ -89,7 +87,7 @@ class KeptLogits(Generic[Rows]):
     """
 
     launch: Launch
-    ring: Ring
+    ring: PairRing
     spans: list[Span[Rows]]
     loads: int = 0
 
@@ -129,8 +127,8 @@ class LogitsReadTwice(Generic[Rows]):
     """
 
     launch: Launch
-    of_first: Ring
-    of_second: Ring
+    of_first: PairRing
+    of_second: PairRing
     spans: list[Span[Rows]]
     before: int
     visited: int = 0
@@ -172,17 +170,17 @@ class MixtureRings:
 
     launch: Launch
     keeps_rows: bool
-    of_first: Ring
-    of_second: Ring
+    of_first: PairRing
+    of_second: PairRing
 
     @classmethod
     def make(cls, launch: Launch, plan: MixturePlan) -> MixtureRings:
         """Of a launch."""
         if plan.keeps_rows:
             chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
-            ring = Ring.make(launch, chunks + SPARE_CHUNKS)
+            ring = PairRing.make(launch, chunks + SPARE_CHUNKS)
             return cls(launch, True, ring, ring)
-        return cls(launch, False, Ring.make(launch, IN_FLIGHT), Ring.make(launch, IN_FLIGHT + plan.group + 1))
+        return cls(launch, False, PairRing.make(launch, IN_FLIGHT), PairRing.make(launch, IN_FLIGHT + plan.group + 1))
 
     def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
         """Of rows that are visited in that order."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from math import log1p
 from typing import TYPE_CHECKING
 
+from nkilib.core.rows.row_sums import RowSums
 from nkilib.core.rows.tiles import difference, float32_like, product, scaled
 from nkilib.experimental.loss.distillation.options import POSITIONS, Launch
-from nkilib.experimental.loss.distillation.rows import Exponentials, add_nan_of_empty, column, row_tile
+from nkilib.experimental.loss.distillation.rows import Exponentials, add_nan_of_empty, row_tile
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -19,31 +20,6 @@ INFINITE = 2.0**48
 # How large a sum of exponentials may be under a shift, for the types of logits on chip: x - c is exact for bfloat16.
 _SUM_MOST = {False: 2.0**60, True: 2.0**24}
 _SUM_LEAST = 0.5
-
-
-@dataclass(frozen=True)
-class RowSums:
-    """Of one kind, for a batch at a time: a number for each part of a row.
-
-    Attributes:
-        parts_sbuf: [128, parts].
-    """
-
-    parts_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, parts: int) -> RowSums:
-        """For rows that are summed in so many parts."""
-        return cls(nl.ndarray((POSITIONS, parts), dtype=nl.float32, buffer=nl.sbuf))
-
-    def part(self, number: int, rows: int) -> nl.NkiTensor:
-        """Where the sum of a part goes, [rows, 1]."""
-        return column(self.parts_sbuf, number, rows)
-
-    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
-        """The sum of so many parts, into [rows, 1]."""
-        rows = dst_sbuf.shape[0]
-        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)
 
 
 @dataclass(frozen=True)
@@ -63,7 +39,7 @@ class ChunkSums:
     @classmethod
     def make(cls, parts: int) -> ChunkSums:
         """For rows of so many pieces."""
-        return cls(*(RowSums.make(parts) for _ in range(4)))
+        return cls(*(RowSums.make(POSITIONS, parts) for _ in range(4)))
 
 
 @dataclass(frozen=True)

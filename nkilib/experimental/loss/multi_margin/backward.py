@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.rings import ring_of
+from nkilib.core.rows.row_sums import RowSums
 from nkilib.core.rows.stream import Stream
 from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
-from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
-from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges
+from nkilib.experimental.loss.multi_margin.launch import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.terms import Scratch, hinges, sum_without
 from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
 from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nisa, nl
@@ -110,7 +111,9 @@ class _Backward:
         """The gradient of a chunk, in the place of the input."""
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
-        self._derivative(derivative_sbuf, unused_sbuf, tile_sbuf, begun, begun.parts.of_chunk(chunk.number))
+        self._derivative(
+            derivative_sbuf, unused_sbuf, tile_sbuf, begun, begun.parts.part(chunk.number, chunk.batch.rows)
+        )
         nisa.tensor_scalar(dst=tile_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=begun.factor_sbuf)
         return nisa.dma_copy(dst=chunk.of(self.grad_input_hbm), src=tile_sbuf)
 
@@ -151,7 +154,7 @@ class _Backward:
 
     def _scatter(self, begun: _Begun) -> None:
         """Minus the sum of the derivatives of a row, to its target, after the stores of its chunks."""
-        sum_sbuf = begun.parts.without(begun.own_sbuf)
+        sum_sbuf = sum_without(begun.parts, begun.own_sbuf)
         gradient_sbuf = float32_like(sum_sbuf)
         nisa.scalar_tensor_tensor(
             dst=gradient_sbuf,

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from nkilib.core.partial_sums import PartialSums
 from nkilib.core.rows.batches import Batch
 from nkilib.core.rows.rings import ring_of
+from nkilib.core.rows.row_sums import RowSums
 from nkilib.core.rows.stream import Chunk, Stream
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS
-from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
-from nkilib.experimental.loss.multi_margin.terms import RowSums, Scratch, hinges, hinges_on_vector, square_hinges
+from nkilib.experimental.loss.multi_margin.launch import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.terms import Scratch, hinges, hinges_on_vector, square_hinges, sum_without
 from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
 from nkilib.nki import nisa, nl
 
@@ -98,7 +99,7 @@ class _Forward:
         return _Summed(block, thresholds, RowSums.make(block.batch.rows, self.stream.num_chunks), own_sbuf)
 
     def _terms(self, chunk: Chunk[Batch], input_sbuf: nl.NkiTensor, summed: _Summed) -> None:
-        bias_sbuf, sum_sbuf = summed.thresholds.bias_sbuf, summed.parts.of_chunk(chunk.number)
+        bias_sbuf, sum_sbuf = summed.thresholds.bias_sbuf, summed.parts.part(chunk.number, chunk.batch.rows)
         if self.scratch is not None:
             square_hinges(self.scratch.tile(chunk.load, input_sbuf), input_sbuf, bias_sbuf, sum_sbuf)
         elif chunk.number % _TURNS == _TURN_OF_VECTOR:
@@ -112,7 +113,7 @@ class _Forward:
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
             dst=losses_sbuf if sums is None else sums.of_part(summed.block.number, rows),
-            data=summed.parts.without(summed.own_sbuf),
+            data=sum_without(summed.parts, summed.own_sbuf),
             op0=nl.multiply,
             operand0=self.launch.factor,
             op1=nl.multiply,

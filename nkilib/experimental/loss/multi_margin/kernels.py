@@ -8,8 +8,7 @@ from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.multi_margin.backward import backward_of_core
 from nkilib.experimental.loss.multi_margin.forward import forward_of_core
 from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling, choose_multi_margin_tiling
-from nkilib.experimental.loss.multi_margin.options import Launch, MultiMarginOptions
-from nkilib.experimental.loss.multi_margin.validation import validate
+from nkilib.experimental.loss.multi_margin.launch import Launch, MultiMarginOptions, validate
 from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nl
 

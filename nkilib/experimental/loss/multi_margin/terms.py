@@ -5,37 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.rows.rings import ring_of
+from nkilib.core.rows.row_sums import RowSums
 from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.multi_margin.host.tiling import SCRATCH_TURNS
-from nkilib.experimental.loss.multi_margin.options import Launch
+from nkilib.experimental.loss.multi_margin.launch import Launch
 from nkilib.nki import nisa, nl
 
 
-@dataclass(frozen=True)
-class RowSums:
-    """A float32 number a row and chunk.
-
-    Attributes:
-        parts_sbuf: [rows, chunks].
-    """
-
-    parts_sbuf: nl.NkiTensor
-
-    @classmethod
-    def make(cls, rows: int, chunks: int) -> RowSums:
-        """Not written yet."""
-        return cls(nl.ndarray((rows, chunks), dtype=nl.float32, buffer=nl.sbuf))
-
-    def of_chunk(self, number: int) -> nl.NkiTensor:
-        """Where the numbers of a chunk go, [rows, 1]."""
-        return self.parts_sbuf[:, number : number + 1]
-
-    def without(self, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The sum of each row less a number, [rows, 1]."""
-        sum_sbuf = float32_like(own_sbuf)
-        nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=self.parts_sbuf, axis=1)
-        nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
-        return sum_sbuf
+def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """The sum of each row, of all its chunks, less a number, [rows, 1]."""
+    sum_sbuf = float32_like(own_sbuf)
+    parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
+    nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
+    return sum_sbuf
 
 
 @dataclass(frozen=True)

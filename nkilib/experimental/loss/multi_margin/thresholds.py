@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, cast, float32_like
-from nkilib.experimental.loss.multi_margin.options import Launch, RowBlock
+from nkilib.experimental.loss.multi_margin.launch import Launch, RowBlock
 from nkilib.experimental.loss.skeletons.indexed.elements import ElementFinder, TargetElements
 from nkilib.nki import nisa, nl
 

@@ -7,8 +7,7 @@ from nkilib.core.losses.checks import require_upstream
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.multilabel_margin.backward import backward_of_core
 from nkilib.experimental.loss.multilabel_margin.forward import forward_of_core
-from nkilib.experimental.loss.multilabel_margin.launch import Launch
-from nkilib.experimental.loss.multilabel_margin.validation import validate
+from nkilib.experimental.loss.multilabel_margin.launch import Launch, validate
 from nkilib.nki import nl
 
 

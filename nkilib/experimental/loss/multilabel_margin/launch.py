@@ -1,11 +1,16 @@
-"""What a launch of the kernels works on."""
+"""What a launch of the kernels works on, and what is accepted.
+
+Everything else is refused here, before the first instruction.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.rows.batches import Batch
+from nkilib.core.rows.checks import require
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
@@ -128,3 +133,29 @@ class InputBuffers:
                 nisa.memset(dst=input_sbuf, value=0.0)
             inputs.append(input_sbuf)
         return inputs
+
+
+def validate(launch: Launch) -> None:
+    """Tensors and options of either kernel."""
+    function, shape = launch.function, tuple(launch.input_hbm.shape)
+    require(
+        len(shape) == 2 and min(shape) > 0,
+        f"{function}: input_hbm must have shape (N, C) with N, C > 0, got {shape}; reshape [C] to [1, C]",
+    )
+    require_floats(function, "input_hbm.dtype", launch.input_hbm.dtype)
+    targets_hbm = launch.targets_hbm
+    require(
+        tuple(targets_hbm.shape) == shape and targets_hbm.dtype == nl.int32,
+        f"{function}: targets_hbm must be int32 of shape {shape}, got {targets_hbm.dtype} of shape "
+        f"{tuple(targets_hbm.shape)}; cast it to int32, and fill rows with -1",
+    )
+    require(
+        launch.classes <= CLASSES_MAX,
+        f"{function}: a row must have at most {CLASSES_MAX} classes, which are on chip together, got {launch.classes}; "
+        f"drop classes that are nobody's target",
+    )
+    require(
+        launch.number_of_blocks <= BLOCKS_MAX,
+        f"{function}: a launch takes at most {BLOCKS_MAX * PARTITIONS} rows, got {launch.rows}; split the rows",
+    )
+    require_reduction(function, launch.reduction)

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, options
-from nkilib.experimental.loss.distillation.host.bounds import distillation_bound, distillation_gradient_bound
-from nkilib.experimental.loss.distillation.host.reference import (
+from nkilib.experimental.loss.distillation.host.truth import (
+    distillation_bound,
+    distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nkilib.core.host.exact import reduction_factor
 from nkilib.core.host.rounding import rounding
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multi_margin.host.bounds import gradient_bounds, loss_bounds, sum_bound
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth, reduction_factor
+from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth, gradient_bounds, loss_bounds, sum_bound
 from nkilib.simulator import OutOfRangeError, profile, recording, spec
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -54,7 +54,7 @@ def test_losses_and_gradient(
     truth, x = truth_of(given), given["input_hbm"]
     one, two = (multi_margin_loss_forward[cores](**given) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
-    losses, factor = truth.losses(), reduction_factor(shape[0], reduction)
+    losses, factor = truth.losses(), reduction_factor(shape[:1], reduction)
     if reduction == "none":
         exact, bound = losses, loss_bounds(x, truth, margin) + rounding(losses, x.dtype)
     else:

@@ -13,8 +13,12 @@ from hypothesis import strategies as st
 from nkilib.core.host.rounding import rounding
 from nkilib.experimental.loss import multilabel_margin_loss_backward, multilabel_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multilabel_margin.host.bounds import gradient_bounds, loss_bounds, sum_bound
-from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginTruth
+from nkilib.experimental.loss.multilabel_margin.host.truth import (
+    MultilabelMarginTruth,
+    gradient_bounds,
+    loss_bounds,
+    sum_bound,
+)
 from nkilib.experimental.loss.multilabel_margin.launch import BLOCKS_MAX
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec

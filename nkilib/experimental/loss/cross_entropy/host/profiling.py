@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from nkilib.core.host.launchable import Launchable
+from nkilib.core.host.sized_loss import launch_tensors
 from nkilib.experimental.loss.cross_entropy import (
     cross_entropy_backward,
     cross_entropy_forward,
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
+from nkilib.experimental.loss.cross_entropy.host.row import size_of
 from nkilib.experimental.loss.cross_entropy.host.tiling import CORES, Tiling
-from nkilib.simulator import ModelParameters, Profile, profile, spec, using
+from nkilib.simulator import ModelParameters, Profile, profile, using
 from nkilib.simulator.profiling.trips import AskedTrips
 from nkilib.simulator.terms.dtypes import as_dtype
 
@@ -56,20 +57,17 @@ def profile_launch(
         AssertionError: if the kernel does not take the sizes.
         NkiValidationError: if the hardware does not.
     """
-    tile_dtype = as_dtype(dtype)
-    arrays = [spec((num_positions, vocab_size), tile_dtype), spec((num_positions,), "int32")]
-    kernel: Launchable[..., Any] = extended_cross_entropy_forward if extended else cross_entropy_forward
+    tile_dtype, shape = as_dtype(dtype), (num_positions, vocab_size)
+    kernel: Any = extended_cross_entropy_forward if extended else cross_entropy_forward
     if direction == "backward":
         kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
-        of_positions = spec((num_positions,), "float32")
-        arrays += [of_positions, of_positions] if extended else [of_positions]
+    given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), tile_dtype)
     with using(target=target):
         return profile(
             kernel[cores],
-            *arrays,
             parameters=parameters,
             trips=trips,
             dtype=tile_dtype,
             **tiling._asdict(),
-            **options,
+            **{**given, **options},
         )

@@ -1,6 +1,6 @@
-"""The row of cross-entropy: what it is and what its kernels promise; tests hold each claim.
+"""Cross-entropy of logits as one row of data: the kernels, what they promise, and what they work on.
 
-What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
+What they work on is stated whatever the tiling: from it the performance model knows how fast hardware could be.
 
 For host code, not for kernels. The least that has to be done for logits [N, V]:
 
@@ -13,20 +13,33 @@ The simulator is imported where a profile asks for the work: on hardware the ker
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Loss, ModelledLaunch
+from nkilib.core.host.loss import ModelledLaunch
+from nkilib.core.host.sized_loss import SizedLoss, TensorSize, launch_tensors, tensor_bytes
 from nkilib.core.rows.recomputation import most_trips
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy import extended_kernels, kernels
 from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
 from nkilib.nki import nl
+
+_SHAPE: Final = (4096, 32128)
+_HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
+_INDEX_BYTES = 4  # a target is int32
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Of a tensor of a launch on logits [N, V]: targets that are classes, and numbers of each position."""
+    if tensor == "logits":
+        return TensorSize(shape)
+    return TensorSize(shape[:1], "int32" if tensor == "targets" else "float32")
 
 
 def forward_workspace_bytes(
@@ -45,61 +58,6 @@ _FORWARD_NOTES = (
 )
 _WORKSPACE = "512 (ceil(N / positions_per_batch) + 1); 0 with exact_maximum=True"
 _BACKWARD_NOTES = "logits are rounded to dtype on loading; a target's p - 1 is subtracted in float32"
-
-CROSS_ENTROPY_FORWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=False,
-    workspace=_WORKSPACE,
-    in_place=None,
-    error="loss: 16 u max(1, m - x_t, log d); lse: 16 u max(1, |m|, log d); u = 2^-23, plus the rounding of the result",
-    workspace_bytes=forward_workspace_bytes,
-    notes=_FORWARD_NOTES,
-)
-CROSS_ENTROPY_BACKWARD = Guarantee(
-    math="float32",
-    accumulator="none",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place="logits_hbm",
-    error=(
-        "scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target), u = 2^-23, plus the rounding of "
-        "the result"
-    ),
-    notes=_BACKWARD_NOTES,
-)
-EXTENDED_CROSS_ENTROPY_FORWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=False,
-    workspace=_WORKSPACE,
-    in_place=None,
-    error=(
-        "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, log d); "
-        "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
-    ),
-    workspace_bytes=forward_workspace_bytes,
-    notes=_FORWARD_NOTES,
-)
-EXTENDED_CROSS_ENTROPY_BACKWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place="logits_hbm",
-    error=(
-        "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of the factor of "
-        "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
-    ),
-    notes=_BACKWARD_NOTES,
-)
-
-
-_INDEX_BYTES = 4  # a target is int32
 
 
 def forward_work(
@@ -156,7 +114,7 @@ def extended_forward_work(
     elements = positions * vocab_size
     results = 4 * FLOAT32_BYTES * positions  # loss, log-sum-exp, target's logit and weight
     return Work(
-        hbm_bytes=_bytes(logits_hbm) + _bytes(targets_hbm) + _bytes(class_weight_hbm) + results,
+        hbm_bytes=tensor_bytes(logits_hbm, targets_hbm, class_weight_hbm) + results,
         exponentials=elements if logit_softcap is None else 2 * elements,
         maxima=elements if with_argmax or exact_maximum else 0,
         dtype=as_dtype(dtype),
@@ -181,20 +139,12 @@ def extended_backward_work(
     elements = positions * vocab_size
     gradient = as_dtype(logits_hbm.dtype) if inplace else as_dtype(dtype)
     vectors = 2 * FLOAT32_BYTES * positions  # log-sum-exp and gradient of the loss
-    for given in (targets_hbm, class_weight_hbm, grad_lse_hbm, grad_logprob_hbm):
-        vectors += _bytes(given)
+    vectors += tensor_bytes(targets_hbm, class_weight_hbm, grad_lse_hbm, grad_logprob_hbm)
     return Work(
-        hbm_bytes=_bytes(logits_hbm) + elements * gradient.itemsize + vectors,
+        hbm_bytes=tensor_bytes(logits_hbm) + elements * gradient.itemsize + vectors,
         exponentials=elements if logit_softcap is None else 2 * elements,
         dtype=as_dtype(dtype),
     )
-
-
-def _bytes(array: Any) -> int:
-    """Bytes of an array in HBM, none for None."""
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return 0 if array is None else prod(array.shape) * as_dtype(array.dtype).itemsize
 
 
 def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
@@ -205,56 +155,105 @@ def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
     return {"recompute_rows": most_trips(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0))}
 
 
-_POSITIONS, _CLASSES = 4096, 32128
-
-
 def _arguments(direction: str, dtype: str) -> dict[str, Any]:
-    from nkilib.simulator import spec
+    """Of an extended kernel, with the tiling that is chosen for it."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    tiling = choose_tiling(_POSITIONS, _CLASSES, as_dtype(dtype), direction, extended=True)
-    given = {"logits_hbm": spec((_POSITIONS, _CLASSES), dtype), "targets_hbm": spec((_POSITIONS,), "int32")}
-    return {**given, "dtype": as_dtype(dtype), **tiling._asdict()}
+    kernel: Callable[..., Any] = extended_kernels.extended_cross_entropy_forward
+    if direction == "backward":
+        kernel = extended_kernels.extended_cross_entropy_backward
+    tiling = choose_tiling(*_SHAPE, as_dtype(dtype), direction, extended=True)
+    tensors = launch_tensors(kernel, lambda tensor: size_of(tensor, _SHAPE, {}), dtype)
+    return {**tensors, "dtype": as_dtype(dtype), **tiling._asdict()}
 
 
-def _forward(dtype: str) -> dict[str, Any]:
-    return _arguments("forward", dtype)
-
-
-def _backward(dtype: str) -> dict[str, Any]:
-    from nkilib.simulator import spec
-
-    of_positions = spec((_POSITIONS,), "float32")
-    return {**_arguments("backward", dtype), "lse_hbm": of_positions, "grad_loss_hbm": of_positions}
-
-
-_HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
-cross_entropy_forward = launchable(kernels.cross_entropy_forward, CROSS_ENTROPY_FORWARD, forward_work, forward_trips)
-cross_entropy_backward = launchable(kernels.cross_entropy_backward, CROSS_ENTROPY_BACKWARD, backward_work)
-extended_cross_entropy_forward = launchable(
-    extended_kernels.extended_cross_entropy_forward,
-    EXTENDED_CROSS_ENTROPY_FORWARD,
-    extended_forward_work,
+FORWARD: Final = launchable(
+    kernels.cross_entropy_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=False,
+        workspace=_WORKSPACE,
+        in_place=None,
+        error="loss: 16 u max(1, m - x_t, log d); lse: 16 u max(1, |m|, log d); u = 2^-23, plus the rounding of the "
+        "result",
+        workspace_bytes=forward_workspace_bytes,
+        notes=_FORWARD_NOTES,
+    ),
+    forward_work,
     forward_trips,
 )
-extended_cross_entropy_backward = launchable(
-    extended_kernels.extended_cross_entropy_backward, EXTENDED_CROSS_ENTROPY_BACKWARD, extended_backward_work
+BACKWARD: Final = launchable(
+    kernels.cross_entropy_backward,
+    Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="logits_hbm",
+        error=(
+            "scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target), u = 2^-23, plus the "
+            "rounding of "
+            "the result"
+        ),
+        notes=_BACKWARD_NOTES,
+    ),
+    backward_work,
 )
-
-CROSS_ENTROPY: Final = Loss(
+CROSS_ENTROPY: Final = SizedLoss(
     name="cross_entropy",
     module="CrossEntropyLoss",
-    forward=extended_cross_entropy_forward,
-    backward=extended_cross_entropy_backward,
+    forward=launchable(
+        extended_kernels.extended_cross_entropy_forward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=False,
+            workspace=_WORKSPACE,
+            in_place=None,
+            error=(
+                "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, "
+                "log d); "
+                "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
+            ),
+            workspace_bytes=forward_workspace_bytes,
+            notes=_FORWARD_NOTES,
+        ),
+        extended_forward_work,
+        forward_trips,
+    ),
+    backward=launchable(
+        extended_kernels.extended_cross_entropy_backward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place="logits_hbm",
+            error=(
+                "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of "
+                "the factor of "
+                "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
+            ),
+            notes=_BACKWARD_NOTES,
+        ),
+        extended_backward_work,
+    ),
     formula="log sum_j exp(x_j) - x_t",
     derivative="exp(x) / sum_j exp(x_j) - [j = t]",
-    differentiated=("input",),
+    differentiated=("input", "target", "weight"),
     options=("weight", "ignore_index", "label_smoothing"),
     tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
     edges="no class that counts: a mean is NaN",
-    differences="a mean is NaN where weights sum to 0; further options and results, on the page of PyTorch",
+    differences="gradients of probabilities as targets, and of weights beside them, are computed by PyTorch's "
+    "operators; a mean is NaN where weights sum to 0; further options and results, on the page of PyTorch",
     launches=(
-        ModelledLaunch("forward, each", True, _forward, _HELD, held_to=None),
-        ModelledLaunch("backward", False, _backward, _HELD),
+        ModelledLaunch("forward, each", True, partial(_arguments, "forward"), _HELD, held_to=None),
+        ModelledLaunch("backward", False, partial(_arguments, "backward"), _HELD),
     ),
+    size_of=size_of,
 )

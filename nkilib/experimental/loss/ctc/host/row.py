@@ -1,53 +1,45 @@
-"""The row of connectionist temporal classification: what it is and what its kernels promise; tests hold each claim.
+"""Connectionist temporal classification as one row of data: the kernels, what they promise, and what they work on.
 
-What the kernels work on: log-probabilities and alphas cross HBM once each way.
-
-The recursion is bound by latency, of which this says nothing: each step of time waits for the one before.
-
-For host code.
+Log-probabilities and alphas cross HBM once each way. The recursion is bound by latency, of which this says nothing:
+each step of time waits for the one before. For host code.
 """
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Mapping
 from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.work import Work
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Loss
+from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
 from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.experimental.loss.ctc import kernels
 
-CTC_LOSS_FORWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place=None,
-    error="2 u of the logarithm for each time step, u = 2^-23",
-    notes="a sum adds 32 losses at a time, in an order that depends on the shape alone; alpha is an output",
-)
-CTC_LOSS_BACKWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place=None,
-    error="6 u of the logarithm for each time step, relative to a class's occupancy, and 8 u of the probability, "
-    "u = 2^-23, plus the rounding of the gradient",
-    notes="groups of sequences, blocks of states and chunks of time depend on the shape and type alone",
-)
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Of a tensor of a launch on log-probabilities [T, N, C], with ``labels`` of the longest target among the options:
+    labels, lengths, and what the forward keeps for the backward.
+    """
+    steps, sequences, _ = shape
+    found = {
+        "log_probs": TensorSize(shape),
+        "targets": TensorSize((sequences, options["labels"]), "int32"),
+        "input_lengths": TensorSize((sequences,), "int32"),
+        "target_lengths": TensorSize((sequences,), "int32"),
+        "nll": TensorSize((sequences,), "float32"),
+        "alpha": TensorSize((steps, sequences, 2 * options["labels"] + 1), "float32"),
+        "grad_loss": SCALAR,
+    }
+    return found[tensor]
 
 
-def ctc_loss_forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
+def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     """The work of ``ctc_loss_forward``, whose parameters it takes."""
     return _work(log_probs_hbm, targets_hbm, 1)
 
 
-def ctc_loss_backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
+def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
     """The work of ``ctc_loss_backward``, whose parameters it takes: the log-probabilities are read, and the gradient
     has their size."""
     return _work(log_probs_hbm, targets_hbm, 2)
@@ -56,28 +48,53 @@ def ctc_loss_backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Wo
 def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    dtype = as_dtype(log_probs_hbm.dtype)
     steps, sequences, _ = log_probs_hbm.shape
     states = 1 if targets_hbm is None else 2 * targets_hbm.shape[1] + 1
     alphas = steps * sequences * states * FLOAT32_BYTES
-    return Work(passes * prod(log_probs_hbm.shape) * dtype.itemsize + alphas, dtype=dtype)
+    return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
 
 
-ctc_loss_forward = launchable(kernels.ctc_loss_forward, CTC_LOSS_FORWARD, ctc_loss_forward_work)
-ctc_loss_backward = launchable(kernels.ctc_loss_backward, CTC_LOSS_BACKWARD, ctc_loss_backward_work)
-
-CTC: Final = Loss(
+CTC: Final = SizedLoss(
     name="ctc_loss",
     module="CTCLoss",
-    forward=ctc_loss_forward,
-    backward=ctc_loss_backward,
+    forward=launchable(
+        kernels.ctc_loss_forward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place=None,
+            error="2 u of the logarithm for each time step, u = 2^-23",
+            notes="a sum adds 32 losses at a time, in an order that depends on the shape alone; alpha is an output",
+        ),
+        forward_work,
+    ),
+    backward=launchable(
+        kernels.ctc_loss_backward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place=None,
+            error="6 u of the logarithm for each time step, relative to a class's occupancy, and 8 u of the "
+            "probability, "
+            "u = 2^-23, plus the rounding of the gradient",
+            notes="groups of sequences, blocks of states and chunks of time depend on the shape and type alone",
+        ),
+        backward_work,
+    ),
     formula="-log sum of prod_t p_t(a_t) over alignments a of the target",
     derivative="exp(x) - occupancy, as PyTorch's, whose x come from log_softmax",
     differentiated=("log_probs",),
     options=("blank", "zero_infinity"),
-    tests=("tests/experimental/loss/ctc", "tests/torch/functions"),
+    tests=("tests/experimental/loss/ctc", "tests/torch/functions/ctc_loss"),
     edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
     "is has gradient 0, where PyTorch has NaN",
     differences="bfloat16 and float16; a label that is no class has probability 0; gradients are those of "
     "the loss also where the blank is among the labels; limits of classes and of labels, below",
+    size_of=size_of,
 )

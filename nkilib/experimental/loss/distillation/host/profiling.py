@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from nkilib.core.host.sized_loss import launch_tensors
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
+from nkilib.experimental.loss.distillation.host.row import size_of
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.trips import AskedTrips
 from nkilib.simulator.terms.dtypes import as_dtype
-
-_VECTORS_OF_BACKWARD = 6
 
 
 def profile_distillation_launch(
@@ -47,10 +47,11 @@ def profile_distillation_launch(
         AssertionError: if the kernel does not take the arguments.
         NkiValidationError: if the hardware does not.
     """
-    shape, types = (num_positions, vocab_size), (dtype, dtype if teacher_dtype is None else teacher_dtype)
-    logits, vector = [spec(shape, as_dtype(each)) for each in types], spec((num_positions,), "float32")
+    is_forward, shape = direction == "forward", (num_positions, vocab_size)
+    kernel: Any = distillation_forward if is_forward else distillation_backward
+    given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), as_dtype(dtype))
+    if teacher_dtype is not None:
+        given["teacher_hbm"] = spec(shape, as_dtype(teacher_dtype))
     with using(target=target):
-        if direction == "forward":
-            return profile(distillation_forward[cores], *logits, parameters=parameters, trips=trips, **options)
-        vectors = [vector] * _VECTORS_OF_BACKWARD
-        return profile(distillation_backward[cores], *logits, *vectors, parameters=parameters, **options)
+        asked = trips if is_forward else None
+        return profile(kernel[cores], parameters=parameters, trips=asked, **{**given, **options})

@@ -45,7 +45,7 @@ import numpy.typing as npt
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, extended_forward_bounds
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, Float64Array
-from nkilib.experimental.loss.distillation.host.reference import Distributions
+from nkilib.experimental.loss.distillation.host.truth import Distributions
 from nkilib.experimental.loss.linear.host.bounds import ResultTypes, logit_bounds, product_bounds
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_distillation.host.reference import (

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
-from nkilib.experimental.loss.distillation.host.reference import Distributions, kl
+from nkilib.experimental.loss.distillation.host.truth import Distributions, kl
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 

@@ -1,60 +1,44 @@
-"""The row of the margins between targets and other classes: what it is and what its kernels promise.
+"""The margins between several targets and the other classes as one row of data: the kernels, what they promise and work
+on.
 
-Tests hold each claim.
-
-What the kernels work on: input and targets are read, the targets twice, and the gradient is written.
-
-For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+Input and targets are read, the targets twice, and the gradient is written. For host code. The simulator is imported
+where a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
 
-from math import prod
+from collections.abc import Mapping
 from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.work import Work
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Loss
+from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
 from nkilib.experimental.loss.multilabel_margin import kernels
 from nkilib.experimental.loss.multilabel_margin.targets import trips_of
 
-MULTILABEL_MARGIN_LOSS_FORWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place=None,
-    error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its additions, at most C "
-    "and the targets; and half a ulp",
-    notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
-)
-MULTILABEL_MARGIN_LOSS_BACKWARD = Guarantee(
-    math="float32",
-    accumulator="float32",
-    deterministic=True,
-    same_bits_on_cores=True,
-    workspace="0",
-    in_place="input_hbm",
-    error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the gradient",
-    notes="counts of positive terms are exact: C is at most 4,096",
-)
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Of a tensor of a launch on scores [N, C]: as many targets."""
+    if tensor == "targets":
+        return TensorSize(shape, "int32")
+    return TensorSize(shape) if tensor == "input" else SCALAR
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
     """The work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    losses = input_hbm.shape[0] * as_dtype(input_hbm.dtype).itemsize if reduction == "none" else 0
-    return Work(_nbytes(input_hbm) + _nbytes(targets_hbm) + losses, dtype=as_dtype(input_hbm.dtype))
+    dtype = as_dtype(input_hbm.dtype)
+    losses = input_hbm.shape[0] * dtype.itemsize if reduction == "none" else 0
+    return Work(tensor_bytes(input_hbm, targets_hbm) + losses, dtype=dtype)
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
     """The work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    nbytes = 2 * _nbytes(input_hbm) + _nbytes(targets_hbm) + _nbytes(grad_loss_hbm)
+    nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
     return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
 
 
@@ -70,30 +54,49 @@ def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
     return {"find_targets": most, "count_terms": most, "give": most}
 
 
-def _nbytes(tensor_hbm: Any) -> int:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return int(prod(tensor_hbm.shape) * as_dtype(tensor_hbm.dtype).itemsize)
-
-
-multilabel_margin_loss_forward = launchable(
-    kernels.multilabel_margin_loss_forward, MULTILABEL_MARGIN_LOSS_FORWARD, forward_work, forward_trips
-)
-multilabel_margin_loss_backward = launchable(
-    kernels.multilabel_margin_loss_backward, MULTILABEL_MARGIN_LOSS_BACKWARD, backward_work, backward_trips
-)
-
-MULTILABEL_MARGIN: Final = Loss(
+MULTILABEL_MARGIN: Final = SizedLoss(
     name="multilabel_margin_loss",
     module="MultiLabelMarginLoss",
-    forward=multilabel_margin_loss_forward,
-    backward=multilabel_margin_loss_backward,
+    forward=launchable(
+        kernels.multilabel_margin_loss_forward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place=None,
+            error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its "
+            "additions, at most C "
+            "and the targets; and half a ulp",
+            notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
+        ),
+        forward_work,
+        forward_trips,
+    ),
+    backward=launchable(
+        kernels.multilabel_margin_loss_backward,
+        Guarantee(
+            math="float32",
+            accumulator="float32",
+            deterministic=True,
+            same_bits_on_cores=True,
+            workspace="0",
+            in_place="input_hbm",
+            error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the "
+            "gradient",
+            notes="counts of positive terms are exact: C is at most 4,096",
+        ),
+        backward_work,
+        backward_trips,
+    ),
     formula="sum over targets t and other classes j of relu(1 - x_t + x_j) / C",
     derivative="number of targets with x_t - x_j < 1, over C; minus the number of such classes at a target",
     differentiated=("input",),
     options=(),
-    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions"),
+    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions/margins"),
     edges="targets end at the first -1; one that is there twice counts twice",
     differences="at most 4,096 classes; targets of any integer type; infinite scores count as the largest finite "
     "number",
+    size_of=size_of,
 )

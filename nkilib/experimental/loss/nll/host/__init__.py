@@ -1,1 +1,1 @@
-"""What is never traced."""
+"""Work, truth, bounds and guarantees of the losses that gather: arithmetic and numpy, never traced."""

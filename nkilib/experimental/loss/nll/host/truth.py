@@ -1,6 +1,6 @@
-"""What the kernels should give, in float64 from the very inputs that they get: numpy only.
+"""What the kernels should give, in float64 from the very inputs that they get, and how far they may be off, derived.
 
-How far the kernels of the negative log-likelihood may be from the truth, derived: numpy only, for host code.
+Numpy only, for host code.
 
 u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: 0 of error without a weight. A
 sum adds 32 numbers at a time, after those of a partition where the input is streamed. A mean multiplies by a
@@ -10,11 +10,12 @@ mean the reciprocal of the total weight: three products.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from nkilib.core.host.exact import Float64Array
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
 from nkilib.core.partial_sums import LEAF, levels
 from nkilib.core.plan_limits import limited_parts
@@ -22,8 +23,6 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.nll.class_tiles import PARTS_MAX, STREAMED_CLASSES_MAX, ClassTiling
 from nkilib.experimental.loss.skeletons.indexed.positions import PARTITIONS, Shape, number_of_batches
 from nkilib.nki import nl
-
-Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 
 class NllLosses(NamedTuple):

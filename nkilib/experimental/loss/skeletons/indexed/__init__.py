@@ -1,6 +1,6 @@
-"""What losses share that take one element of each position: its positions, its elements, and upstream gradients.
+"""What losses of the element at a target share: negative log-likelihood, and the margin of a target.
 
-- :mod:`.positions`: blocks of positions, and batches of a block;
-- :mod:`.elements`: gather and scatter of the elements at targets;
-- :mod:`.upstream`: gradients of the losses.
+- :mod:`.positions`: how positions are divided into blocks and batches;
+- :mod:`.elements`: the element at the target of each position of a batch, and what it weighs;
+- :mod:`.upstream`: gradients of their sum, or of each loss, on chip.
 """

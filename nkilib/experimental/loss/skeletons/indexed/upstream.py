@@ -1,10 +1,10 @@
-"""Gradients of the losses of positions: one of their sum, or one of each."""
+"""Upstream gradients of the losses of positions: one of their sum, or one of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.rows.sizes import PARTITIONS
+from nkilib.core.losses.upstream import in_all_partitions
 from nkilib.core.rows.tiles import product
 from nkilib.experimental.loss.skeletons.indexed.positions import PositionBatch
 from nkilib.nki import nisa, nl
@@ -28,10 +28,10 @@ class Upstream:
         """The gradient of each loss, float32 [128, 1]; None where they differ. No value is looked at by the host."""
         if self.is_each:
             return None
-        scale_sbuf = _in_all_partitions(self.grad_hbm)
+        scale_sbuf = in_all_partitions(self.grad_hbm)
         if self.total_weight_hbm is None:
             return scale_sbuf
-        weight_sbuf = _in_all_partitions(self.total_weight_hbm)
+        weight_sbuf = in_all_partitions(self.total_weight_hbm)
         nisa.reciprocal(dst=weight_sbuf, data=weight_sbuf)
         return product(scale_sbuf, weight_sbuf)
 
@@ -42,9 +42,3 @@ class Upstream:
         grad_sbuf = nl.ndarray((batch.positions, 1), dtype=self.grad_hbm.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=grad_sbuf, src=batch.of(self.grad_hbm))
         return grad_sbuf
-
-
-def _in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    number_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, PARTITIONS))
-    return number_sbuf

@@ -101,7 +101,7 @@ def elementwise_loss(
     """The row of a loss, whose kernels it makes launchable.
 
     Args:
-        name, module, formula, derivative, edges, differences: as :class:`nkilib.core.losses.row.Loss` has them.
+        name, module, formula, derivative, edges, differences: as :class:`nkilib.core.host.loss.Loss` has them.
         forward, backward, both: the kernel functions.
         errors: bounds on the error of the losses, one for each form.
         gradient_error: the same of the gradients.

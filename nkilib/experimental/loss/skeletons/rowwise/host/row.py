@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from math import prod
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee, TermError
 from nkilib.base.work import StatesWork, Work
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Form, Loss, ModelledLaunch, gradients_of, modelled_launch, options_of, tensors_of
+from nkilib.core.host.loss import Form, gradients_of, options_of, tensors_of
+from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, sized_launch, tensor_bytes
 from nkilib.core.rows.sizes import FLOAT32_BYTES
 
 Arguments = Mapping[str, Any]
@@ -28,13 +30,6 @@ _ROWS: Final = (
     "rows: runs of 1024 elements in the order of the engine's accumulator, and then the runs; their sum: rows of a "
     "partition, then 32 numbers at a time; the tiling depends on shape and types alone"
 )
-
-
-class TensorSize(NamedTuple):
-    """Of a tensor of a launch: its shape, and the name of its type; None: that of the launch."""
-
-    shape: tuple[int, ...]
-    dtype: str | None = None
 
 
 def _none(arguments: Arguments) -> int:
@@ -75,7 +70,7 @@ class RowGradients:
 
 
 @dataclass(frozen=True)
-class RowwiseLoss(Loss):
+class RowwiseLoss(SizedLoss):
     """A loss of rows.
 
     Attributes:
@@ -85,16 +80,6 @@ class RowwiseLoss(Loss):
 
     rows: RowTensors = RowTensors()
     forms: tuple[Form, ...] = ()
-
-    def size_of(self, tensor: str, shape: tuple[int, int], options: Arguments) -> TensorSize:
-        """Of a tensor of either kernel, for matrices of such a shape.
-
-        Args:
-            tensor: its name without ``_hbm``.
-            shape: (N, D).
-            options: of the kernels, where they are not the default.
-        """
-        return _size_of(self.forward, self.rows, tensor, shape, options)
 
 
 def rowwise_loss(
@@ -130,6 +115,7 @@ def rowwise_loss(
         functions_of: tensors whose gradients need one each.
         notes: what else there is to know of the losses.
     """
+    size_of = partial(_size_of, forward, rows)
     tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions")
     return RowwiseLoss(
         name=name,
@@ -147,41 +133,27 @@ def rowwise_loss(
         tests=tests,
         edges=edges,
         differences=differences,
-        launches=tuple(_launches(forward, backward, rows, held)),
+        launches=(
+            sized_launch("forward, mean", forward, held[0], size_of, _SHAPE),
+            sized_launch("backward, mean", backward, held[1], size_of, _SHAPE),
+        ),
+        size_of=size_of,
         rows=rows,
         forms=forms,
     )
 
 
 def _size_of(
-    forward: Callable[..., Any], rows: RowTensors, tensor: str, shape: tuple[int, int], options: Arguments
+    forward: Callable[..., Any], rows: RowTensors, tensor: str, shape: tuple[int, ...], options: Arguments
 ) -> TensorSize:
     if tensor == _UPSTREAM:
-        return TensorSize((1,), "float32")
+        return SCALAR
     if tensor == _COEFFICIENTS:
         defaults = {name: each.default for name, each in inspect.signature(forward).parameters.items()}
         return TensorSize((rows.coefficients({**defaults, **options}), shape[0]), "float32")
     if tensor in rows.vectors:
         return TensorSize(shape[:1], "float32")
     return TensorSize((1, shape[1]) if tensor == rows.shared else shape)
-
-
-def _launches(
-    forward: Callable[..., Any],
-    backward: Callable[..., Any],
-    rows: RowTensors,
-    held: tuple[tuple[float, float], tuple[float, float]],
-) -> list[ModelledLaunch]:
-    """A forward and a backward with a mean, without optional tensors."""
-    launches = []
-    for label, kernel, bounds in (("forward", forward, held[0]), ("backward", backward, held[1])):
-        required = [name for name, may_be_none in tensors_of(kernel).items() if not may_be_none]
-        absent = {f"{name}_hbm": None for name, may_be_none in tensors_of(kernel).items() if may_be_none}
-        sizes = {name: _size_of(forward, rows, name, _SHAPE, {}) for name in required}
-        given = {name: size.shape for name, size in sizes.items() if size.dtype is None}
-        fixed = {"float32": {name: size.shape for name, size in sizes.items() if size.dtype is not None}}
-        launches.append(modelled_launch(f"{label}, mean", kernel is forward, bounds, given, fixed, **absent))
-    return launches
 
 
 def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
@@ -223,7 +195,7 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
         numbers += rows.coefficients(arguments) if arguments.get("coefficients_wanted") else 0
         loss_bytes = as_dtype(first.dtype if dtype is None else dtype).itemsize
         row_bytes = numbers * FLOAT32_BYTES + (loss_bytes if arguments["reduction"] == "none" else 0)
-        nbytes = sum(map(_nbytes, (arguments[f"{name}_hbm"] for name in (*matrices, *filter(None, [rows.shared])))))
+        nbytes = tensor_bytes(*(arguments[f"{name}_hbm"] for name in (*matrices, *filter(None, [rows.shared]))))
         return _work(first, nbytes + first.shape[0] * row_bytes, functions)
 
     return work
@@ -238,9 +210,11 @@ def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of:
         wanted = tuple(number for number, name in enumerate(names) if arguments.get(f"grad_{name}_wanted"))
         everything = tuple(range(len(names)))
         needed = everything if rows.needed is None else rows.needed(wanted, arguments)
-        nbytes = sum(_nbytes(arguments[f"{names[number]}_hbm"]) for number in (*needed, *wanted))
+        nbytes = tensor_bytes(*(arguments[f"{names[number]}_hbm"] for number in (*needed, *wanted)))
         first = arguments[f"{matrices[0]}_hbm"]
-        nbytes += first.shape[0] * rows.coefficients(arguments) * FLOAT32_BYTES + _nbytes(arguments["grad_loss_hbm"])
+        nbytes += first.shape[0] * rows.coefficients(arguments) * FLOAT32_BYTES + tensor_bytes(
+            arguments["grad_loss_hbm"]
+        )
         return _work(first, nbytes, sum(bool(arguments[f"grad_{name}_wanted"]) for name in functions_of))
 
     return work
@@ -249,12 +223,6 @@ def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of:
 def _matrices(kernel: Callable[..., Any], rows: RowTensors) -> tuple[str, ...]:
     others = {*rows.vectors, rows.shared, _COEFFICIENTS, _UPSTREAM}
     return tuple(name for name in tensors_of(kernel) if name not in others)
-
-
-def _nbytes(tensor: Any) -> int:
-    from nkilib.simulator.terms.dtypes import as_dtype
-
-    return 0 if tensor is None else int(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize)
 
 
 def _work(first: Any, nbytes: int, functions: int) -> Work:

@@ -1,4 +1,7 @@
-"""The truth of CTC is PyTorch's in float64: losses, and the gradient."""
+"""The truth of CTC is PyTorch's in float64: losses, and the gradient.
+
+The bounds of CTC: their values at points that can be worked out by hand.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nkilib.experimental.loss.ctc.host.reference import (
+from nkilib.experimental.loss.ctc.host.truth import (
+    CtcLosses,
+    ctc_loss_bound,
     ctc_loss_gradient_reference,
     ctc_loss_reference,
     reduced,
@@ -32,3 +37,23 @@ def test_losses_and_gradients(reduction: str) -> None:
     factors = reduction_factors(of_targets, reduction) * upstream.numpy().reshape(-1)
     gradient = ctc_loss_gradient_reference(given, found, lengths[0].numpy(), factors, zero_infinity=True)
     np.testing.assert_allclose(gradient, log_probs.grad, atol=1e-12)
+
+
+U = 2.0**-23
+
+
+def test_every_step_and_the_end_cost_two_units_of_the_logarithm() -> None:
+    """A step for each time, one sum more at the end; logarithms are as large as the loss and 20."""
+    found = CtcLosses(np.array([5.0, np.inf, 0.0]), np.zeros((7, 3, 2)))
+    bound = ctc_loss_bound(found, np.array([7, 7, 1]), np.array([2, 2, 1]), "none", np.float32)
+    rounded = 0.5 * U * 5.0 + 2.0**-126
+    expected = [2.0 * U * 8 * 25.0 + rounded, 2.0**-126, 2.0 * U * 2 * 20.0 + 2.0**-126]
+    np.testing.assert_allclose(bound, expected, rtol=1e-12)
+
+
+def test_a_sum_adds_the_errors_of_its_losses_and_of_its_additions() -> None:
+    found = CtcLosses(np.array([5.0, 3.0]), np.zeros((7, 2, 2)))
+    bound = ctc_loss_bound(found, np.array([7, 4]), np.array([2, 1]), "sum")
+    additions = 32 * (1 + 2) + 4  # two losses, then 128 partitions, 32 numbers at a time
+    expected = 2.0 * U * (8 * 25.0 + 5 * 23.0) + additions * 0.5 * U * 8.0
+    np.testing.assert_allclose(bound, [expected], rtol=1e-9)

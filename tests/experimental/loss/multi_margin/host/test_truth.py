@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from nkilib.experimental.loss.multi_margin.host.bounds import hinge_errors, loss_bounds
-from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginTruth
+from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth, hinge_errors, loss_bounds
 
 U = 2.0**-23
 MARGIN = 1.0

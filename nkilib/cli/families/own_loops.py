@@ -1,0 +1,144 @@
+"""The losses with loops of their own, each with a row that says what its tensors are: the element at a target, margins
+between classes, connectionist temporal classification, and distillation from logits.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from .loss import SizedKernels, TensorSize
+
+if TYPE_CHECKING:
+    from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling
+    from nkilib.experimental.loss.multi_margin.host.tiling import MultiMarginTiling
+    from nkilib.simulator import Profile
+    from nkilib.simulator.profiling.trips import AskedTrips
+
+SEQUENCES, LABELS = 32, 64
+_CHUNKS = (512, 1024, 2048, 3072, 4096)
+
+
+@dataclass(frozen=True)
+class InChunks(SizedKernels):
+    """Of a loss whose rows are worked on in chunks."""
+
+    SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
+    OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
+
+    @abstractmethod
+    def chosen(self, **arguments: Any) -> Any:
+        """The default."""
+
+    def tilings(self) -> set[Any]:
+        """To try."""
+        chosen = self.chosen()
+        return {chosen._replace(chunk_size=each) for each in self.options.chunk_size or _CHUNKS}
+
+
+@dataclass(frozen=True)
+class MultiMarginKernels(InChunks):
+    """A target a row."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("multi_margin_loss",)
+    CHOOSER: ClassVar[str] = "choose_multi_margin_tiling"
+    CONDITION: ClassVar[str] = "with --family multi_margin_loss: "
+    WHICH: ClassVar[str] = "with --family multi_margin_loss"
+
+    def chosen(self, **arguments: Any) -> MultiMarginTiling:
+        """The default."""
+        from nkilib.experimental.loss.multi_margin.host.tiling import choose_multi_margin_tiling
+
+        return choose_multi_margin_tiling(self.options.vocab)
+
+
+@dataclass(frozen=True)
+class MultilabelMarginKernels(SizedKernels):
+    """As many targets a row as classes at most."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("multilabel_margin_loss",)
+    WHICH: ClassVar[str] = "with --family multilabel_margin_loss"
+
+
+class Form(NamedTuple):
+    """How the input is read, or the gradient written: streamed, or gathered and scattered at the targets."""
+
+    streamed: bool
+
+
+@dataclass(frozen=True)
+class NllLossKernels(SizedKernels):
+    """Negative log-likelihood of log-probabilities."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
+    CHOOSER: ClassVar[str] = "the default"
+    WHICH: ClassVar[str] = "with --family nll_loss"
+    ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
+
+    def chosen(self, **arguments: Any) -> Form:
+        """The form that is asked for, or the one that the kernels take by themselves."""
+        from nkilib.experimental.loss.nll.class_tiles import is_streamed
+        from nkilib.experimental.loss.skeletons.indexed.positions import Shape
+        from nkilib.nki import nl
+        from nkilib.simulator import using
+
+        with using(target=self.target):
+            default = is_streamed(Shape.of(self.shape), getattr(nl, self.dtype))
+        asked = arguments.get("streamed")
+        return Form(default if asked is None else asked)
+
+    def tilings(self) -> Iterable[Form]:
+        """Both forms; many classes are not streamed."""
+        return Form(False), Form(True)
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Of a launch in the form of ``tiling``, which has no loop whose trips could be asked for."""
+        return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
+
+
+@dataclass(frozen=True)
+class CtcKernels(SizedKernels):
+    """Of a batch of sequences, which have as many steps as there are positions."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
+    OPTIONS: ClassVar[tuple[str, ...]] = ("sequences", "labels")
+    WHICH: ClassVar[str] = "with --family ctc_loss"
+    ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
+
+    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
+        """As the row says, of log-probabilities [T, N, C]."""
+        steps, classes = self.shape
+        log_probs = (steps, int(self.options.sequences or SEQUENCES), classes)
+        size = self.row.size_of(tensor, log_probs, {"labels": int(self.options.labels or LABELS)})
+        return TensorSize(size.shape, size.dtype or self.dtype)
+
+
+@dataclass(frozen=True)
+class DistillationKernels(InChunks):
+    """The divergence of a student's distribution from a teacher's, from the logits of both, of one type."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
+    CHOOSER: ClassVar[str] = "choose_distillation_tiling"
+    CONDITION: ClassVar[str] = "with --family distillation: "
+    WHICH: ClassVar[str] = "with --family distillation"
+
+    @property
+    def row(self) -> Any:
+        """It is no loss of PyTorch's, and not in the registry."""
+        from nkilib.experimental.loss.distillation.host import row
+
+        return row
+
+    def chosen(self, **arguments: Any) -> DistillationTiling:
+        """The default."""
+        from nkilib.experimental.loss.distillation.host.tiling import choose_distillation_tiling
+
+        of_pair = 2 * (4 if self.dtype == "float32" else 2)
+        is_mixed = 0 < arguments.get("beta", 0) < 1
+        return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
+
+    def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
+        """Of a launch; ``trips`` are those of the forward's loop over positions that are computed anew."""
+        return super().profile(tiling, cores, None if self.is_backward else trips, **arguments)

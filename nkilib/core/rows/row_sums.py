@@ -1,0 +1,32 @@
+"""Sums of rows that are summed part by part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from nkilib.nki import nisa, nl
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """A float32 number for each part of a row.
+
+    Attributes:
+        parts_sbuf: [rows, parts].
+    """
+
+    parts_sbuf: nl.NkiTensor
+
+    @classmethod
+    def make(cls, rows: int, parts: int) -> RowSums:
+        """For so many rows, each in so many parts; not written yet."""
+        return cls(nl.ndarray((rows, parts), dtype=nl.float32, buffer=nl.sbuf))
+
+    def part(self, number: int, rows: int) -> nl.NkiTensor:
+        """Where the sums of a part go, [rows, 1], of the first rows."""
+        return self.parts_sbuf[0:rows, number : number + 1]
+
+    def total(self, dst_sbuf: nl.NkiTensor, parts: int) -> None:
+        """The sum of so many parts, into [rows, 1]."""
+        rows = dst_sbuf.shape[0]
+        nisa.tensor_reduce(dst=dst_sbuf, op=nl.add, data=self.parts_sbuf[0:rows, 0:parts], axis=1)

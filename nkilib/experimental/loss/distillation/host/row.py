@@ -1,0 +1,99 @@
+"""Distillation from logits: the kernels, what they promise, what their tensors are, and what they work on.
+
+What they work on is stated whatever the tiling: the least that has to cross HBM, and activation functions. For host
+code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+
+A KL takes two exponentials an element, forward and backward but for KL(student || teacher) backward, which takes the
+student's alone. Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its gradient the
+student's and a softplus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any, Final
+
+from nkilib.base.guarantee import Guarantee
+from nkilib.base.work import Work
+from nkilib.core.cores import positions_of_core
+from nkilib.core.host.launchable import launchable
+from nkilib.core.host.sized_loss import TensorSize, tensor_bytes
+from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
+from nkilib.core.rows.sizes import FLOAT32_BYTES
+from nkilib.core.rows.slots import ROWS_OF_TILE
+from nkilib.experimental.loss.distillation import kernels
+from nkilib.nki import nl
+
+_RESULTS = 6
+
+
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """Of a tensor of a launch on logits [N, V]: logits, labels, and numbers of each position."""
+    if tensor in ("student", "teacher"):
+        return TensorSize(shape)
+    return TensorSize(shape[:1], "int32" if tensor == "labels" else "float32")
+
+
+def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """The work of ``distillation_forward``, whose parameters it takes, if each logit is read once."""
+    nbytes = tensor_bytes(student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
+    return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
+
+
+def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
+    """The work of ``distillation_backward``, whose parameters it takes."""
+    nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
+    return _work(student_hbm, nbytes, 1 if beta == 1.0 else 2)
+
+
+def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
+    """How often the loop of the forward runs at most: when every row of a core, of a part of them, is computed anew.
+
+    To be asked while the kernel runs, which knows how many cores there are.
+    """
+    own = positions_of_core(student_hbm.shape[0], nl.num_programs(), 0)
+    return {"recompute_rows": most_trips(min(own, BATCHES_MAX * ROWS_OF_TILE))}
+
+
+def _vector_bytes(student_hbm: Any, labels_hbm: Any) -> int:
+    return int((_RESULTS + (labels_hbm is not None)) * FLOAT32_BYTES * student_hbm.shape[0])
+
+
+def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
+    from nkilib.simulator.terms.dtypes import as_dtype
+
+    return Work(nbytes, exponentials=functions * prod(student_hbm.shape), dtype=as_dtype(student_hbm.dtype))
+
+
+FORWARD: Final = launchable(
+    kernels.distillation_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; a KL of equal "
+        "logits is 0",
+        notes="chunks depend on V, the bytes of a logit of each, and whether it is a KL or Jensen-Shannon; "
+        "sums of a piece in the order of the engine's accumulator, then of the pieces",
+    ),
+    forward_work,
+    forward_trips,
+)
+BACKWARD: Final = launchable(
+    kernels.distillation_backward,
+    Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="student_hbm",
+        error="u (a_P + a_Q) of each term times the upstream gradient, plus the result's rounding; a as in the forward",
+        notes="the teacher gets no gradient",
+    ),
+    backward_work,
+)

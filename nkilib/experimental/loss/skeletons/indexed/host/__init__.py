@@ -1,0 +1,1 @@
+"""Host code of the skeleton: never traced."""
