@@ -1,6 +1,7 @@
 """The package: importing it changes nothing outside itself, and it lives beside another package of the same name."""
 
 import ast
+import importlib
 import os
 import shutil
 import subprocess
@@ -117,6 +118,14 @@ def test_nkilib_torch_needs_the_release_that_its_extra_asks_for() -> None:
     requirements = [Requirement(text) for text in project()["optional-dependencies"]["torch"]]
     [bounds] = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
     assert str(bounds) == ">=" + ".".join(map(str, REQUIREMENT.needed))
+
+
+def test_the_command_is_there_and_no_address_is_made_up() -> None:
+    table = project()
+    assert table["authors"] == [{"name": "The nkilib authors"}]
+    assert not {"urls", "maintainers"} & table.keys()
+    module, _, function = table["scripts"]["nkilib"].partition(":")
+    assert getattr(importlib.import_module(module), function)(["profile", "--positions", "128", "--vocab", "512"]) == 0
 
 
 def test_every_directory_with_code_is_a_package_and_so_is_shipped() -> None:

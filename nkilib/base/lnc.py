@@ -21,6 +21,24 @@ from functools import lru_cache
 from itertools import zip_longest
 from typing import Any, Final
 
+__all__ = [
+    "COMPILER_DEFAULT",
+    "FLAGS",
+    "NKI_DEFAULT",
+    "SIZES",
+    "VARIABLE",
+    "Choice",
+    "CoresDisagreeError",
+    "explanation",
+    "launch_cores",
+    "library_grid",
+    "library_launch",
+    "of_compiler",
+    "of_flags",
+    "of_kernel",
+    "of_variable",
+]
+
 VARIABLE: Final = "NEURON_LOGICAL_NC_CONFIG"
 FLAGS: Final = "NEURON_CC_FLAGS"
 # A logical NeuronCore is one physical core or two.

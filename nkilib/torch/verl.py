@@ -20,6 +20,8 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace
 
+__all__ = ["Undo", "fused_linear_for_ppo", "install", "linear_cross_entropy"]
+
 _RELEASE: Final = Release("nkilib.torch.verl.install", "verl", "0.9.1")
 _KERNEL: Final = "verl.utils.kernel.linear_cross_entropy"
 _FUSED: Final = "verl.utils.experimental.torch_functional"

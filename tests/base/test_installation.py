@@ -177,6 +177,8 @@ def test_ours_is_imported_beside_theirs_and_leaves_them_whole(
 
     doctor = machine.run("-m", "nkilib", "doctor")
     assert doctor.returncode == 0
+    # The command of the same name is in the environment's directory of programs, and is no package there.
+    assert machine.run(machine.python.parent / "nkilib", "doctor").stdout == doctor.stdout
     report = report_of(doctor)
     assert report["nkilib"] == f"0.1.0, {home / 'nkilib'}"
     assert report["another nkilib"] == (

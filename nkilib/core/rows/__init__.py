@@ -16,3 +16,19 @@ needs a whole row on chip. From the bottom up:
 - :mod:`.shifted`: sums of exponentials that do without the maximum, and which of them are not to be trusted;
 - :mod:`.slots`, :mod:`.gathered`, :mod:`.recomputation`: rows that are flagged on the device, and gone through again.
 """
+
+__all__ = [
+    "argmax",
+    "batches",
+    "checks",
+    "elements",
+    "gathered",
+    "moments",
+    "recomputation",
+    "sbuf",
+    "shifted",
+    "slots",
+    "statistics",
+    "stream",
+    "tiles",
+]

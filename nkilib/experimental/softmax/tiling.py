@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+__all__ = ["SoftmaxTiling"]
+
 
 class SoftmaxTiling(NamedTuple):
     """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.

@@ -91,7 +91,7 @@ CTC: Final = SizedLoss(
     derivative="exp(x) - occupancy, as PyTorch's, whose x come from log_softmax",
     differentiated=("log_probs",),
     options=("blank", "zero_infinity"),
-    tests=("tests/experimental/loss/ctc", "tests/torch/functions/ctc_loss"),
+    tests=("tests/experimental/loss/ctc", "tests/torch/functions"),
     edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
     "is has gradient 0, where PyTorch has NaN",
     differences="bfloat16 and float16; a label that is no class has probability 0; gradients are those of "

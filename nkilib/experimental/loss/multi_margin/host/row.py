@@ -79,7 +79,7 @@ MULTI_MARGIN: Final = SizedLoss(
     derivative="w_t p relu(x_j - x_t + m)^(p - 1) / C where positive; minus their sum at the target",
     differentiated=("input",),
     options=("p", "margin", "weight"),
-    tests=("tests/experimental/loss/multi_margin", "tests/torch/functions/margins"),
+    tests=("tests/experimental/loss/multi_margin", "tests/torch/functions"),
     edges="a hinge of 0 has no gradient; a mean divides by N, whatever the weights are",
     differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, "
     "where PyTorch leaves its hinge out; no infinite margin",

@@ -94,7 +94,7 @@ MULTILABEL_MARGIN: Final = SizedLoss(
     derivative="number of targets with x_t - x_j < 1, over C; minus the number of such classes at a target",
     differentiated=("input",),
     options=(),
-    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions/margins"),
+    tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions"),
     edges="targets end at the first -1; one that is there twice counts twice",
     differences="at most 4,096 classes; targets of any integer type; infinite scores count as the largest finite "
     "number",

@@ -1,0 +1,126 @@
+"""How a public name or argument goes away: it warns for two minor versions before it is removed (docs/public-api.md).
+
+The warning is a ``FutureWarning``. Python hides a ``DeprecationWarning`` unless the call stands in the script itself,
+and losses are called in modules of a training program, whose users would first hear of the removal when it fails.
+An alias that stays for good, such as :mod:`nkilib.lnc`, does not warn.
+
+Traced code cannot warn. A kernel is deprecated where a face hands it out, by :func:`moved_names`.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, Final, ParamSpec, TypeVar
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+LEAST_VERSIONS: Final = 2
+"""Minor versions from the first warning to the removal, at least."""
+
+
+@dataclass(frozen=True)
+class Deprecation:
+    """What goes away, when, and what to use instead.
+
+    Attributes:
+        what: the full public name, such as ``nkilib.torch.old``, or of an argument ``nkilib.torch.f(old=)``.
+        since: the version that warns first, ``major.minor``.
+        removed_in: the version that no longer has it, ``major.minor``.
+        instead: what to do, an imperative without a full stop: ``use nkilib.torch.new``.
+    """
+
+    what: str
+    since: str
+    removed_in: str
+    instead: str
+
+    def __post_init__(self) -> None:
+        (major, minor), (end_major, end_minor) = _numbers(self.since), _numbers(self.removed_in)
+        if end_major < major or (end_major == major and end_minor < minor + LEAST_VERSIONS):
+            raise ValueError(
+                f"nkilib.base.deprecation: {self.what} must stay for {LEAST_VERSIONS} minor versions or until the next "
+                f"major one; got since={self.since!r}, removed_in={self.removed_in!r}"
+            )
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} is deprecated since nkilib {self.since} and will be removed in nkilib {self.removed_in}; "
+            f"{self.instead}."
+        )
+
+    def warn(self, frames: int = 1) -> None:
+        """Warn at the line that called the function that calls this, or at one ``frames`` further out."""
+        warnings.warn(str(self), FutureWarning, stacklevel=frames + 2)
+
+
+def deprecated(
+    what: str, *, since: str, removed_in: str, instead: str
+) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
+    """Decorate a function of the host that goes away; each call warns at the line of the call.
+
+    Args:
+        what, since, removed_in, instead: as in :class:`Deprecation`.
+    """
+    deprecation = Deprecation(what, since, removed_in, instead)
+
+    def decorate(function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        @functools.wraps(function)
+        def warning(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            deprecation.warn()
+            return function(*args, **kwargs)
+
+        return warning
+
+    return decorate
+
+
+def deprecated_argument(
+    function: str, argument: str, *, since: str, removed_in: str, instead: str, frames: int = 1
+) -> None:
+    """Warn of an argument that goes away. A public function calls this when it was given the argument.
+
+    Args:
+        function: the full public name of the function.
+        argument: the name of the argument.
+        since, removed_in, instead: as in :class:`Deprecation`.
+        frames: how many calls the public function is above the one that calls this, plus 1.
+    """
+    Deprecation(f"{function}({argument}=)", since, removed_in, instead).warn(frames + 1)
+
+
+def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in: str) -> Callable[[str], Any]:
+    """Make the ``__getattr__`` of a module whose names have moved: each import of an old name warns where it stands.
+
+    Example::
+
+        __getattr__ = moved_names(__name__, {"old": "nkilib.torch.new"}, since="0.3", removed_in="0.5")
+
+    Args:
+        module: the module that had the names.
+        moved: by old name, the full name of what it is now.
+        since, removed_in: as in :class:`Deprecation`.
+    """
+    deprecations = {
+        name: Deprecation(f"{module}.{name}", since, removed_in, f"use {new}") for name, new in moved.items()
+    }
+
+    def get(name: str) -> Any:
+        if name not in deprecations:
+            raise AttributeError(f"module {module!r} has no attribute {name!r}", name=name)
+        deprecations[name].warn()
+        home, _, now = moved[name].rpartition(".")
+        return getattr(import_module(home), now)
+
+    return get
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, dot, minor = version.partition(".")
+    if not (dot and major.isdecimal() and minor.isdecimal()):
+        raise ValueError(f"nkilib.base.deprecation: a version must be major.minor, such as '0.3'; got {version!r}")
+    return int(major), int(minor)
