@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
-from benchmarks._cases import Case, Tuning
+from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
 from benchmarks._display import verdict
-from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
+from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
+from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import (
     LARGEST_BEYOND_ARRAYS,
     MEBI,
@@ -38,7 +39,6 @@ from nkilib.nki import NOT_SIMULATED, SIMULATED
 LARGEST_RATIO = 0.9
 LARGEST_RATIO_OF_BF16_FORWARD = 1.3
 LARGEST_RATIO_OF_PROFILE = 1.1
-FEWEST_RUNS = 7
 
 
 @dataclass(frozen=True)
@@ -75,12 +75,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
         "--tune", action="store_true", help="try several tunings first and use the fastest of each pass"
     )
     return parse_timing_arguments(parser, arguments, FEWEST_RUNS, knows_cpu=False)
-
-
-def cases(quick: bool) -> list[Case]:
-    """The problem sizes."""
-    sizes = [(16, 3000), (8, 5003)] if quick else [(1024, 32128), (512, 129280)]
-    return [Case(rows, vocabulary, dtype) for rows, vocabulary in sizes for dtype in ("bf16", "fp32")]
 
 
 def default_tuning(case: Case) -> Tuning:

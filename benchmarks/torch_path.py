@@ -11,7 +11,6 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,14 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._against_torch import as_tensor
-from benchmarks._cases import Case, Tuning
+from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
 from benchmarks._display import verdict
 from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch import CORES, NKI_DTYPES
-from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
+from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
+from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
-from benchmarks.bench import FEWEST_RUNS, cases
+from benchmarks._torch_step import torch_step
 from examples._display import heading, make_console, plain_table
 from nkilib.experimental.loss import (
     choose_tiling,
@@ -34,7 +34,6 @@ from nkilib.experimental.loss import (
     extended_cross_entropy_forward,
 )
 from nkilib.nki import NOT_SIMULATED, SIMULATED
-from nkilib.torch import cross_entropy
 
 # The goals: at most that many times the seconds of the kernels, and at most that many bytes beyond the logits.
 LARGEST_RATIO = 1.15
@@ -119,30 +118,6 @@ class Step:
     def path(self, backward: bool, inplace: bool) -> tuple[float, torch.Tensor | None]:
         """The same through nkilib.torch and autograd."""
         return torch_step(as_tensor(self._logits), torch.from_numpy(self._targets), backward, inplace)
-
-
-class _Layer(torch.autograd.Function):
-    """Stands for the layer that made the logits: they are no leaf, and take neither time nor memory of their own."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
-        return None, None  # never called: the gradient of the logits is what is asked for
-
-
-def torch_step(
-    values: torch.Tensor, targets: torch.Tensor, backward: bool, inplace: bool
-) -> tuple[float, torch.Tensor | None]:
-    """Mean loss of ``values`` [N, V], and the gradient if ``backward``, which ``inplace`` writes over them."""
-    logits: torch.Tensor = _Layer.apply(torch.ones(1, requires_grad=True), values)
-    loss = cross_entropy(logits, targets, inplace=inplace)
-    if not backward:
-        return loss.item(), None
-    (gradient,) = torch.autograd.grad(loss, logits)
-    return loss.item(), gradient
 
 
 def compare(case: Case, runs: int) -> list[Comparison]:
