@@ -231,6 +231,7 @@ def _table(found: Sequence[Row]) -> Table:
     for row in found:
         launch, of = row.launch, row.found
         sizes = (str(size) for size in (launch.positions, launch.features, launch.vocabulary))
+        assert of.bound_us is not None
         times = (f"{of.time_us / 1e3:.3f}", f"{of.bound_us / 1e3:.3f}", f"{row.times_bound:.3f}", f"{launch.goal:.2f}")
         traffic = f"{(of.hbm_read_bytes + of.hbm_written_bytes) / 1e9:.2f}"
         program = f"{row.program}/{launch.program_goal}"
@@ -277,7 +278,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"Goals: one launch at most {OF_TWO_LAUNCHES} of two; at {PUBLISHED} at most {TWO_LAUNCHES_MS} ms in two "
         f"launches and {ONE_LAUNCH_MS} ms in one."
     )
-    return end_verdicts(console, [each.is_met for each in (*found, *forms)])
+    return end_verdicts(console, [*(row.is_met for row in found), *(form.is_met for form in forms)])
 
 
 if __name__ == "__main__":
