@@ -320,7 +320,7 @@ FLOAT = "must be an integer, got a register loaded with the float32 1.5"
         (lambda: nl.while_loop(float_register(), lambda r: r), f"nl.while_loop: init: {FLOAT}"),
         (lambda: nl.while_loop(register(1), 5), "nl.while_loop: body_fun must be a function, got 5"),
         (
-            lambda: nl.while_loop(register(1), lambda r: None),
+            lambda: nl.while_loop(register(1), lambda r: None),  # type: ignore[return-value]
             "nl.while_loop: what body_fun returns must be a register of nisa.register_alloc, got None",
         ),
         (
