@@ -17,7 +17,7 @@ from rich.table import Table
 
 from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
 from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
-from benchmarks._display import verdict
+from benchmarks._display import table_of, verdict
 from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
 from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import (
@@ -30,7 +30,7 @@ from benchmarks._pass_results import (
 )
 from benchmarks._profile_cost import ProfileCost, profile_cost
 from benchmarks._tune import best_tuning
-from examples._display import heading, make_console, plain_table
+from examples._display import heading, make_console
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
@@ -104,11 +104,7 @@ def run_case(console: Console, case: Case, runs: int, tune: bool) -> tuple[list[
 
 def time_table(results: Sequence[Result]) -> Table:
     """Seconds of every pass, beside torch's."""
-    table = plain_table("Seconds")
-    for column in ("N, V", "pass", "tuning"):
-        table.add_column(column, no_wrap=True)
-    for column in ("ours", "torch", "ratio", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of("Seconds", ("N, V", "pass", "tuning"), ("ours", "torch", "ratio", "goal", ""))
     for result in results:
         comparison = result.comparison
         seconds = (f"{comparison.ours:.3f}", f"{comparison.torch:.3f}", f"{comparison.ratio:.2f}")
@@ -119,11 +115,9 @@ def time_table(results: Sequence[Result]) -> Table:
 
 def profile_table(costs: Sequence[ProfileCost]) -> Table:
     """Seconds of a profile of the forward, beside those of the plain run."""
-    table = plain_table("Seconds of a profile of the forward")
-    for column in ("N, V", "tuning"):
-        table.add_column(column, no_wrap=True)
-    for column in ("profile", "plain", "ratio", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Seconds of a profile of the forward", ("N, V", "tuning"), ("profile", "plain", "ratio", "goal", "")
+    )
     for cost in costs:
         seconds = (f"{cost.profile:.3f}", f"{cost.plain:.3f}", f"{cost.ratio:.2f}")
         met = verdict(cost.ratio <= LARGEST_RATIO_OF_PROFILE)
@@ -133,11 +127,11 @@ def profile_table(costs: Sequence[ProfileCost]) -> Table:
 
 def memory_table(results: Sequence[Result]) -> Table:
     """Peak memory of every pass, beside its arrays."""
-    table = plain_table("Memory in MiB")
-    for column in ("N, V", "pass"):
-        table.add_column(column, no_wrap=True)
-    for column in ("growth", "arrays", "growth - arrays", f"<= {LARGEST_BEYOND_ARRAYS // MEBI}"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Memory in MiB",
+        ("N, V", "pass"),
+        ("growth", "arrays", "growth - arrays", f"<= {LARGEST_BEYOND_ARRAYS // MEBI}"),
+    )
     for result in results:
         memory = result.memory
         sizes = (f"{size / MEBI:.0f}" for size in (memory.growth, memory.arrays, memory.beyond_arrays))

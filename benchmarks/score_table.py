@@ -13,8 +13,8 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks._display import verdict
-from examples._display import heading, make_console, plain_table
+from benchmarks._display import table_of, verdict
+from examples._display import heading, make_console
 from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import NOT_SIMULATED, SIMULATED
@@ -73,9 +73,11 @@ def rows() -> Iterator[Row]:
 
 
 def _table(found: Sequence[Row]) -> Table:
-    table = plain_table("Token scores: microseconds, modelled, not measured")
-    for column in ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Token scores: microseconds, modelled, not measured",
+        (),
+        ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""),
+    )
     for row in found:
         sizes = (str(row.positions), str(row.vocabulary), "exact" if row.is_exact else "shift")
         times = (f"{row.found.time_us:,.1f}", f"{row.worst_us:,.1f}", f"{row.plain_us:,.1f}")

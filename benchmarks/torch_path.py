@@ -19,7 +19,7 @@ from rich.table import Table
 
 from benchmarks._against_torch import as_tensor
 from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
-from benchmarks._display import verdict
+from benchmarks._display import table_of, verdict
 from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch import CORES, NKI_DTYPES
 from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
@@ -27,7 +27,7 @@ from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
 from benchmarks._torch_step import torch_step
-from examples._display import heading, make_console, plain_table
+from examples._display import heading, make_console
 from nkilib.experimental.loss import (
     choose_tiling,
     extended_cross_entropy_backward,
@@ -154,11 +154,7 @@ def _is_equal(step: Step, backward: bool, inplace: bool) -> bool:
 
 def time_table(compared: Sequence[Comparison]) -> Table:
     """Seconds of every pass, both ways."""
-    table = plain_table("Seconds")
-    for column in ("N, V", "pass"):
-        table.add_column(column, no_wrap=True)
-    for column in (PATH, DIRECT, "ratio", f"<= {LARGEST_RATIO}"):
-        table.add_column(column, justify="right")
+    table = table_of("Seconds", ("N, V", "pass"), (PATH, DIRECT, "ratio", f"<= {LARGEST_RATIO}"))
     for one in compared:
         case = str(one.case) if one.name == PASSES[0] else ""
         seconds = (f"{one.path:.3f}", f"{one.direct:.3f}", f"{one.ratio:.2f}")
@@ -173,10 +169,11 @@ def meets_memory(case: Case, memory: MemoryUse) -> bool:
 
 def memory_table(memories: Sequence[tuple[Case, MemoryUse]]) -> Table:
     """Peak memory of forward plus backward in place, beside the logits."""
-    table = plain_table("Memory of forward and backward in place, in MiB")
-    table.add_column("N, V", no_wrap=True)
-    for column in ("growth", "logits", "growth - logits", f"<= {LARGEST_BEYOND_LOGITS // MEBI}"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Memory of forward and backward in place, in MiB",
+        ("N, V",),
+        ("growth", "logits", "growth - logits", f"<= {LARGEST_BEYOND_LOGITS // MEBI}"),
+    )
     for case, memory in memories:
         sizes = (memory.growth, case.logits_bytes, memory.growth - case.logits_bytes)
         table.add_row(str(case), *(f"{size / MEBI:.0f}" for size in sizes), verdict(meets_memory(case, memory)))
