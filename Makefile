@@ -41,7 +41,7 @@ test: lint
 lint: $(VENV)/.installed-test
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy nkilib --any-exprs-report .mypy_cache/any_exprs
+	$(RUN) -m mypy --any-exprs-report .mypy_cache/any_exprs
 	$(RUN) -m tools.any_share .mypy_cache/any_exprs
 	@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
 

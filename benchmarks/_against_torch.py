@@ -116,7 +116,7 @@ class _TorchGraph:
 
     def backward(self) -> None:
         assert self._loss is not None, "build() comes before backward()"
-        self._loss.backward()  # type: ignore[no-untyped-call]
+        self._loss.backward()
 
     @property
     def gradient(self) -> torch.Tensor:

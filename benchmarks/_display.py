@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
-from examples._display import heading
+from examples._display import heading, plain_table
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 # Of a measurement that has no simulator that models.
@@ -17,6 +18,16 @@ NO_MODEL = 2
 def verdict(is_met: bool) -> Text:
     """Whether a goal is met, for a cell."""
     return Text("met", style="green") if is_met else Text("missed", style="bold red")
+
+
+def table_of(title: str, names: Iterable[str], figures: Iterable[str]) -> Table:
+    """An empty table: columns that say what a row is about, which are not wrapped, then columns of figures."""
+    table = plain_table(title)
+    for column in names:
+        table.add_column(column, no_wrap=True)
+    for column in figures:
+        table.add_column(column, justify="right")
+    return table
 
 
 def begin_modelled(console: Console, title: str, *lines: str) -> bool:

@@ -12,9 +12,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks._display import verdict
+from benchmarks._display import table_of, verdict
 from benchmarks._memory import MemoryUse
-from examples._display import heading, plain_table
+from examples._display import heading
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 TORCH_THREADS = 2
@@ -137,11 +137,7 @@ def memory_table(results: Sequence[PassResult]) -> Table:
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
-    table = plain_table(title)
-    for column in ("case", "pass"):
-        table.add_column(column, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="right")
+    table = table_of(title, ("case", "pass"), columns)
     return table
 
 

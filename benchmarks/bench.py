@@ -16,9 +16,10 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._against_torch import Comparison, SharedInputs, compare_backward, compare_forward
-from benchmarks._cases import Case, Tuning
-from benchmarks._display import verdict
-from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
+from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
+from benchmarks._display import table_of, verdict
+from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
+from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import (
     LARGEST_BEYOND_ARRAYS,
     MEBI,
@@ -29,7 +30,7 @@ from benchmarks._pass_results import (
 )
 from benchmarks._profile_cost import ProfileCost, profile_cost
 from benchmarks._tune import best_tuning
-from examples._display import heading, make_console, plain_table
+from examples._display import heading, make_console
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
@@ -38,7 +39,6 @@ from nkilib.nki import NOT_SIMULATED, SIMULATED
 LARGEST_RATIO = 0.9
 LARGEST_RATIO_OF_BF16_FORWARD = 1.3
 LARGEST_RATIO_OF_PROFILE = 1.1
-FEWEST_RUNS = 7
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,6 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     return parse_timing_arguments(parser, arguments, FEWEST_RUNS, knows_cpu=False)
 
 
-def cases(quick: bool) -> list[Case]:
-    """The problem sizes."""
-    sizes = [(16, 3000), (8, 5003)] if quick else [(1024, 32128), (512, 129280)]
-    return [Case(rows, vocabulary, dtype) for rows, vocabulary in sizes for dtype in ("bf16", "fp32")]
-
-
 def default_tuning(case: Case) -> Tuning:
     """The tuning that was fastest, or within noise of it, where it was tried; ``--tune`` finds that of another CPU.
 
@@ -110,11 +104,7 @@ def run_case(console: Console, case: Case, runs: int, tune: bool) -> tuple[list[
 
 def time_table(results: Sequence[Result]) -> Table:
     """Seconds of every pass, beside torch's."""
-    table = plain_table("Seconds")
-    for column in ("N, V", "pass", "tuning"):
-        table.add_column(column, no_wrap=True)
-    for column in ("ours", "torch", "ratio", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of("Seconds", ("N, V", "pass", "tuning"), ("ours", "torch", "ratio", "goal", ""))
     for result in results:
         comparison = result.comparison
         seconds = (f"{comparison.ours:.3f}", f"{comparison.torch:.3f}", f"{comparison.ratio:.2f}")
@@ -125,11 +115,9 @@ def time_table(results: Sequence[Result]) -> Table:
 
 def profile_table(costs: Sequence[ProfileCost]) -> Table:
     """Seconds of a profile of the forward, beside those of the plain run."""
-    table = plain_table("Seconds of a profile of the forward")
-    for column in ("N, V", "tuning"):
-        table.add_column(column, no_wrap=True)
-    for column in ("profile", "plain", "ratio", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Seconds of a profile of the forward", ("N, V", "tuning"), ("profile", "plain", "ratio", "goal", "")
+    )
     for cost in costs:
         seconds = (f"{cost.profile:.3f}", f"{cost.plain:.3f}", f"{cost.ratio:.2f}")
         met = verdict(cost.ratio <= LARGEST_RATIO_OF_PROFILE)
@@ -139,11 +127,11 @@ def profile_table(costs: Sequence[ProfileCost]) -> Table:
 
 def memory_table(results: Sequence[Result]) -> Table:
     """Peak memory of every pass, beside its arrays."""
-    table = plain_table("Memory in MiB")
-    for column in ("N, V", "pass"):
-        table.add_column(column, no_wrap=True)
-    for column in ("growth", "arrays", "growth - arrays", f"<= {LARGEST_BEYOND_ARRAYS // MEBI}"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Memory in MiB",
+        ("N, V", "pass"),
+        ("growth", "arrays", "growth - arrays", f"<= {LARGEST_BEYOND_ARRAYS // MEBI}"),
+    )
     for result in results:
         memory = result.memory
         sizes = (f"{size / MEBI:.0f}" for size in (memory.growth, memory.arrays, memory.beyond_arrays))

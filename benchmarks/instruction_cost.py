@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._display import verdict
-from examples._display import heading, make_console, plain_table
+from benchmarks._display import table_of, verdict
+from examples._display import heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 
 # The goal, in microseconds an instruction: a kernel of 50,000 then takes less than a second.
@@ -182,10 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     results = [measure(name, options.repeats, options.launches) for name in _CASES]
-    table = plain_table("Microseconds")
-    table.add_column("instruction", no_wrap=True)
-    for column in ("whole", "numpy's", "own", f"<= {LARGEST_MICROSECONDS:.0f}"):
-        table.add_column(column, justify="right")
+    table = table_of("Microseconds", ("instruction",), ("whole", "numpy's", "own", f"<= {LARGEST_MICROSECONDS:.0f}"))
     for result in results:
         times = (f"{value:.1f}" for value in (result.whole, result.arithmetic, result.own))
         table.add_row(result.name, *times, verdict(result.meets_goal))

@@ -85,9 +85,9 @@ def errors_of(problem: PairProblem, with_gradients: bool = True) -> Errors:
     results = linear_distillation_forward[2](*operands, beta=problem.beta)
     divergence, entropy, *statistics = (np.asarray(each) for each in results)
     exact = pair_forward_reference(problem)
-    found = in_norm(divergence, exact.divergence), in_norm(entropy, exact.entropy)
+    errors = Errors(in_norm(divergence, exact.divergence), in_norm(entropy, exact.entropy))
     if not with_gradients:
-        return Errors(*found)
+        return errors
     upstream = np.full(problem.num_positions, 1.0 / problem.num_positions, np.float32)
     given = {f"{name}_hbm": each for name, each in zip(_STATISTICS, statistics, strict=True)}
     gradients = linear_distillation_backward[2](*operands, **given, grad_divergence_hbm=upstream, beta=problem.beta)
@@ -95,7 +95,8 @@ def errors_of(problem: PairProblem, with_gradients: bool = True) -> Errors:
     # Without a bias there are two: of the input and of the weight.
     pairs = [(np.asarray(each).astype(np.float64), other) for each, other in zip(gradients, truth[:2], strict=True)]
     rows = max(float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max()) for a, b in pairs)
-    return Errors(*found, *(in_norm(*pair) for pair in pairs), rows)
+    of_input, of_weight = (in_norm(*pair) for pair in pairs)
+    return errors._replace(input=of_input, weight=of_weight, worst_row=rows)
 
 
 def in_norm(found: Array, exact: Array) -> float:

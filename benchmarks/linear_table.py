@@ -17,9 +17,9 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, verdict
+from benchmarks._display import NO_MODEL, begin_modelled, end_verdicts, table_of, verdict
 from benchmarks._program_size import program_instructions
-from examples._display import make_console, plain_table
+from examples._display import make_console
 from nkilib.experimental.loss.linear_cross_entropy.host.memory import form_bytes
 from nkilib.experimental.loss.linear_cross_entropy.host.tiling import choose_linear_tiling
 from nkilib.experimental.loss.profiling import profile_linear_launch
@@ -225,12 +225,15 @@ class Forms:
 
 
 def _table(found: Sequence[Row]) -> Table:
-    table = plain_table("Linear cross-entropy: milliseconds, modelled, not measured")
-    for column in ("pass", "N", "D", "V", "", "tiling", "ms", "bound", "times", "goal", "GB", "program", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Linear cross-entropy: milliseconds, modelled, not measured",
+        (),
+        ("pass", "N", "D", "V", "", "tiling", "ms", "bound", "times", "goal", "GB", "program", ""),
+    )
     for row in found:
         launch, of = row.launch, row.found
         sizes = (str(size) for size in (launch.positions, launch.features, launch.vocabulary))
+        assert of.bound_us is not None
         times = (f"{of.time_us / 1e3:.3f}", f"{of.bound_us / 1e3:.3f}", f"{row.times_bound:.3f}", f"{launch.goal:.2f}")
         traffic = f"{(of.hbm_read_bytes + of.hbm_written_bytes) / 1e9:.2f}"
         program = f"{row.program}/{launch.program_goal}"
@@ -240,9 +243,11 @@ def _table(found: Sequence[Row]) -> Table:
 
 
 def _forms_table(found: Sequence[Forms]) -> Table:
-    table = plain_table("One launch beside two, bf16: milliseconds, and MiB beyond inputs and outputs; modelled")
-    for column in ("N", "D", "V", "forward", "backward", "two", "one", "ratio", "MiB of two", "MiB of one", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "One launch beside two, bf16: milliseconds, and MiB beyond inputs and outputs; modelled",
+        (),
+        ("N", "D", "V", "forward", "backward", "two", "one", "ratio", "MiB of two", "MiB of one", ""),
+    )
     for forms in found:
         forward, backward = forms.two_launches
         sizes = (str(size) for size in (forms.positions, forms.features, forms.vocabulary))
@@ -277,7 +282,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"Goals: one launch at most {OF_TWO_LAUNCHES} of two; at {PUBLISHED} at most {TWO_LAUNCHES_MS} ms in two "
         f"launches and {ONE_LAUNCH_MS} ms in one."
     )
-    return end_verdicts(console, [each.is_met for each in (*found, *forms)])
+    return end_verdicts(console, [*(row.is_met for row in found), *(form.is_met for form in forms)])
 
 
 if __name__ == "__main__":

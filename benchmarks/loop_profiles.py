@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from benchmarks._display import verdict
+from benchmarks._display import table_of, verdict
 from benchmarks._memory import peak_resident_bytes
-from examples._display import heading, make_console, plain_table
+from examples._display import heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 
 # The goal, for a kernel of two million instructions.
@@ -106,10 +106,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     console = make_console()
     console.print(heading("Profiles of long kernels", "on shapes; times are modelled, not measured"))
-    table = plain_table("Profiles, each in a process of its own")
-    table.add_column("kernel", no_wrap=True)
-    for column in ("instructions", "seconds", "peak MB", "modelled us"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Profiles, each in a process of its own", ("kernel",), ("instructions", "seconds", "peak MB", "modelled us")
+    )
     asked = [("fori_loop", options.instructions), ("fori_loop", options.unrolled), ("all", options.unrolled)]
     asked.append(("python", options.unrolled))
     costs = [measure_apart(*each) for each in asked]

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks._display import verdict
-from examples._display import heading, make_console, plain_table
+from benchmarks._display import table_of, verdict
+from examples._display import heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED, nisa, nki, nl
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.verify.times.published import matmul, rmsnorm_quant, tiled_matmul
@@ -206,10 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Goal: within {CLOSE:.0%} for single instructions and the matrix product, {ROUGH:.0%} for the others.",
         )
     )
-    table = plain_table("Figures of aws-neuron/aws-neuron-sdk")
-    table.add_column("what", no_wrap=True)
-    for column in ("unit", "published", "modelled", "ratio", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Figures of aws-neuron/aws-neuron-sdk", ("what",), ("unit", "published", "modelled", "ratio", "goal", "")
+    )
     for row in found:
         figure = row.figure
         numbers = (f"{figure.published:,g}", f"{row.modelled:,.1f}", f"{row.ratio:.2f}", f"{figure.tolerance:.0%}")

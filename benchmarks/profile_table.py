@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
@@ -136,7 +137,7 @@ def _row(vocabulary: int, dtype: str, direction: str, reading: str, target: str)
     launch = POSITIONS, vocabulary, DTYPES[dtype], direction
     tiling = choose_tiling(*launch, target)
     parameters = ModelParameters(halves_bf16_max=READINGS[reading])
-    exact = {"exact_maximum": True} if direction == "forward" else {}
+    exact: dict[str, Any] = {"exact_maximum": True} if direction == "forward" else {}
     found = profile_launch(*launch, tiling, target=target, parameters=parameters, **exact)
     return Row(vocabulary, tiling, found, dtype, direction, reading, GOALS[target])
 
@@ -216,7 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"Goals: at most {SHIFTED_GOALS[32128]:.2f} (32128) or {SHIFTED_GOAL:.2f} times the bound; "
             f"{OF_EXACT_GOAL} of the time with the exact maximum; {ALL_ANEW_GOAL} with every position computed anew."
         )
-    return end_verdicts(console, [row.is_met for row in (*found, *shifted)])
+    return end_verdicts(console, [*(row.is_met for row in found), *(row.is_met for row in shifted)])
 
 
 if __name__ == "__main__":

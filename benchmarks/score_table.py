@@ -9,11 +9,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from rich.table import Table
 
-from benchmarks._display import verdict
-from examples._display import heading, make_console, plain_table
+from benchmarks._display import table_of, verdict
+from examples._display import heading, make_console
 from nkilib.experimental.loss import Tiling, choose_tiling
 from nkilib.experimental.loss.profiling import profile_launch
 from nkilib.nki import NOT_SIMULATED, SIMULATED
@@ -24,7 +25,7 @@ LAUNCHES = {(512, 32768): 4096, (4096, 129280): 25856}
 # At most so many times the plain forward, by the form: with the exact maximum, and without.
 GOALS = {True: 2.4, False: 1.35}
 # All that token_scores asks for.
-SCORES = {"with_entropy": True, "with_log_sum": True}
+SCORES: dict[str, Any] = {"with_entropy": True, "with_log_sum": True}
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,11 @@ def rows() -> Iterator[Row]:
 
 
 def _table(found: Sequence[Row]) -> Table:
-    table = plain_table("Token scores: microseconds, modelled, not measured")
-    for column in ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Token scores: microseconds, modelled, not measured",
+        (),
+        ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""),
+    )
     for row in found:
         sizes = (str(row.positions), str(row.vocabulary), "exact" if row.is_exact else "shift")
         times = (f"{row.found.time_us:,.1f}", f"{row.worst_us:,.1f}", f"{row.plain_us:,.1f}")

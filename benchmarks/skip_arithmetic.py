@@ -21,9 +21,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from benchmarks._display import end_verdicts, verdict
+from benchmarks._display import end_verdicts, table_of, verdict
 from benchmarks._memory import peak_resident_bytes, resident_bytes
-from examples._display import heading, make_console, plain_table
+from examples._display import heading, make_console
 from nkilib.nki import NOT_SIMULATED, SIMULATED
 
 # The goal: so many times the CPU time of a launch that skips arithmetic is what one takes that computes.
@@ -150,10 +150,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     console = make_console()
     console.print(heading("Launches that skip arithmetic", f"{options.cores} core(s); CPU seconds, one thread of BLAS"))
-    table = plain_table("Launches, each in a process of its own")
-    table.add_column("kernel", no_wrap=True)
-    for column in ("computed s", "skipped s", "ratio", "computed GiB", "skipped GiB", f"at least {LEAST_RATIO:.0f}"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Launches, each in a process of its own",
+        ("kernel",),
+        ("computed s", "skipped s", "ratio", "computed GiB", "skipped GiB", f"at least {LEAST_RATIO:.0f}"),
+    )
     are_met = []
     for name in KERNELS:
         computed, skipped = (measure_apart(name, way, options.cores, options.sizes) for way in (_COMPUTED, _SKIPPED))

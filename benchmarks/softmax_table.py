@@ -52,12 +52,14 @@ def _print_row(
     shape: tuple[int, ...], axis: int, dtype: str, kind: Kind, direction: str, parameters: ModelParameters
 ) -> None:
     found = profile_softmax_launch(shape, axis, dtype, kind, direction, parameters=parameters)
-    bound = found.time_us / found.fraction_of_bound
+    fraction = found.fraction_of_bound
+    assert fraction is not None
+    bound = found.time_us / fraction
     two_passes = max(bound, 2 * prod(shape) / _SCALAR_PER_US)
     name = f"{kind.value} {direction}"
     sizes = " x ".join(map(str, shape))
     print(
-        f"{sizes:22} {axis:4} {dtype:8} {name:20} {found.time_us:9.1f} {found.fraction_of_bound:8.3f} "
+        f"{sizes:22} {axis:4} {dtype:8} {name:20} {found.time_us:9.1f} {fraction:8.3f} "
         f"{found.time_us / two_passes:12.3f} {sum(found.instruction_counts.values()):12}",
         flush=True,
     )

@@ -11,7 +11,6 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +18,22 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks._against_torch import as_tensor
-from benchmarks._cases import Case, Tuning
-from benchmarks._display import verdict
+from benchmarks._cases import FEWEST_RUNS, Case, Tuning, cases
+from benchmarks._display import table_of, verdict
 from benchmarks._inputs import make_logits, make_targets
 from benchmarks._launch import CORES, NKI_DTYPES
-from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
+from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
+from benchmarks._memory import MemoryUse
 from benchmarks._pass_results import MEBI, TORCH_THREADS, load_line, parse_timing_arguments
 from benchmarks._timing import Contender, interleaved_minimum
-from benchmarks.bench import FEWEST_RUNS, cases
-from examples._display import heading, make_console, plain_table
+from benchmarks._torch_step import torch_step
+from examples._display import heading, make_console
 from nkilib.experimental.loss import (
     choose_tiling,
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
 from nkilib.nki import NOT_SIMULATED, SIMULATED
-from nkilib.torch import cross_entropy
 
 # The goals: at most that many times the seconds of the kernels, and at most that many bytes beyond the logits.
 LARGEST_RATIO = 1.15
@@ -121,30 +120,6 @@ class Step:
         return torch_step(as_tensor(self._logits), torch.from_numpy(self._targets), backward, inplace)
 
 
-class _Layer(torch.autograd.Function):
-    """Stands for the layer that made the logits: they are no leaf, and take neither time nor memory of their own."""
-
-    @staticmethod
-    def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        return values.detach()
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None]:
-        return None, None  # never called: the gradient of the logits is what is asked for
-
-
-def torch_step(
-    values: torch.Tensor, targets: torch.Tensor, backward: bool, inplace: bool
-) -> tuple[float, torch.Tensor | None]:
-    """Mean loss of ``values`` [N, V], and the gradient if ``backward``, which ``inplace`` writes over them."""
-    logits: torch.Tensor = _Layer.apply(torch.ones(1, requires_grad=True), values)
-    loss = cross_entropy(logits, targets, inplace=inplace)
-    if not backward:
-        return loss.item(), None
-    (gradient,) = torch.autograd.grad(loss, logits)
-    return loss.item(), gradient
-
-
 def compare(case: Case, runs: int) -> list[Comparison]:
     """Time every pass of ``case`` both ways, and compare what they return."""
     step = Step(case)
@@ -179,11 +154,7 @@ def _is_equal(step: Step, backward: bool, inplace: bool) -> bool:
 
 def time_table(compared: Sequence[Comparison]) -> Table:
     """Seconds of every pass, both ways."""
-    table = plain_table("Seconds")
-    for column in ("N, V", "pass"):
-        table.add_column(column, no_wrap=True)
-    for column in (PATH, DIRECT, "ratio", f"<= {LARGEST_RATIO}"):
-        table.add_column(column, justify="right")
+    table = table_of("Seconds", ("N, V", "pass"), (PATH, DIRECT, "ratio", f"<= {LARGEST_RATIO}"))
     for one in compared:
         case = str(one.case) if one.name == PASSES[0] else ""
         seconds = (f"{one.path:.3f}", f"{one.direct:.3f}", f"{one.ratio:.2f}")
@@ -198,10 +169,11 @@ def meets_memory(case: Case, memory: MemoryUse) -> bool:
 
 def memory_table(memories: Sequence[tuple[Case, MemoryUse]]) -> Table:
     """Peak memory of forward plus backward in place, beside the logits."""
-    table = plain_table("Memory of forward and backward in place, in MiB")
-    table.add_column("N, V", no_wrap=True)
-    for column in ("growth", "logits", "growth - logits", f"<= {LARGEST_BEYOND_LOGITS // MEBI}"):
-        table.add_column(column, justify="right")
+    table = table_of(
+        "Memory of forward and backward in place, in MiB",
+        ("N, V",),
+        ("growth", "logits", "growth - logits", f"<= {LARGEST_BEYOND_LOGITS // MEBI}"),
+    )
     for case, memory in memories:
         sizes = (memory.growth, case.logits_bytes, memory.growth - case.logits_bytes)
         table.add_row(str(case), *(f"{size / MEBI:.0f}" for size in sizes), verdict(meets_memory(case, memory)))

@@ -30,7 +30,9 @@ LARGEST_ERROR = 1e-5
 
 
 @nki.jit
-def output_layer_loss(hidden, weight, targets):
+def output_layer_loss(
+    hidden: nl.NkiTensor, weight: nl.NkiTensor, targets: nl.NkiTensor
+) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Cross-entropy of an output layer, and its gradient with respect to the logits, on one core.
 
     Equivalent to ``F.cross_entropy(hidden.T @ weight, targets, reduction="none")`` in PyTorch, and to the gradient of

@@ -46,7 +46,7 @@ def is_good(word: str) -> bool:
     return int(word[1:]) % GOOD_SHARE == 0
 
 
-def reward(completions: list[str], **_: Any) -> list[float]:
+def reward(completions: list[str], **_: Any) -> list[float | None]:
     """The share of good words of each answer, as TRL asks for it."""
     return [sum(map(is_good, answer.split())) / ANSWER_WORDS for answer in completions]
 
@@ -70,9 +70,17 @@ def make_model(tokenizer: Any) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(SEED)
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_hidden_layers": 1, "num_attention_heads": 4}
-    special = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes, **special))
+    configuration = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=WIDTH,
+        intermediate_size=2 * WIDTH,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+    )
+    return LlamaForCausalLM(configuration)
 
 
 def make_trainer(steps: int, directory: Path) -> Any:

@@ -94,7 +94,7 @@ def learn(policy: Policy, scores_of: Scores, answers: Answers) -> tuple[float, f
     with torch.no_grad():
         for parameter in policy.parameters():
             assert parameter.grad is not None
-            parameter -= LEARNING_RATE * parameter.grad
+            parameter.sub_(LEARNING_RATE * parameter.grad)
             parameter.grad = None
     return loss.item(), scores.entropy.mean().item()
 

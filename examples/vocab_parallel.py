@@ -104,7 +104,7 @@ def learn(model: nn.Module, loss_of: Loss, previous: Tensor, following: Tensor) 
     with torch.no_grad():
         for parameter in model.parameters():
             assert parameter.grad is not None
-            parameter -= LEARNING_RATE * parameter.grad
+            parameter.sub_(LEARNING_RATE * parameter.grad)
             parameter.grad = None
     return loss.item()
 

@@ -7,12 +7,18 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from nkilib import __version__
 from tests.fresh_python import CHECKOUT
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 HOOKS = (CHECKOUT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
 CHANGELOG = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -37,10 +43,12 @@ def test_the_hook_is_the_target_that_lints_and_has_no_versions_of_its_own() -> N
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
     lint = commands_of("lint")
-    tools = ("ruff check .", "ruff format --check .", "mypy nkilib --any-exprs-report .mypy_cache/any_exprs")
+    tools = ("ruff check .", "ruff format --check .", "mypy --any-exprs-report .mypy_cache/any_exprs")
     ruff_and_mypy = [f".venv/bin/python -m {tool}" for tool in tools]
     assert lint[: len(tools)] == ruff_and_mypy
     assert lint[len(tools)] == ".venv/bin/python -m tools.any_share .mypy_cache/any_exprs"
+    checked = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["files"]
+    assert set(checked) == {path.parent.name for path in CHECKOUT.glob("*/__init__.py")}
     test = commands_of("test")
     assert test[: len(lint)] == lint
     assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]

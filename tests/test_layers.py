@@ -1,4 +1,4 @@
-"""Who imports whom in nkilib: in layers, in no circle, torch in one place and jax in another.
+"""Who imports whom in nkilib and benchmarks: in layers, in no circle, torch in one place and jax in another.
 
 The layers are those of ``[tool.importlinter]`` in pyproject.toml, which import-linter holds too where it runs. Here
 every file is read, so that imports for annotations only and imports inside functions count like all others.
@@ -7,6 +7,7 @@ every file is read, so that imports for annotations only and imports inside func
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
@@ -22,7 +23,9 @@ else:
 
 ROOT = Path(__file__).resolve().parent.parent
 SETTINGS: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-LIBRARY, BASE, SIMULATOR = (contract for contract in SETTINGS["contracts"] if contract["type"] == "layers")
+LIBRARY, BASE, SIMULATOR, CHECKOUT, BENCHMARKS = (
+    contract for contract in SETTINGS["contracts"] if contract["type"] == "layers"
+)
 
 Graph = Mapping[str, set[str]]
 
@@ -63,7 +66,7 @@ def circle_in(graph: Graph) -> list[str]:
 def arrows_up(graph: Graph, layers: Sequence[str]) -> list[tuple[str, str]]:
     """The imports from a layer to a higher one, or to one beside it; ``layers`` start with the highest."""
     place_of = {
-        module: (depth, name)
+        module: (depth, layer if _may_know_each_other(layer) else name)
         for module in graph
         for depth, layer in enumerate(layers)
         for name in packages_of(layer)
@@ -82,26 +85,53 @@ def _may_import(place: tuple[int, str], other: tuple[int, str]) -> bool:
 
 
 def packages_of(layer: str) -> list[str]:
-    """``a | b`` are two that do not know each other."""
-    return layer.split(" | ")
+    """``a | b`` are two that do not know each other, ``a : b`` two that may."""
+    return [name for name in layer.split() if name not in "|:"]
+
+
+def _may_know_each_other(layer: str) -> bool:
+    return ":" in layer
 
 
 def layers_of(contract: Mapping[str, Any]) -> list[str]:
     """Names of the layers of a contract about the packages of one container, in full."""
     (container,) = contract["containers"]
-    return [" | ".join(f"{container}.{name}" for name in packages_of(layer)) for layer in contract["layers"]]
+    return [re.sub(r"[\w.]+", rf"{container}.\g<0>", layer) for layer in contract["layers"]]
 
 
-CONTAINERS = {"nkilib": LIBRARY["layers"], "nkilib/base": layers_of(BASE), "nkilib/simulator": layers_of(SIMULATOR)}
+CONTAINERS = {
+    "nkilib": LIBRARY["layers"],
+    "nkilib/base": layers_of(BASE),
+    "nkilib/simulator": layers_of(SIMULATOR),
+    "benchmarks": layers_of(BENCHMARKS),
+}
 
 
 @pytest.fixture(scope="module")
 def graph() -> dict[str, set[str]]:
-    return imports_of(ROOT, "nkilib")
+    return imports_of(ROOT, "nkilib") | imports_of(ROOT, "benchmarks")
 
 
 def test_no_module_imports_itself_by_way_of_others(graph: Graph) -> None:
     assert circle_in(graph) == []
+
+
+def test_the_library_imports_nothing_that_is_not_installed_with_it(graph: Graph) -> None:
+    """Nor does an example. What the highest of the packages import is free: they are not read, only named."""
+    free, *lower = (packages_of(layer) for layer in CHECKOUT["layers"])
+    assert {*free, *(name for layer in lower for name in layer)} == set(SETTINGS["root_packages"])
+    named = {_name(ROOT, file): set[str]() for package in free for file in (ROOT / package).rglob("*.py")}
+    assert arrows_up({**graph, **imports_of(ROOT, "examples"), **named}, CHECKOUT["layers"]) == []
+
+
+def test_every_package_of_the_checkout_is_a_root() -> None:
+    assert {path.parent.name for path in ROOT.glob("*/__init__.py")} == set(SETTINGS["root_packages"])
+
+
+def test_commands_of_the_benchmarks_stand_above_what_they_share() -> None:
+    is_private = [[name.startswith("_") for name in packages_of(layer)] for layer in BENCHMARKS["layers"]]
+    assert [all(layer) for layer in is_private] == [any(layer) for layer in is_private], "a layer has both"
+    assert is_private == sorted(is_private, key=all), "what is private stands lower"
 
 
 @pytest.mark.parametrize("layers", CONTAINERS.values(), ids=CONTAINERS)
@@ -120,7 +150,8 @@ def test_every_package_and_module_is_in_a_layer() -> None:
 
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_only_the_side_of_a_framework_imports_it(graph: Graph, framework: str) -> None:
-    users = {name for name, others in graph.items() if any(other.split(".")[0] == framework for other in others)}
+    library = {name: others for name, others in graph.items() if name.startswith("nkilib")}
+    users = {name for name, others in library.items() if any(other.split(".")[0] == framework for other in others)}
     assert users
     assert {name for name in users if not name.startswith(f"nkilib.{framework}")} == set()
 
@@ -128,6 +159,7 @@ def test_only_the_side_of_a_framework_imports_it(graph: Graph, framework: str) -
 def test_packages_of_one_layer_do_not_know_each_other() -> None:
     graph = {"p.low": {"p.left.a"}, "p.left.a": {"p.right", "p.left.b"}, "p.left.b": {"p.low"}, "p.right": set[str]()}
     assert arrows_up(graph, ["p.left | p.right", "p.low"]) == [("p.low", "p.left.a"), ("p.left.a", "p.right")]
+    assert arrows_up(graph, ["p.left : p.right", "p.low"]) == [("p.low", "p.left.a")]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ OTHERS = [path for path in sorted(PACKAGE.rglob("*.py")) if path not in KERNELS 
 Rule = Callable[[ast.Module], Iterator[ast.AST]]
 
 
-def annotations(module: ast.Module) -> Iterator[ast.expr]:
+def annotated(module: ast.Module) -> Iterator[ast.expr]:
     """Of parameters, results, fields and variables; those in quotes are read too."""
     for node in ast.walk(module):
         found: list[ast.expr | None] = []
@@ -48,7 +48,7 @@ def aliases(module: ast.Module) -> Iterator[ast.expr]:
 
 def anonymous_tuples(module: ast.Module) -> Iterator[ast.AST]:
     """`tuple[A, B, C]`: what each of more than two items is has to be remembered by whoever reads it."""
-    for annotation in (*annotations(module), *aliases(module)):
+    for annotation in (*annotated(module), *aliases(module)):
         for node in ast.walk(annotation):
             if (
                 isinstance(node, ast.Subscript)
@@ -61,7 +61,7 @@ def anonymous_tuples(module: ast.Module) -> Iterator[ast.AST]:
 
 def unknown_types(module: ast.Module) -> Iterator[ast.AST]:
     """`Any` and `object`: nothing that is done with such a value is checked."""
-    for annotation in (*annotations(module), *aliases(module)):
+    for annotation in (*annotated(module), *aliases(module)):
         for node in ast.walk(annotation):
             if ast.unparse(node) in ("Any", "typing.Any", "object"):
                 yield node
@@ -83,8 +83,11 @@ def missing_types(module: ast.Module) -> Iterator[ast.AST]:
 def evasions(module: ast.Module) -> Iterator[ast.AST]:
     """`typing.cast`, which nobody checks."""
     for node in ast.walk(module):
-        is_imported = isinstance(node, ast.ImportFrom) and node.module == "typing"
-        if is_imported and any(name.name == "cast" for name in node.names):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module == "typing"
+            and any(name.name == "cast" for name in node.names)
+        ):
             yield node
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "typing.cast":
             yield node

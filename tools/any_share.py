@@ -1,6 +1,6 @@
 """How many expressions of the kernels are `Any` to the type checker: what it does not know, it does not check.
 
-``mypy nkilib --any-exprs-report DIRECTORY`` writes a table, a module a line: name, expressions that are Any, all
+``mypy --any-exprs-report DIRECTORY`` writes a table, a module a line: name, expressions that are Any, all
 expressions, share that is known. ``python -m tools.any_share DIRECTORY`` fails where the kernels have too many.
 """
 

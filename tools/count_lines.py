@@ -36,7 +36,7 @@ class Count(NamedTuple):
 
 def code_lines(source: str) -> int:
     """Lines of code of a module."""
-    lines = set()
+    lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
             lines.update(range(token.start[0], token.end[0] + 1))

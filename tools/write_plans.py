@@ -1,7 +1,8 @@
 """Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``. All tables are the default.
 
 A row keeps its launch and its limits if the launch still takes the branches of the row. A new row gets the cheapest
-launch that the grid or the shrunk sizes of the family have for it. Rows that the grid no longer meets are removed.
+launch that the grid or the shrunk sizes of the family have for it; so does a row that is launched without smaller
+limits, where a cheaper launch is known by now. Rows that the grid no longer meets are removed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import argparse
 from dataclasses import replace
 
 from nkilib.core.plan_limits import PlanLimits, shrunk
-from tests.experimental.plans.coverage import PlanFamily, Row, key
+from tests.experimental.plans.coverage import PlanFamily, Row, Size, key
 from tests.experimental.plans.families import FAMILIES
 
 
@@ -21,6 +22,15 @@ def _still_takes(family: PlanFamily, row: Row) -> bool:
             return key(family.branches(row.launched)) == key(row.branches)
         except AssertionError:
             return False
+
+
+def _is_kept(family: PlanFamily, row: Row, cheapest: Size) -> bool:
+    """Whether a row's launch stays: not one at its full size where a smaller one is known.
+
+    One under smaller limits stays though it costs more: it may have been chosen for what else it varies.
+    """
+    is_full_size = not row.limits and family.cost(row.launched) > family.cost(cheapest)
+    return not is_full_size and _still_takes(family, row)
 
 
 def written_rows(family: PlanFamily) -> list[Row]:
@@ -34,7 +44,7 @@ def written_rows(family: PlanFamily) -> list[Row]:
             launched, limits = size, {}
         row = Row(family.branches(size), size, launched, limits)
         kept = earlier.get(combination)
-        if kept is not None and _still_takes(family, kept):
+        if kept is not None and _is_kept(family, kept, launched):
             row = replace(row, launched=kept.launched, limits=kept.limits)
         rows.append(replace(row, test=family.node_of(row)))
     return rows

@@ -12,7 +12,8 @@ from benchmarks import _against_torch, _memory, _tune, bench
 from benchmarks._against_torch import SharedInputs, as_tensor, compare_backward, compare_forward, gradient_difference
 from benchmarks._cases import Case, Tuning
 from benchmarks._inputs import BF16, FP32
-from benchmarks._memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, MemoryUse, measure_memory
+from benchmarks._launch_memory import BACKWARD, BACKWARD_IN_PLACE, FORWARD, measure_memory
+from benchmarks._memory import MemoryUse
 from examples._display import make_console
 
 CASE = Case(12, 400, "fp32")

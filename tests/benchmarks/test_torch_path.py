@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import torch_path
+from benchmarks import _torch_step, torch_path
 from benchmarks._cases import Case, Tuning
-from benchmarks._memory import TORCH_IN_PLACE, MemoryUse, measure_memory
+from benchmarks._launch_memory import TORCH_IN_PLACE, measure_memory
+from benchmarks._memory import MemoryUse
 from examples._display import make_console
 from nkilib.torch import cross_entropy
 
@@ -88,7 +89,7 @@ def test_wrong_results_end_with_exit_code_1(
     change: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        torch_path, "cross_entropy", lambda *arguments, **options: change(cross_entropy(*arguments, **options))
+        _torch_step, "cross_entropy", lambda *arguments, **options: change(cross_entropy(*arguments, **options))
     )
     compared = torch_path.compare(CASE, runs=1)
     assert torch_path.report(make_console(), compared, []) == 1

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from nkilib.cli import output_files
 from nkilib.cli.main import main
 from nkilib.cli.output_files import output_file, picture_file, picture_formats
 
@@ -62,7 +61,7 @@ def test_what_may_not_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
     there, new = tmp_path / "there.json", tmp_path / "new.json"
     there.touch()
-    monkeypatch.setattr(output_files.os, "access", access)
+    monkeypatch.setattr(os, "access", access)
     for path in (there, new):
         with pytest.raises(argparse.ArgumentTypeError, match=r"'.*json' can not be written"):
             output_file(str(path))

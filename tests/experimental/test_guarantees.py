@@ -25,7 +25,7 @@ from tests.experimental.guarantee_checks import (
 )
 from tests.neuron.test_kernels import _public_kernels
 
-KERNELS = public_kernels()
+KERNELS: dict[str, Any] = public_kernels()
 OF_KERNEL = {
     name: [case for case in CASES.values() if kernel_of(case) is inspect.unwrap(kernel.func)]
     for name, kernel in KERNELS.items()

@@ -257,7 +257,7 @@ def _launches_of_type(numpy_type: Any, dtype: Any) -> Iterator[tuple[str, Any, d
 
 
 def _linear_launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
-    base = {
+    base: dict[str, Any] = {
         "input_hbm": _numbers(12, ROWS, FEATURES),
         "weight_hbm": _numbers(9, CLASSES, FEATURES),
         "targets_hbm": _targets(),

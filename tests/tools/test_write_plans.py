@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,3 +71,25 @@ def test_a_row_that_still_takes_its_branches_is_kept(tmp_path: Path, monkeypatch
     family.write([stale])
     assert stale.launched not in [row.launched for row in written_rows(family)]
     assert [json.loads(line)["launched"] for line in family.table.read_text().splitlines()] == [{"columns": 200}]
+
+
+def test_a_launch_at_its_full_size_gives_way_to_a_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that was written before the family had shrunk sizes is written like one that is new."""
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    new = written_rows(family)
+    family.write(written_rows(replace(family, shrunk_sizes=lambda: iter(()))))
+    assert [(row.launched, row.limits) for row in family.rows()] == [({"columns": 8}, {}), ({"columns": 4096}, {})]
+    assert written_rows(family) == new
+    assert ({"columns": 3}, {"sbuf_bytes": 4}) in [(row.launched, row.limits) for row in new]
+
+
+def test_a_dearer_launch_under_smaller_limits_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for launches of the linear kernels chooses some for what they vary beside the branches."""
+    monkeypatch.setattr(coverage, "TABLES", tmp_path)
+    family = _family("earlier")
+    row = Row(
+        {"chunks": "several"}, {"columns": 4096}, {"columns": 5000}, {"sbuf_bytes": 64}, f"{TEST}[made_up-5000-64]"
+    )
+    family.write([row])
+    assert row in written_rows(family)

@@ -84,7 +84,7 @@ def new_head() -> nn.Linear:
 def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     """TorchTitan's loss and log-probabilities, of a DTensor and of the plain part that a rank has."""
     group = mesh.get_group()
-    leaf = distribute_tensor(logits_of(dtype), mesh, [Shard(1)]).requires_grad_()
+    leaf: Any = distribute_tensor(logits_of(dtype), mesh, [Shard(1)]).requires_grad_()
     found: Results = {}
     large: list[bool] = []
 
@@ -100,7 +100,7 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     found["saved"] = large
     found["all_reduces"] = len(_all_reduces)
     loss.backward()
-    found["DTensor"] = {"loss": loss.detach(), "gradient": leaf.grad.to_local()}  # type: ignore[union-attr]
+    found["DTensor"] = {"loss": loss.detach(), "gradient": leaf.grad.to_local()}
     part = leaf.detach().to_local().requires_grad_()
     loss = cross_entropy_loss(1.0 * part, labels(), global_vocab_size=CLASSES, group=group, inplace=True) / COUNT
     loss.backward()
@@ -111,10 +111,10 @@ def vocabulary_in_shards(mesh: DeviceMesh, dtype: torch.dtype) -> Results:
     found["scores"] = {"logprob": logprob.detach(), "entropy": entropy, "gradient": leaf.grad.to_local()}
     scores = token_scores(part.detach(), labels(), group, shard_sizes=SIZES[mesh.size()], entropy=False)
     found["logprob alone"] = {"logprob": scores.logprob, "entropy": scores.entropy}
-    few = distribute_tensor(logits_of(dtype)[:, :FEW], mesh, [Shard(1)]).requires_grad_()
+    few: Any = distribute_tensor(logits_of(dtype)[:, :FEW], mesh, [Shard(1)]).requires_grad_()
     loss = cross_entropy(few, labels().clamp(max=FEW - 1))
     loss.backward()
-    found["few classes"] = {"loss": loss.detach(), "gradient": few.grad.to_local()}  # type: ignore[union-attr]
+    found["few classes"] = {"loss": loss.detach(), "gradient": few.grad.to_local()}
     target = labels().clamp(max=UNPADDED - 1)
     padded = [
         vocab_parallel_cross_entropy(logits, target, num_classes=UNPADDED)
@@ -157,7 +157,7 @@ def chunks_of_a_sharded_layer(mesh: DeviceMesh, distributed: bool) -> Results:
 
 def chunks_of_fsdp(mesh: DeviceMesh) -> Results:
     """The output layer in pieces that FSDP2 gathers, and tokens of each rank's own."""
-    head = fully_shard(new_head(), mesh=mesh)
+    head: Any = fully_shard(new_head(), mesh=mesh)
     head.set_gradient_divide_factor(1.0)
     head.set_force_sum_reduction_for_comms(True)  # gloo has no other
     mine = slice(mesh.get_local_rank() * TOKENS // mesh.size(), (mesh.get_local_rank() + 1) * TOKENS // mesh.size())

@@ -79,7 +79,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, version: str = "0.9.1") -> dic
         monkeypatch.setitem(sys.modules, name, module)
     modules["verl"].__version__ = version
     # Classes of their own, for what is installed is set on them.
-    kernel = type("LinearCrossEntropy", (LinearCrossEntropy,), {})
+    kernel: Any = type("LinearCrossEntropy", (LinearCrossEntropy,), {})
     module = type("FusedLinearForPPO", (FusedLinearForPPO,), {"forward": FusedLinearForPPO.forward})
     LinearCrossEntropy.calls = FusedLinearForPPO.calls = 0
     modules[KERNEL].LinearCrossEntropy, modules[KERNEL].linear_cross_entropy = kernel, kernel.apply

@@ -138,7 +138,11 @@ def _gaussian(draw: Draw, shape: Shape) -> Form:
 
 
 def _poisson(draw: Draw, shape: Shape) -> Form:
-    options = {"log_input": draw.chance(0.5), "full": draw.chance(0.5), "eps": draw.one_of((1e-8, 1e-4))}
+    options: dict[str, Any] = {
+        "log_input": draw.chance(0.5),
+        "full": draw.chance(0.5),
+        "eps": draw.one_of((1e-8, 1e-4)),
+    }
     rates = normal(draw, *shape) if options["log_input"] else _positive(draw, shape)
     tensors = {"input": rates, "target": np.float32(draw.one_of((1.0, 10.0))) * _positive(draw, shape)}
     return Form(tensors, PoissonTruth(**options), options)

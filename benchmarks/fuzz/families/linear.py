@@ -261,8 +261,7 @@ class _Truth:
     def _gradients(self, results: Results) -> dict[str, Expected]:
         upstream, of_square = self._upstream(results)
         exact = linear_backward_reference(self._problem, upstream)
-        types = {"input_dtype": self._dtype, "weight_dtype": self._dtype}
-        bounds = linear_gradient_bounds(self._problem, upstream, **types)
+        bounds = linear_gradient_bounds(self._problem, upstream, input_dtype=self._dtype, weight_dtype=self._dtype)
         further = self._of_lse(upstream, of_square)
         computed = {}
         for name in self._wanted:

@@ -63,7 +63,7 @@ def drawn(draw: Draw, function: str) -> Call:
     is_summed = "linear_weight" in wanted and draw.chance(0.2)
     if is_summed:
         arguments["grad_weight_sum"] = tensor_of(0.1 * normal(draw, classes, features))
-    given = {name: True for name in (*_BY_NAME, "labels") if name in arguments}
+    given: dict[str, bool] = {name: True for name in (*_BY_NAME, "labels") if name in arguments}
     module = _MODULE if not set(given) & set(_BY_NAME) and draw.chance(0.3) else None
     settings: dict[str, Any] = {"N": positions, "D": features, "teacher D": tensors["teacher_input"].shape[-1]}
     settings |= {"V": classes, **kinds, "wanted": wanted, "shape": shape, **given, **options}

@@ -48,9 +48,9 @@ def _one_target(
     draw: Draw, given: Array, dtype: np.dtype[Any], arguments: dict[str, Any], settings: dict[str, Any], single: bool
 ) -> Any:
     rows, classes = given.shape
-    targets = draw.rng.integers(0, classes, rows)
+    targets = draw.rng.integers(0, classes, (rows,))
     p, margin = draw.one_of((1, 2)), draw.one_of((1.0, 0.3, 2.5))
-    weight = draw.rng.random(classes, dtype=np.float32) + np.float32(0.25) if draw.chance(0.4) else None
+    weight = draw.rng.random((classes,), dtype=np.float32) + np.float32(0.25) if draw.chance(0.4) else None
     arguments["target"] = tensor_of(targets.reshape(()) if single else targets, draw.one_of(INDEX_DTYPES))
     arguments |= {"p": p, "margin": margin} | ({} if weight is None else {"weight": tensor_of(weight)})
     settings |= {"p": p, "margin": margin, "weight": weight is not None}

@@ -94,7 +94,7 @@ def drawn(draw: Draw, function: str) -> Call:
 
 def _triplet(draw: Draw, rows: int, columns: int) -> _Form:
     p = draw.one_of((2.0, 2.0, 1.0, inf, 3.0, 1.5))
-    options = {"margin": draw.one_of((1.0, 4.0)), "p": p, "eps": 1e-6, "swap": draw.chance(0.4)}
+    options: dict[str, Any] = {"margin": draw.one_of((1.0, 4.0)), "p": p, "eps": 1e-6, "swap": draw.chance(0.4)}
     names = ("anchor", "positive", "negative")
     tensors: dict[str, Array] = {name: normal(draw, rows, columns) for name in names}
     return _Form(tensors, TripletTruth(**options), options, names)

@@ -19,7 +19,7 @@ ROWS = 5
 
 
 @nki.jit
-def largest_of_chunks(matrix_hbm: Any, chunk_size: int) -> tuple[Any, Any]:
+def largest_of_chunks(matrix_hbm: Any, chunk_size: int) -> tuple[Any, ...]:
     """Minus the largest element of each chunk of rows, [rows, chunks], and how many columns were left of each."""
     rows, columns = matrix_hbm.shape
     starts = range(0, columns, chunk_size)

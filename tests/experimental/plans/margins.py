@@ -116,7 +116,7 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
     draw = np.random.default_rng(size["classes"])
     x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
     targets = draw.integers(0, size["classes"], size["rows"]).astype(np.int32)
-    weight = draw.uniform(0.5, 2.0, size["classes"]).astype(np.float32)
+    weight = draw.uniform(0.5, 2.0, (size["classes"],)).astype(np.float32)
     results = []
     for p in (1, 2):
         truth = MultiMarginTruth.of(x, targets, weight, p, _MARGIN)
@@ -130,7 +130,7 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
         exact = np.array([factor * losses.sum()])
         bound = factor * multi_margin_bounds.sum_bound(x, truth, _MARGIN) + UNIT * np.abs(exact)
         assert_within(f"mean of {size}, p = {p}", mean, exact, bound)
-        upstream = draw.standard_normal(size["rows"]).astype(np.float32)
+        upstream = draw.standard_normal((size["rows"],)).astype(np.float32)
         gradient = multi_margin_loss_backward[size["cores"]](x, targets, upstream, reduction="none", **given)
         of_rows = upstream.astype(np.float64)
         bound = multi_margin_bounds.gradient_bounds(x, truth, _MARGIN, of_rows)

@@ -12,10 +12,11 @@ from nkilib.simulator.api.aliases import MODULES
 
 
 def test_types_and_ranges() -> None:
-    assert nl.bool is nl.bool_
-    assert nl.range is range
-    assert isinstance(nl.float32, nl.dtype)
-    assert nl.tensor is nl.NkiTensor
+    older: Any = nl
+    assert older.bool is nl.bool_
+    assert older.range is range
+    assert isinstance(nl.float32, older.dtype)
+    assert older.tensor is nl.NkiTensor
 
 
 def test_nki_dtype_is_an_annotation_and_a_module_of_types() -> None:
@@ -28,7 +29,7 @@ def test_nki_dtype_is_an_annotation_and_a_module_of_types() -> None:
 def test_nki_typing_annotates_parameters() -> None:
     """A tensor with or without its expected shape, as the migration guide writes it; the launch goes on as without."""
     older: Any = nki
-    nt = older.typing
+    nt: Any = older.typing
 
     def add_one(x: nt.tensor[4, 3], y: nt.tensor) -> nt.tensor:
         nisa.tensor_scalar(dst=(tile := nl.load(x)), data=tile, op0=nl.add, operand0=1.0)

@@ -22,6 +22,7 @@ from nkilib.simulator import (
     simulate,
     spec,
 )
+from nkilib.simulator.machine.core import current_core
 from tests.simulator.kernels import column, load, normal, store, tile
 
 X = np.arange(1, 13, dtype=np.float32).reshape(4, 3)
@@ -511,7 +512,7 @@ def test_a_kernel_that_catches_everything_is_started_again_all_the_same() -> Non
             nisa.dma_copy(result, x.vector_select(0, load(rows)))
         except:  # noqa: E722 - the case
             nisa.dma_copy(result, x[0:2])
-            if not nkilib.simulator.machine.core.current_core("").launch.left_out.is_lacking:
+            if not current_core("").launch.left_out.is_lacking:
                 raise
         return result
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ DOCUMENTED = [
     ("arithmetic unary", "rsqrt", False),
     ("arithmetic unary", "reciprocal", False),
 ]
-TABLES = {"bitvec": BITWISE, "bitvec unary": BITWISE_UNARY, "arithmetic": ARITHMETIC}
+TABLES: dict[str, Collection[str]] = {"bitvec": BITWISE, "bitvec unary": BITWISE_UNARY, "arithmetic": ARITHMETIC}
 TABLES["arithmetic unary"] = ARITHMETIC_UNARY
 
 

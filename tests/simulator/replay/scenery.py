@@ -193,7 +193,7 @@ def reads_large() -> float:
 
 def has_an_attribute_called_print() -> int:
     """Calls no builtin."""
-    return functools.partial(helper, 4).func() if hasattr(SETTINGS, "width") else SETTINGS.print.open.input
+    return functools.partial(helper, 4).func() if hasattr(SETTINGS, "width") else SETTINGS.print.open.input  # type: ignore[attr-defined]
 
 
 def reads_nothing() -> int:

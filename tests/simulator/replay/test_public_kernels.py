@@ -51,7 +51,7 @@ def _argument(value: Any, rng: np.random.Generator) -> Any:
     dtype = getattr(nl, value["dtype"]).numpy
     if np.issubdtype(dtype, np.integer):
         return rng.integers(0, 2, value["spec"]).astype(dtype)
-    return rng.standard_normal(value["spec"], np.float32).astype(dtype)
+    return rng.standard_normal(tuple(value["spec"]), np.float32).astype(dtype)
 
 
 def _check(row: Measurement, kernel: Any) -> None:

@@ -181,5 +181,6 @@ def test_the_dimension_that_stays_is_the_last_one() -> None:
 
 
 def test_a_tensor_can_be_iterated_over() -> None:
-    rows = [row.array.tolist() for row in in_hbm(counted(2, 3))]
+    tensor: Any = in_hbm(counted(2, 3))
+    rows = [row.array.tolist() for row in tensor]
     assert rows == [[0, 1, 2], [3, 4, 5]]

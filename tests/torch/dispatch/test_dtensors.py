@@ -95,7 +95,7 @@ def test_a_mesh_of_one_rank_shards_nothing() -> None:
 def test_in_place_a_later_use_of_the_dtensor_raises(mesh: DeviceMesh) -> None:
     """PyTorch does not see by itself that the memory of a local tensor is written to."""
     leaf = sharded(mesh).requires_grad_()
-    logits = 1.0 * leaf
+    logits: Any = 1.0 * leaf
     other = logits.square().sum().to_local()
     loss = cross_entropy(logits, T, inplace=True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -112,7 +112,8 @@ def test_a_full_graph_gives_equal_results(mesh: DeviceMesh) -> None:
         return cross_entropy(2.0 * logits, T)
 
     losses = loss_of(leaf), torch.compile(loss_of, backend="aot_eager", fullgraph=True)(leaf)
-    gradients = [torch.autograd.grad(loss, leaf)[0].to_local() for loss in losses]
+    found: list[Any] = [torch.autograd.grad(loss, leaf)[0] for loss in losses]
+    gradients = [each.to_local() for each in found]
     assert torch.equal(*losses) and gradients[0].any() and torch.equal(*gradients)
 
 

@@ -29,7 +29,8 @@ def _sharded_head() -> nn.Linear:
     """Of float32, computed in bfloat16, with results that are cast to float16."""
     head = nn.Linear(WIDTH, CLASSES)
     policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32, output_dtype=torch.float16)
-    return fully_shard(head, reshard_after_forward=True, mp_policy=policy)
+    fully_shard(head, reshard_after_forward=True, mp_policy=policy)  # which changes it where it is
+    return head
 
 
 def _several(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
 from nkilib.torch.transformers import fuse_linear_loss
@@ -85,7 +86,8 @@ def _sharded(model: PreTrainedModel, case: Case) -> PreTrainedModel:
     for group in case.groups(model):
         given = group[0] if len(group) == 1 else list(group)
         fully_shard(given, reshard_after_forward=case.reshard, mp_policy=case.head_policy)
-    return fully_shard(model, reshard_after_forward=case.reshard, mp_policy=case.policy)
+    fully_shard(model, reshard_after_forward=case.reshard, mp_policy=case.policy)  # which changes it where it is
+    return model
 
 
 def _own_batches(rank: int, count: int) -> list[dict[str, Tensor]]:
@@ -117,6 +119,7 @@ def _gradients(model: nn.Module) -> dict[str, Tensor]:
             continue
         assert parameter.grad is not None, f"{name} has no gradient"
         if isinstance(model, FSDPModule):
+            assert isinstance(parameter.grad, DTensor)
             found[name] = parameter.grad.full_tensor()
         else:
             found[name] = parameter.grad.clone()

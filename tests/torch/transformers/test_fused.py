@@ -271,7 +271,7 @@ def test_autocast_casts_the_output_layer(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("make", [llama, pytest.param(gemma2, marks=pytest.mark.sweep)])
 def test_a_full_graph_gives_equal_results(make: Make, compile_afresh: None) -> None:
     _, ours = _pair(make)
-    compiled = torch.compile(copy.deepcopy(ours), fullgraph=True, backend="aot_eager")
+    compiled: Any = torch.compile(copy.deepcopy(ours), fullgraph=True, backend="aot_eager")
     items = torch.tensor(40)
     output, expected = (model(**padded_batch(), num_items_in_batch=items) for model in (compiled, ours))
     assert isinstance(output.logits, NoLogits) and torch.equal(output.loss, expected.loss)

@@ -92,7 +92,7 @@ def call(given: tuple[Any, ...], outputs: tuple[str, ...] = OUTPUTS) -> tuple[Te
         return SCORES.current.apply(hidden, weight, bias, targets, 0.8, 64, None, 1.0, outputs)
 
 
-def total(found: tuple[Tensor | None, ...]) -> Tensor:
+def total(found: tuple[Tensor | None, ...]) -> Any:
     """Another factor for each position, of each result that has a gradient."""
     weights = torch.arange(1.0, POSITIONS + 1)
     return sum(

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 
 import nkilib.simulator
 from nkilib.experimental.loss import cross_entropy_forward, extended_cross_entropy_forward
-from nkilib.experimental.loss.cross_entropy.host.reference import cross_entropy_forward_reference
+from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, cross_entropy_forward_reference
 from nkilib.nki import nl
 from nkilib.simulator import profile, using
 from tests.experimental.refusals import Kernel, Refusal, assert_refused, parametrized
 
-from .extended_checks import ExtendedLoss, Launch
+from .extended_checks import Launch
 from .extended_checks import check_forward as check_extended
 from .loss_checks import as_nl, assert_loss_and_lse, check_backward, check_forward
 from .loss_inputs import (

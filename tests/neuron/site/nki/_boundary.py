@@ -21,6 +21,7 @@ class Held:
     """An object of NKI, for whose value Python has no use."""
 
     __slots__ = ("__held",)
+    __held: Any
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"the stand-in for NKI makes no {cls.__name__}: the functions of NKI return them")

@@ -39,7 +39,8 @@ def results(loss: Loss, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Te
     x, w, target = inputs()
     x, w = x.to(dtype).requires_grad_(), w.to(dtype).requires_grad_()
     value = loss(x, w, target)
-    return value.detach().double(), *(each.double() for each in torch.autograd.grad(value, (x, w)))
+    of_x, of_w = torch.autograd.grad(value, (x, w))
+    return value.detach().double(), of_x.double(), of_w.double()
 
 
 def of_logits(x: Tensor, w: Tensor, target: Tensor) -> Tensor:

@@ -75,9 +75,10 @@ def test_results_that_are_constants_for_autograd() -> None:
 
 
 def test_what_is_not_asked_for_is_empty() -> None:
-    results = ForwardResults(*(tuple(each.shape) for each in ops.linear_cross_entropy_forward(*_operands())))
-    assert (results.logprob, results.argmax, results.entropy) == ((0,),) * 3
-    assert set(results) == {(0,), (POSITIONS,)}
+    results = ForwardResults(*ops.linear_cross_entropy_forward(*_operands()))
+    shapes = {name: tuple(result.shape) for name, result in results._asdict().items()}
+    assert (shapes["logprob"], shapes["argmax"], shapes["entropy"]) == ((0,),) * 3
+    assert set(shapes.values()) == {(0,), (POSITIONS,)}
     given = _backward_arguments(torch.float32)
     x, w, bias = ops.linear_cross_entropy_backward(*given, grad_input_wanted=False)
     assert [tuple(each.shape) for each in (x, w, bias)] == [(0,), (CLASSES, FEATURES), (CLASSES,)]

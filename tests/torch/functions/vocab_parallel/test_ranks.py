@@ -34,7 +34,7 @@ from tests.torch.functions.vocab_parallel_linear.cases import (
 from tests.torch.inputs import exact
 from tests.torch.telling import assert_gradient, assert_loss, assert_within
 
-Found = list[dict[str, Any]]
+Found = list[dict[Any, Any]]
 # The largest summand of a loss, as in test_against_pytorch: weight times logit, plus log V.
 MAGNITUDE = 30.0
 SECONDS = 120.0

@@ -37,7 +37,7 @@ def every_option(classes: int) -> dict[str, Any]:
 def further(positions: int, features: int, classes: int, direction: str) -> dict[str, Any]:
     """What only one of them has."""
     of_positions = spec((positions,), "float32")
-    return {
+    options: dict[str, dict[str, Any]] = {
         "forward": {f"with_{name}": True for name in ("target", "argmax", "entropy", "distance_sum", "log_sum")},
         "backward": {
             "grad_lse_hbm": of_positions,
@@ -47,7 +47,8 @@ def further(positions: int, features: int, classes: int, direction: str) -> dict
             "grad_weight_sum_hbm": spec((classes, features), "float32"),
         },
         "forward_backward": {},
-    }[direction]
+    }
+    return options[direction]
 
 
 @pytest.mark.parametrize(("target", "available"), SBUF_BYTES.items())
