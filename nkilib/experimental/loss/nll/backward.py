@@ -6,7 +6,6 @@ stores the zeros of a row is the one that scatters into it, and the scatter wait
 
 from __future__ import annotations
 
-from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.elements import vector_elements
 from nkilib.core.rows.tiles import cast, selected
 from nkilib.core.tiling import div_ceil
@@ -19,6 +18,7 @@ from nkilib.experimental.loss.skeletons.indexed.positions import (
     batches_of_block,
     blocks_of,
 )
+from nkilib.experimental.loss.skeletons.indexed.upstream import Upstream
 from nkilib.nki import nisa, nl
 
 # Columns of the tile of zeros: runs of 16 KiB in 16 bits, 32 KiB in float32.
