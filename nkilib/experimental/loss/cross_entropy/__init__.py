@@ -4,9 +4,13 @@ loss, lse = cross_entropy_forward[2](logits, targets, ...)
 grad = cross_entropy_backward[2](logits, targets, lse, ...)
 """
 
-from __future__ import annotations
-
-from nkilib.experimental.loss.cross_entropy.host.row import BACKWARD, CROSS_ENTROPY, FORWARD
+from nkilib.experimental.loss.cross_entropy.host.row import (
+    CROSS_ENTROPY,
+    cross_entropy_backward,
+    cross_entropy_forward,
+    extended_cross_entropy_backward,
+    extended_cross_entropy_forward,
+)
 
 __all__ = [
     "CROSS_ENTROPY",
@@ -15,8 +19,3 @@ __all__ = [
     "extended_cross_entropy_backward",
     "extended_cross_entropy_forward",
 ]
-
-cross_entropy_forward = FORWARD
-cross_entropy_backward = BACKWARD
-extended_cross_entropy_forward = CROSS_ENTROPY.forward
-extended_cross_entropy_backward = CROSS_ENTROPY.backward

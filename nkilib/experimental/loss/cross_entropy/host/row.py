@@ -167,7 +167,7 @@ def _arguments(direction: str, dtype: str) -> dict[str, Any]:
     return {**tensors, "dtype": as_dtype(dtype), **tiling._asdict()}
 
 
-FORWARD: Final = launchable(
+cross_entropy_forward = launchable(
     kernels.cross_entropy_forward,
     Guarantee(
         math="float32",
@@ -184,7 +184,7 @@ FORWARD: Final = launchable(
     forward_work,
     forward_trips,
 )
-BACKWARD: Final = launchable(
+cross_entropy_backward = launchable(
     kernels.cross_entropy_backward,
     Guarantee(
         math="float32",
@@ -195,54 +195,55 @@ BACKWARD: Final = launchable(
         in_place="logits_hbm",
         error=(
             "scale u (p (8 + |x - lse| + |lse| + |log scale|) + 2 (1 - p) at the target), u = 2^-23, plus the "
-            "rounding of "
-            "the result"
+            "rounding of the result"
         ),
         notes=_BACKWARD_NOTES,
     ),
     backward_work,
 )
+extended_cross_entropy_forward = launchable(
+    extended_kernels.extended_cross_entropy_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=False,
+        workspace=_WORKSPACE,
+        in_place=None,
+        error=(
+            "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, log d); "
+            "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
+        ),
+        workspace_bytes=forward_workspace_bytes,
+        notes=_FORWARD_NOTES,
+    ),
+    extended_forward_work,
+    forward_trips,
+)
+extended_cross_entropy_backward = launchable(
+    extended_kernels.extended_cross_entropy_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="logits_hbm",
+        error=(
+            "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of "
+            "the factor of "
+            "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
+        ),
+        notes=_BACKWARD_NOTES,
+    ),
+    extended_backward_work,
+)
+
 CROSS_ENTROPY: Final = SizedLoss(
     name="cross_entropy",
     module="CrossEntropyLoss",
-    forward=launchable(
-        extended_kernels.extended_cross_entropy_forward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=False,
-            workspace=_WORKSPACE,
-            in_place=None,
-            error=(
-                "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, "
-                "log d); "
-                "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
-            ),
-            workspace_bytes=forward_workspace_bytes,
-            notes=_FORWARD_NOTES,
-        ),
-        extended_forward_work,
-        forward_trips,
-    ),
-    backward=launchable(
-        extended_kernels.extended_cross_entropy_backward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place="logits_hbm",
-            error=(
-                "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of "
-                "the factor of "
-                "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
-            ),
-            notes=_BACKWARD_NOTES,
-        ),
-        extended_backward_work,
-    ),
+    forward=extended_cross_entropy_forward,
+    backward=extended_cross_entropy_backward,
     formula="log sum_j exp(x_j) - x_t",
     derivative="exp(x) / sum_j exp(x_j) - [j = t]",
     differentiated=("input", "target", "weight"),

@@ -54,39 +54,41 @@ def _work(log_probs_hbm: Any, targets_hbm: Any, passes: int) -> Work:
     return Work(passes * tensor_bytes(log_probs_hbm) + alphas, dtype=as_dtype(log_probs_hbm.dtype))
 
 
+ctc_loss_forward = launchable(
+    kernels.ctc_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="2 u of the logarithm for each time step, u = 2^-23",
+        notes="a sum adds 32 losses at a time, in an order that depends on the shape alone; alpha is an output",
+    ),
+    forward_work,
+)
+ctc_loss_backward = launchable(
+    kernels.ctc_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="6 u of the logarithm for each time step, relative to a class's occupancy, and 8 u of the probability, "
+        "u = 2^-23, plus the rounding of the gradient",
+        notes="groups of sequences, blocks of states and chunks of time depend on the shape and type alone",
+    ),
+    backward_work,
+)
+
 CTC: Final = SizedLoss(
     name="ctc_loss",
     module="CTCLoss",
-    forward=launchable(
-        kernels.ctc_loss_forward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place=None,
-            error="2 u of the logarithm for each time step, u = 2^-23",
-            notes="a sum adds 32 losses at a time, in an order that depends on the shape alone; alpha is an output",
-        ),
-        forward_work,
-    ),
-    backward=launchable(
-        kernels.ctc_loss_backward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place=None,
-            error="6 u of the logarithm for each time step, relative to a class's occupancy, and 8 u of the "
-            "probability, "
-            "u = 2^-23, plus the rounding of the gradient",
-            notes="groups of sequences, blocks of states and chunks of time depend on the shape and type alone",
-        ),
-        backward_work,
-    ),
+    forward=ctc_loss_forward,
+    backward=ctc_loss_backward,
     formula="-log sum of prod_t p_t(a_t) over alignments a of the target",
     derivative="exp(x) - occupancy, as PyTorch's, whose x come from log_softmax",
     differentiated=("log_probs",),

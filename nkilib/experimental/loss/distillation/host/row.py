@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
-from typing import Any, Final
+from typing import Any
 
 from nkilib.base.guarantee import Guarantee
 from nkilib.base.work import Work
@@ -66,7 +66,7 @@ def _work(student_hbm: Any, nbytes: int, functions: int) -> Work:
     return Work(nbytes, exponentials=functions * prod(student_hbm.shape), dtype=as_dtype(student_hbm.dtype))
 
 
-FORWARD: Final = launchable(
+distillation_forward = launchable(
     kernels.distillation_forward,
     Guarantee(
         math="float32",
@@ -83,7 +83,7 @@ FORWARD: Final = launchable(
     forward_work,
     forward_trips,
 )
-BACKWARD: Final = launchable(
+distillation_backward = launchable(
     kernels.distillation_backward,
     Guarantee(
         math="float32",

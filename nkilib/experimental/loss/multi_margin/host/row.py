@@ -40,41 +40,44 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any
     return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
 
 
+multi_margin_loss_forward = launchable(
+    kernels.multi_margin_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="u (|m| + (|x_t| + h) / 2) a term h of p = 1, u = 2^-23, and 2 h times that one of p = 2; u / 2 "
+        "of the sum "
+        "of a row, with the target's own term, for each of its additions, at most 4,096 a chunk; and half a ulp",
+        notes=f"{_SUMS}; the target's own term is computed alike, and subtracted",
+    ),
+    forward_work,
+)
+multi_margin_loss_backward = launchable(
+    kernels.multi_margin_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="input_hbm",
+        error="p = 1: 2 u of the value, u = 2^-23, where no hinge is within its error of 0; p = 2: twice the "
+        "errors of the "
+        "hinges, times the upstream gradient; at the target the sum of these; plus the rounding of the gradient",
+        notes=f"{_SUMS}; the element at the target is written last, by the core that has written its row",
+    ),
+    backward_work,
+)
+
 MULTI_MARGIN: Final = SizedLoss(
     name="multi_margin_loss",
     module="MultiMarginLoss",
-    forward=launchable(
-        kernels.multi_margin_loss_forward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place=None,
-            error="u (|m| + (|x_t| + h) / 2) a term h of p = 1, u = 2^-23, and 2 h times that one of p = 2; u / 2 "
-            "of the sum "
-            "of a row, with the target's own term, for each of its additions, at most 4,096 a chunk; and half a ulp",
-            notes=f"{_SUMS}; the target's own term is computed alike, and subtracted",
-        ),
-        forward_work,
-    ),
-    backward=launchable(
-        kernels.multi_margin_loss_backward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place="input_hbm",
-            error="p = 1: 2 u of the value, u = 2^-23, where no hinge is within its error of 0; p = 2: twice the "
-            "errors of the "
-            "hinges, times the upstream gradient; at the target the sum of these; plus the rounding of the gradient",
-            notes=f"{_SUMS}; the element at the target is written last, by the core that has written its row",
-        ),
-        backward_work,
-    ),
+    forward=multi_margin_loss_forward,
+    backward=multi_margin_loss_backward,
     formula="w_t sum over j != t of relu(x_j - x_t + m)^p / C",
     derivative="w_t p relu(x_j - x_t + m)^(p - 1) / C where positive; minus their sum at the target",
     differentiated=("input",),

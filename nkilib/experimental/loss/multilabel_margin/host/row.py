@@ -54,42 +54,43 @@ def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
     return {"find_targets": most, "count_terms": most, "give": most}
 
 
+multilabel_margin_loss_forward = launchable(
+    kernels.multilabel_margin_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its "
+        "additions, at most C and the targets; and half a ulp",
+        notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
+    ),
+    forward_work,
+    forward_trips,
+)
+multilabel_margin_loss_backward = launchable(
+    kernels.multilabel_margin_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="input_hbm",
+        error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the gradient",
+        notes="counts of positive terms are exact: C is at most 4,096",
+    ),
+    backward_work,
+    backward_trips,
+)
+
 MULTILABEL_MARGIN: Final = SizedLoss(
     name="multilabel_margin_loss",
     module="MultiLabelMarginLoss",
-    forward=launchable(
-        kernels.multilabel_margin_loss_forward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place=None,
-            error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its "
-            "additions, at most C "
-            "and the targets; and half a ulp",
-            notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
-        ),
-        forward_work,
-        forward_trips,
-    ),
-    backward=launchable(
-        kernels.multilabel_margin_loss_backward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place="input_hbm",
-            error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the "
-            "gradient",
-            notes="counts of positive terms are exact: C is at most 4,096",
-        ),
-        backward_work,
-        backward_trips,
-    ),
+    forward=multilabel_margin_loss_forward,
+    backward=multilabel_margin_loss_backward,
     formula="sum over targets t and other classes j of relu(1 - x_t + x_j) / C",
     derivative="number of targets with x_t - x_j < 1, over C; minus the number of such classes at a target",
     differentiated=("input",),

@@ -46,41 +46,43 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_we
     return Work(nbytes, dtype=as_dtype(input_hbm.dtype))
 
 
+nll_loss_forward = launchable(
+    kernels.nll_loss_forward,
+    Guarantee(
+        math="float32",
+        accumulator="float32",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place=None,
+        error="0 of a loss without weight, else half a ulp; a sum u / 2 of what is summed for each of at most 160 "
+        "additions, and of up to 1,024 for each tile of a streamed input, u = 2^-23; a mean 2 u more",
+        notes="sums: 32 numbers at a time, in an order that depends on shape and type alone; of a streamed "
+        "input first the "
+        "positions of a partition in the order of the engine's accumulator",
+    ),
+    forward_work,
+)
+nll_loss_backward = launchable(
+    kernels.nll_loss_backward,
+    Guarantee(
+        math="float32",
+        accumulator="none",
+        deterministic=True,
+        same_bits_on_cores=True,
+        workspace="0",
+        in_place="input_hbm",
+        error="4 u of the value, u = 2^-23, plus the rounding of the gradient",
+        notes="the gradient is written once; a core scatters into rows whose zeros it has stored, or makes it on chip",
+    ),
+    backward_work,
+)
+
 NLL: Final = SizedLoss(
     name="nll_loss",
     module="NLLLoss",
-    forward=launchable(
-        kernels.nll_loss_forward,
-        Guarantee(
-            math="float32",
-            accumulator="float32",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place=None,
-            error="0 of a loss without weight, else half a ulp; a sum u / 2 of what is summed for each of at most 160 "
-            "additions, and of up to 1,024 for each tile of a streamed input, u = 2^-23; a mean 2 u more",
-            notes="sums: 32 numbers at a time, in an order that depends on shape and type alone; of a streamed "
-            "input first the "
-            "positions of a partition in the order of the engine's accumulator",
-        ),
-        forward_work,
-    ),
-    backward=launchable(
-        kernels.nll_loss_backward,
-        Guarantee(
-            math="float32",
-            accumulator="none",
-            deterministic=True,
-            same_bits_on_cores=True,
-            workspace="0",
-            in_place="input_hbm",
-            error="4 u of the value, u = 2^-23, plus the rounding of the gradient",
-            notes="the gradient is written once; a core scatters into rows whose zeros it has stored, or makes it "
-            "on chip",
-        ),
-        backward_work,
-    ),
+    forward=nll_loss_forward,
+    backward=nll_loss_backward,
     formula="-w_t x_t",
     derivative="-w_t at the target, 0 elsewhere",
     differentiated=("input",),
