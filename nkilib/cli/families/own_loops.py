@@ -127,9 +127,9 @@ class DistillationKernels(InChunks):
     @property
     def row(self) -> Any:
         """It is no loss of PyTorch's, and not in the registry."""
-        from nkilib.experimental.loss.distillation.host import row
+        from nkilib.experimental.loss.distillation.host import sizes
 
-        return row
+        return sizes
 
     def chosen(self, **arguments: Any) -> DistillationTiling:
         """The default."""

@@ -13,9 +13,9 @@ from nkilib.core.host.exact import reduction_factor
 from nkilib.core.host.rounding import UNIT, rounding
 from nkilib.core.host.sized_loss import SizedLoss
 from nkilib.experimental.loss.multi_margin.host import truth as multi_margin
-from nkilib.experimental.loss.multi_margin.host.row import MULTI_MARGIN
+from nkilib.experimental.loss.multi_margin.row import MULTI_MARGIN
 from nkilib.experimental.loss.multilabel_margin.host import truth as multilabel_margin
-from nkilib.experimental.loss.multilabel_margin.host.row import MULTILABEL_MARGIN
+from nkilib.experimental.loss.multilabel_margin.row import MULTILABEL_MARGIN
 from nkilib.verify.kernels import inputs
 from nkilib.verify.kernels.case import Case, Truth, Truths
 

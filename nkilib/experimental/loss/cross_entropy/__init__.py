@@ -4,7 +4,7 @@ loss, lse = cross_entropy_forward[2](logits, targets, ...)
 grad = cross_entropy_backward[2](logits, targets, lse, ...)
 """
 
-from nkilib.experimental.loss.cross_entropy.host.row import (
+from nkilib.experimental.loss.cross_entropy.row import (
     CROSS_ENTROPY,
     cross_entropy_backward,
     cross_entropy_forward,

@@ -1,5 +1,5 @@
 """Connectionist temporal classification, to be launched on its own."""
 
-from nkilib.experimental.loss.ctc.host.row import CTC, ctc_loss_backward, ctc_loss_forward
+from nkilib.experimental.loss.ctc.row import CTC, ctc_loss_backward, ctc_loss_forward
 
 __all__ = ["CTC", "ctc_loss_backward", "ctc_loss_forward"]

@@ -39,7 +39,7 @@ files with ``id_`` in their names besides.
 Around the kernels, in numpy and arithmetic, is ``host``: tilings, guarantees, work, memory, reference.
 """
 
-from nkilib.experimental.loss.linear_cross_entropy.host.row import (
+from nkilib.experimental.loss.linear_cross_entropy.row import (
     LINEAR_CROSS_ENTROPY,
     linear_cross_entropy_backward,
     linear_cross_entropy_forward,

@@ -1,6 +1,6 @@
 """The margin between a target and the other classes, to be launched on its own."""
 
-from nkilib.experimental.loss.multi_margin.host.row import (
+from nkilib.experimental.loss.multi_margin.row import (
     MULTI_MARGIN,
     multi_margin_loss_backward,
     multi_margin_loss_forward,

@@ -1,6 +1,6 @@
 """The margins between targets and the other classes, to be launched on their own."""
 
-from nkilib.experimental.loss.multilabel_margin.host.row import (
+from nkilib.experimental.loss.multilabel_margin.row import (
     MULTILABEL_MARGIN,
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,

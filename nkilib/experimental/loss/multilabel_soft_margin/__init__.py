@@ -1,13 +1,13 @@
 """Multi-label soft margin loss: :mod:`.formula` in instructions, and the :mod:`.kernels`.
 
-For host code :mod:`.host.truth` says what they should give, and :mod:`.host.row` what follows.
+For host code :mod:`.host.truth` says what they should give, and :mod:`.row` what follows.
 """
 
-from nkilib.experimental.loss.multilabel_soft_margin.host.row import MULTILABEL_SOFT_MARGIN
 from nkilib.experimental.loss.multilabel_soft_margin.kernels import (
     multilabel_soft_margin_loss_backward,
     multilabel_soft_margin_loss_forward,
 )
+from nkilib.experimental.loss.multilabel_soft_margin.row import MULTILABEL_SOFT_MARGIN
 
 __all__ = [
     "MULTILABEL_SOFT_MARGIN",

@@ -1,5 +1,5 @@
 """Losses of the element at a target, to be launched on their own."""
 
-from nkilib.experimental.loss.nll.host.row import NLL, nll_loss_backward, nll_loss_forward
+from nkilib.experimental.loss.nll.row import NLL, nll_loss_backward, nll_loss_forward
 
 __all__ = ["NLL", "nll_loss_backward", "nll_loss_forward"]

@@ -11,7 +11,7 @@ from nkilib.experimental.loss.cross_entropy import (
     extended_cross_entropy_backward,
     extended_cross_entropy_forward,
 )
-from nkilib.experimental.loss.cross_entropy.host.row import size_of
+from nkilib.experimental.loss.cross_entropy.host.sizes import size_of
 from nkilib.experimental.loss.cross_entropy.host.tiling import CORES, Tiling
 from nkilib.simulator import ModelParameters, Profile, profile, using
 from nkilib.simulator.profiling.trips import AskedTrips

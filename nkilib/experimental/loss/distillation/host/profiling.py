@@ -6,7 +6,7 @@ from typing import Any
 
 from nkilib.core.host.sized_loss import launch_tensors
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.host.row import size_of
+from nkilib.experimental.loss.distillation.host.sizes import size_of
 from nkilib.simulator import ModelParameters, Profile, profile, spec, using
 from nkilib.simulator.profiling.trips import AskedTrips
 from nkilib.simulator.terms.dtypes import as_dtype

@@ -21,8 +21,8 @@ from nkilib.experimental.loss import (
 )
 from nkilib.experimental.loss.cross_entropy.host import tiling
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
-from nkilib.experimental.loss.cross_entropy.host.row import extended_backward_work, extended_forward_work
 from nkilib.experimental.loss.cross_entropy.options import LARGEST_PLAN
+from nkilib.experimental.loss.cross_entropy.row import extended_backward_work, extended_forward_work
 from nkilib.nki import nl
 from nkilib.simulator import Profile, spec, using
 

@@ -10,7 +10,6 @@ student's and a softplus.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from math import prod
 from typing import Any
 
@@ -18,7 +17,7 @@ from nkilib.base.guarantee import Guarantee
 from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.sized_loss import TensorSize, tensor_bytes
+from nkilib.core.host.sized_loss import tensor_bytes
 from nkilib.core.rows.recomputation import BATCHES_MAX, most_trips
 from nkilib.core.rows.sizes import FLOAT32_BYTES
 from nkilib.core.rows.slots import ROWS_OF_TILE
@@ -26,13 +25,6 @@ from nkilib.experimental.loss.distillation import kernels
 from nkilib.nki import nl
 
 _RESULTS = 6
-
-
-def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on logits [N, V]: logits, labels, and numbers of each position."""
-    if tensor in ("student", "teacher"):
-        return TensorSize(shape)
-    return TensorSize(shape[:1], "int32" if tensor == "labels" else "float32")
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:

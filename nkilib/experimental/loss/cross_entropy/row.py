@@ -13,7 +13,7 @@ The simulator is imported where a profile asks for the work: on hardware the ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -22,24 +22,18 @@ from nkilib.base.work import Work
 from nkilib.core.cores import positions_of_core
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import ModelledLaunch
-from nkilib.core.host.sized_loss import SizedLoss, TensorSize, launch_tensors, tensor_bytes
+from nkilib.core.host.sized_loss import SizedLoss, launch_tensors, tensor_bytes
 from nkilib.core.rows.recomputation import most_trips
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy import extended_kernels, kernels
+from nkilib.experimental.loss.cross_entropy.host.sizes import size_of
 from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
 from nkilib.nki import nl
 
 _SHAPE: Final = (4096, 32128)
 _HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
 _INDEX_BYTES = 4  # a target is int32
-
-
-def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on logits [N, V]: targets that are classes, and numbers of each position."""
-    if tensor == "logits":
-        return TensorSize(shape)
-    return TensorSize(shape[:1], "int32" if tensor == "targets" else "float32")
 
 
 def forward_workspace_bytes(
