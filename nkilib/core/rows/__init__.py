@@ -11,6 +11,7 @@ needs a whole row on chip. From the bottom up:
 - :mod:`.rings`, :mod:`.scratch`: tiles that are taken in turn; :mod:`.row_sums`: sums of rows, part by part;
 - :mod:`.arithmetic`: whole tiles, on the engine that has time; :mod:`.numbers`: options that are numbers;
 - :mod:`.stream`: chunks of one matrix or of several, loaded ahead of the computation;
+- :mod:`.overlap`: pieces of which the next one is begun before this one is finished;
 - :mod:`.elements`: gather and scatter of one element a row;
 - :mod:`.statistics`, :mod:`.moments`, :mod:`.argmax`: what is gathered chunk by chunk, and combined a row;
 - :mod:`.shifted`: sums of exponentials that do without the maximum, and which of them are not to be trusted;

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nkilib.core.losses.upstream import UPSTREAM, Upstream
+from nkilib.core.rows.overlap import run_overlapped
 from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.skeletons.elementwise.kind import Derivative, Kind, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.results import StoredLosses, SummedLosses, sink_of
@@ -25,33 +26,41 @@ def forward_of_core(launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, factor: 
     """
     stream = Stream.make(launch, launch.tensors_hbm)
     sink = sink_of(launch, loss_hbm, factor, stream.num_tiles)
-    _run_losses(stream, kind, sink)
+    run_overlapped(stream, _Losses(kind, sink))
+    sink.finish()
     sink.store()
 
 
-def _run_losses(stream: Stream, kind: Kind, sink: StoredLosses | SummedLosses) -> None:
-    """What is prepared of a piece is issued before the piece before it is finished."""
-    ready: tuple[PlacedPiece, Prepared] | None = None
-    for visit in range(len(stream.tiles)):
-        for placed in stream.pieces(visit):
-            prepared = kind.prepare(placed.piece)
-            if ready is not None:
-                sink.take(ready[0], kind, ready[1])
-            ready = placed, prepared
-    if ready is not None:
-        sink.take(ready[0], kind, ready[1])
-    sink.finish()
+@dataclass(frozen=True)
+class _Losses:
+    """The losses of a core. What is prepared of a piece is issued before the piece before it is finished.
+
+    Attributes:
+        kind: the loss.
+        sink: where they go.
+    """
+
+    kind: Kind
+    sink: StoredLosses | SummedLosses
+
+    def begin(self, placed: PlacedPiece) -> Prepared:
+        """What they begin with."""
+        return self.kind.prepare(placed.piece)
+
+    def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
+        """Hand them over."""
+        self.sink.take(placed, self.kind, begun)
 
 
 def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]) -> None:
     """Store the gradients by the tensors whose names ``gradients_hbm`` has."""
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, kind.needed(tuple(gradients_hbm))))
-    Gradients.make(kind, upstream, gradients_hbm, launch).run(stream)
+    run_overlapped(stream, Gradients.make(kind, upstream, gradients_hbm, launch))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """What all pieces have in common.
+    """The gradients of a core. Derivatives of a piece are issued before those of the piece before it are scaled.
 
     Attributes:
         kind: the loss.
@@ -75,21 +84,14 @@ class Gradients:
         flats = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
         return cls(kind, upstream, {}, flats, buffers)
 
-    def run(self, stream: Stream) -> None:
-        """All of the core. Derivatives of a piece are issued before those of the piece before it are scaled."""
-        ready: tuple[PlacedPiece, dict[str, Derivative]] | None = None
-        for visit in range(len(stream.tiles)):
-            for placed in stream.pieces(visit):
-                derivatives = self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
-                if ready is not None:
-                    self.take_all(*ready)
-                ready = placed, derivatives
-        if ready is not None:
-            self.take_all(*ready)
+    def begin(self, placed: PlacedPiece) -> dict[str, Derivative]:
+        """Derivatives of the losses, by the name of the tensor."""
+        return self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
 
-    def take_all(self, placed: PlacedPiece, derivatives: dict[str, Derivative]) -> None:
+    def finish(self, placed: PlacedPiece, begun: dict[str, Derivative]) -> None:
+        """Scale and store them."""
         for name in self.gradients_hbm:
-            self._take(placed, name, derivatives[name])
+            self._take(placed, name, begun[name])
 
     def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
         """The gradient of a piece by a tensor; the last piece of a tile stores them all."""
@@ -130,35 +132,28 @@ def both_of_core(
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
     sink = sink_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
     gradients = Gradients.make(kind, upstream, gradients_hbm, launch)
-    ready: _Begun | None = None
-    for visit in range(len(stream.tiles)):
-        for placed in stream.pieces(visit):
-            prepared = kind.prepare(placed.piece)
-            begun = _Begun(placed, prepared, kind.derivative(placed.piece, tuple(gradients_hbm)))
-            if ready is not None:
-                ready.finish(kind, sink, gradients)
-            ready = begun
-    if ready is not None:
-        ready.finish(kind, sink, gradients)
+    run_overlapped(stream, _Both(_Losses(kind, sink), gradients))
     sink.finish()
     sink.store()
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A piece whose losses and gradients are begun.
+class _Both:
+    """The losses of a core, and their gradients.
 
     Attributes:
-        placed: the piece.
-        prepared: what its losses begin with.
-        derivatives: of its losses, by the name of the tensor.
+        losses, gradients: the work on either.
     """
 
-    placed: PlacedPiece
-    prepared: Prepared
-    derivatives: dict[str, Derivative]
+    losses: _Losses
+    gradients: Gradients
 
-    def finish(self, kind: Kind, sink: StoredLosses | SummedLosses, gradients: Gradients) -> None:
+    def begin(self, placed: PlacedPiece) -> tuple[Prepared, dict[str, Derivative]]:
+        """What both begin with."""
+        return self.losses.begin(placed), self.gradients.begin(placed)
+
+    def finish(self, placed: PlacedPiece, begun: tuple[Prepared, dict[str, Derivative]]) -> None:
         """Hand over the losses, and the gradients."""
-        sink.take(self.placed, kind, self.prepared)
-        gradients.take_all(self.placed, self.derivatives)
+        prepared, derivatives = begun
+        self.losses.finish(placed, prepared)
+        self.gradients.finish(placed, derivatives)

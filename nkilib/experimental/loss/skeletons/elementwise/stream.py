@@ -258,6 +258,11 @@ class Stream:
         sources = {name: Elements.make(each, launch.elements, own, tiling) for name, each in tensors_hbm.items()}
         return cls(dict(sources), own, len(flat), tiling, scratch)
 
+    @property
+    def visits(self) -> int:
+        """As :class:`nkilib.core.rows.overlap.PieceStream` has it: a tile each."""
+        return len(self.tiles)
+
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers.
 

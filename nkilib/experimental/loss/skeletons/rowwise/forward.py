@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic
 
 from nkilib.core.partial_sums import PartialSums
+from nkilib.core.rows.overlap import run_overlapped
 from nkilib.core.rows.rings import ring_of
 from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
 from nkilib.experimental.loss.skeletons.rowwise.geometry import RowGroup, RowLaunch
@@ -81,20 +82,16 @@ class _Forward(Generic[Factors]):
     def run(self, groups: list[RowGroup]) -> None:
         """All chunks. What is prepared of a piece is issued before the piece before it is finished."""
         stream = RowStream.make(self.launch, dict(enumerate(self.launch.matrices_hbm)), groups, self.kind.forward_tiles)
-        ready: tuple[PlacedPiece, Prepared] | None = None
-        for visit in range(len(stream.chunks)):
-            for placed in stream.pieces(visit):
-                prepared = self.kind.prepare(placed.piece)
-                if ready is not None:
-                    self._take(*ready)
-                ready = placed, prepared
-        if ready is not None:
-            self._take(*ready)
+        run_overlapped(stream, self)
         self._close()
 
-    def _take(self, placed: PlacedPiece, prepared: Prepared) -> None:
+    def begin(self, placed: PlacedPiece) -> Prepared:
+        """What the statistics of a piece begin with."""
+        return self.kind.prepare(placed.piece)
+
+    def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
         """The statistics of a piece; where its rows end, they are put together after the next piece."""
-        self.kind.accumulate(replace(placed.piece, numbers_sbuf=self._numbers(placed)), prepared)
+        self.kind.accumulate(replace(placed.piece, numbers_sbuf=self._numbers(placed)), begun)
         self._close()
         if placed.ends_row:
             self.open = placed

@@ -125,6 +125,11 @@ class RowStream:
             chunks.sort(key=lambda chunk: chunk.start)
         return cls(matrices_hbm, chunks, rings, scratch, columns)
 
+    @property
+    def visits(self) -> int:
+        """As :class:`nkilib.core.rows.overlap.PieceStream` has it: a chunk each."""
+        return len(self.chunks)
+
     def pieces(self, visit: int) -> list[PlacedPiece]:
         """Those of a chunk of the core. Also issues loads of later chunks, for which there are buffers.
 
