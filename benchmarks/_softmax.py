@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -108,7 +109,8 @@ class SoftmaxInputs:
         """The gradient of the sum of its losses."""
         chunk = min(_DISTILLATION_CHUNK, self.x.shape[-1])
         ones = np.ones(self.x.shape[0], np.float32)
-        gradient: np.ndarray = distillation_backward[CORES](self.x, self.dy, *self.saved, ones, chunk_size=chunk)
+        tensors: tuple[Any, ...] = (self.x, self.dy, *self.saved, ones)
+        gradient: np.ndarray = distillation_backward[CORES](*tensors, chunk_size=chunk)
         return gradient
 
     @property

@@ -89,8 +89,9 @@ def errors_of(problem: PairProblem, with_gradients: bool = True) -> Errors:
     if not with_gradients:
         return errors
     upstream = np.full(problem.num_positions, 1.0 / problem.num_positions, np.float32)
-    given = {f"{name}_hbm": each for name, each in zip(_STATISTICS, statistics, strict=True)}
-    gradients = linear_distillation_backward[2](*operands, **given, grad_divergence_hbm=upstream, beta=problem.beta)
+    given: dict[str, Any] = {f"{name}_hbm": each for name, each in zip(_STATISTICS, statistics, strict=True)}
+    given["grad_divergence_hbm"] = upstream
+    gradients = linear_distillation_backward[2](*operands, **given, beta=problem.beta)
     truth = pair_backward_reference(problem, PairUpstream.of_results(exact, upstream))
     # Without a bias there are two: of the input and of the weight.
     pairs = [(np.asarray(each).astype(np.float64), other) for each, other in zip(gradients, truth[:2], strict=True)]

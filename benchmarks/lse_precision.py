@@ -7,6 +7,8 @@ float32 LSE can hold when p comes close to 1.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -17,7 +19,7 @@ from nkilib.nki import nl
 
 _POSITIONS = 64
 _VOCABULARY = 32000
-_TILING = {"positions_per_batch": 64, "chunk_size": 32000, "dtype": nl.float32}
+_TILING: dict[str, Any] = {"positions_per_batch": 64, "chunk_size": 32000, "dtype": nl.float32}
 
 
 def _rows(distance: float, rng: np.random.Generator) -> np.ndarray:
@@ -28,7 +30,7 @@ def _rows(distance: float, rng: np.random.Generator) -> np.ndarray:
     return logits.astype(np.float32)
 
 
-def _errors(logits: np.ndarray, lse_dtype: object) -> tuple[float, float]:
+def _errors(logits: np.ndarray, lse_dtype: Any) -> tuple[float, float]:
     """Largest relative error of the gradient away from the target, and at the target."""
     targets = np.zeros(_POSITIONS, np.int32)
     _, exact_lse = cross_entropy_forward_reference(logits, targets, "float32")

@@ -8,13 +8,13 @@ not the same text under every Python. Writing needs PyTorch, JAX and the simulat
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import Enum
 from importlib import import_module
 from inspect import Parameter
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import get_origin
+from typing import Any, Final, get_origin
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "public-api.txt"
 HEAD = """# The public import paths of nkilib: docs/public-api.md says what that means.
@@ -64,26 +64,29 @@ def described(value: object) -> str:
     return "constant"
 
 
+_STARS: Final[dict[Any, str]] = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}
+
+
 def _described_class(value: type) -> str:
     kind = "exception" if issubclass(value, BaseException) else "enum" if issubclass(value, Enum) else "class"
-    made = value.__new__ if issubclass(value, tuple) else value.__init__  # type: ignore[misc]
+    made = value.__new__ if issubclass(value, tuple) else value.__init__
     # What is built in has no signature, or another one in each Python.
     if kind == "enum" or not isinstance(made, FunctionType):
         return kind
     return f"{kind} {parameters(made, bound=1)}"
 
 
-def parameters(function: object, bound: int = 0) -> str:
+def parameters(function: Callable[..., Any], bound: int = 0) -> str:
     """The parameters as text, without the first few that are bound."""
     shown: list[str] = []
     previous = None
-    for parameter in list(inspect.signature(function).parameters.values())[bound:]:  # type: ignore[arg-type]
+    for parameter in list(inspect.signature(function).parameters.values())[bound:]:
         kind = parameter.kind
         if previous is Parameter.POSITIONAL_ONLY and kind is not Parameter.POSITIONAL_ONLY:
             shown.append("/")
         if kind is Parameter.KEYWORD_ONLY and previous not in (Parameter.KEYWORD_ONLY, Parameter.VAR_POSITIONAL):
             shown.append("*")
-        stars = {Parameter.VAR_POSITIONAL: "*", Parameter.VAR_KEYWORD: "**"}.get(kind, "")
+        stars = _STARS.get(kind, "")
         shown.append(f"{stars}{parameter.name}{'' if parameter.default is Parameter.empty else '='}")
         previous = kind
     return f"({', '.join([*shown, '/'] if previous is Parameter.POSITIONAL_ONLY else shown)})"

@@ -122,7 +122,9 @@ def test_a_version_has_two_numbers(version: str) -> None:
 def ends(source: str) -> Iterator[tuple[int, str]]:
     """Line and ``removed_in`` of each deprecation in a source."""
     for node in ast.walk(ast.parse(source)):
-        for keyword in node.keywords if isinstance(node, ast.Call) else ():
+        if not isinstance(node, ast.Call):
+            continue
+        for keyword in node.keywords:
             if keyword.arg == "removed_in" and isinstance(keyword.value, ast.Constant):
                 yield node.lineno, str(keyword.value.value)
 

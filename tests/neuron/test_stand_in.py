@@ -40,6 +40,7 @@ print(json.dumps({
 """
 OPERATORS_OF_PYTHON = {"__bool__", "__contains__", "__float__", "__index__", "__int__", "__iter__", "__len__"}
 OF_EVERY_CLASS = {
+    "__annotations__",
     "__firstlineno__",
     "__module__",
     "__slots__",

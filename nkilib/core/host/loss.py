@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nkilib.core.host.launchable import Launchable
 from nkilib.core.host.samples import Sample
 
 Shape = tuple[int, ...]
@@ -56,8 +57,8 @@ class Loss:
 
     name: str
     module: str
-    forward: Callable[..., Any]
-    backward: Callable[..., Any]
+    forward: Launchable[..., Any]
+    backward: Launchable[..., Any]
     formula: str
     derivative: str
     differentiated: tuple[str, ...]

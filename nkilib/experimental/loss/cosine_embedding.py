@@ -8,8 +8,6 @@ of the two rows, with coefficients that the forward makes.
 
 Errors of float32 arithmetic.
 
-Cosine embedding.
-
 With n additions in a row, the product of the rows is off by (n + 1) u / 2 of the sum of magnitudes, and a squared norm,
 with its constant, by (n + 2) u / 2 of itself; the inverse root by half of that and by its root and its reciprocal, to
 u / 2 each. The cosine: that of the product by the norms, and of itself those of both inverse norms and u of products.

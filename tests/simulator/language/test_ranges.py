@@ -308,7 +308,7 @@ def same(register: Any) -> Any:
         (lambda: nl.while_loop(float_register(), same), f"nl.while_loop: init: {FLOAT}"),
         (lambda: nl.while_loop(register(1), 5), "nl.while_loop: body_fun must be a function, got 5"),
         (
-            lambda: nl.while_loop(register(1), lambda r: None),
+            lambda: nl.while_loop(register(1), lambda r: None),  # type: ignore[return-value]
             f"{RETURNED} must be a register of nisa.register_alloc, got None",
         ),
         (lambda: nl.while_loop(register(1), lambda r: float_register()), f"{RETURNED}: {FLOAT}"),

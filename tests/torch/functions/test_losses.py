@@ -179,10 +179,10 @@ def test_a_full_graph_gives_equal_results(loss: Loss, reduction: str) -> None:
         return loss.ours(*turned, reduction=reduction)
 
     found, expected = torch.compile(function, fullgraph=True, backend="aot_eager")(*given), function(*given)
-    compare = torch.testing.assert_close if loss is CTC else _assert_equal
-    compare(found, expected)
+    assert_same = torch.testing.assert_close if loss is CTC else _assert_equal
+    assert_same(found, expected)
     for gradient, other in zip(*(torch.autograd.grad(each.sum(), wanted) for each in (found, expected)), strict=True):
-        compare(gradient, other)
+        assert_same(gradient, other)
 
 
 def _assert_equal(found: Tensor, expected: Tensor) -> None:

@@ -34,6 +34,7 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
         shared="weight",
         needed=lambda wanted, arguments: needed_tensors(wanted, arguments["weight_hbm"] is not None),
     ),
+    # A softplus an element; a sigmoid for the gradient of the input, and a softplus for that of the weight.
     functions=1,
     functions_of=("input", "weight"),
     held=((1.4, 1.1), (1.05, 1.05)),

@@ -371,7 +371,7 @@ def test_matrices_start_where_engines_can_access_them(name: str) -> None:
 PACKED = "float4_e2m1fn_x4, float8_e4m3fn_x4, float8_e5m2_x4"
 STATIONARY = "operand 'stationary' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
 MOVING = "operand 'moving' must {}, got tensor {} float8_e4m3fn_x4 in sbuf"
-SCALES = (
+WRONG_SCALES = (
     "operand '{0}_scale' must have {1} elements in a partition, and at least {2} partitions for the {3} of '{0}': 4 "
     "scales for each 32 partitions, where these start; got tensor {4} uint8 in sbuf"
 )
@@ -444,10 +444,10 @@ OPERANDS = Psum(4, 4, value=None), Sbuf(32, 4, dtype=E4M3), Sbuf(32, 4, dtype=E4
         for shape in ((6, 4), (5, 6), (4, 5))
     ),
     broken("scales are not contiguous", stationary=(128, 4), moving=(128, 6), scales=((16, 4), (128, 6)))
-    .says(SCALES.format("stationary", 4, 100, 128, "[16, 4]"))
+    .says(WRONG_SCALES.format("stationary", 4, 100, 128, "[16, 4]"))
     .fixed(scales=((100, 4), (128, 6))),
     broken("scale elements", scales=((4, 4), (4, 8)))
-    .says(SCALES.format("moving", 6, 4, 32, "[4, 8]"))
+    .says(WRONG_SCALES.format("moving", 6, 4, 32, "[4, 8]"))
     .fixed(scales=((4, 4), (4, 6))),
     broken("scale offset", scales=((4, 4), (4, 6)), start=1)
     .says(

@@ -15,7 +15,9 @@ from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseL
 
 MOST_LINES = 40
 _LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
-FILES = sorted({Path(inspect.getfile(loss.forward.func)) for loss in LOSSES if isinstance(loss, ElementwiseLoss)})
+FILES = sorted(
+    {Path(inspect.getfile(inspect.unwrap(loss.forward))) for loss in LOSSES if isinstance(loss, ElementwiseLoss)}
+)
 
 
 def docstring_lines(tree: ast.AST) -> set[int]:

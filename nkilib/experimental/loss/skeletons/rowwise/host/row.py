@@ -106,7 +106,8 @@ def rowwise_loss(
     Args:
         name, module, formula, derivative, edges, differences: as :class:`nkilib.core.host.loss.Loss` has them.
         forward, backward: the kernel functions.
-        errors: bounds on the error of the losses, one for each form.
+        errors: bounds on the error of the losses, one for each form; functions are meant to be rounded correctly, and n
+            are the additions in a row of the sum of a row.
         gradients: what the backward promises.
         rows: what the tensors are.
         held: times over the bound that forward and backward are held to, each in bfloat16 and in float32.
