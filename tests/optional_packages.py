@@ -8,7 +8,7 @@ cannot hide an import that should not be there: one in any other module of the l
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,6 +31,13 @@ def missing_in(path: Path, absent: frozenset[str] = ABSENT) -> str:
     return next((name for name in sorted(absent) if name in _needed(path)), "") if absent else ""
 
 
+def missing_in_text(source: str, absent: frozenset[str] = ABSENT) -> str:
+    """The same of a program, by all its imports."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
+    needed = {_package_of(module) for module in _imported_by(nodes, ROOT / "program.py")}
+    return next((name for name in sorted(absent) if name in needed), "")
+
+
 def missing_for(error: ImportError, absent: frozenset[str] = ABSENT) -> str:
     """The same of a failed import, if a file is to blame that may import the package."""
     name = (error.name or "").partition(".")[0]
@@ -45,19 +52,22 @@ def missing_for(error: ImportError, absent: frozenset[str] = ABSENT) -> str:
 @cache
 def _needed(path: Path) -> frozenset[str]:
     """The optional packages that a file imports when it is imported, itself or by what it imports."""
-    needed, seen, waiting = set(), {path}, [path]
+    needed: set[str] = set()
+    seen, waiting = {path}, [path]
     while waiting:
         for module in _imports(waiting.pop()):
-            top = module.partition(".")[0]
-            if top in OPTIONAL:
-                needed.add(top)
-            elif top == "nkilib":
-                needed |= {_OF_LIBRARY[name] for name in (".".join(module.split(".")[:2]),) if name in _OF_LIBRARY}
-            elif top in _FOLLOWED:
+            needed.add(_package_of(module))
+            if module.partition(".")[0] in _FOLLOWED:
                 found = _files_of(module) - seen
                 seen |= found
                 waiting += found
     return frozenset(needed)
+
+
+def _package_of(module: str) -> str:
+    """The optional package that the import of a module imports, as far as its name tells; empty for other modules."""
+    top, first_two = module.partition(".")[0], ".".join(module.split(".")[:2])
+    return top if top in OPTIONAL else _OF_LIBRARY.get(first_two, "")
 
 
 @cache
@@ -66,7 +76,7 @@ def _imports(path: Path) -> tuple[str, ...]:
     return tuple(_imported_by(ast.parse(path.read_text(encoding="utf-8")).body, path))
 
 
-def _imported_by(statements: list[ast.stmt], path: Path) -> Iterator[str]:
+def _imported_by(statements: Sequence[ast.stmt], path: Path) -> Iterator[str]:
     for node in statements:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.optional_packages import ROOT, missing_for, missing_in, summary
+from tests.optional_packages import ROOT, missing_for, missing_in, missing_in_text, summary
 
 TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
 
@@ -30,6 +30,21 @@ def test_a_file_is_left_out_for_what_it_imports_at_its_top(path: str, without_to
     assert missing_in(ROOT / path, TORCH) == without_torch
     assert missing_in(ROOT / path, JAX) == without_jax
     assert missing_in(ROOT / path, frozenset()) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "missing"),
+    [
+        ("import torch", "torch"),
+        ("from nkilib.torch import mse_loss", "torch"),
+        ("from nkilib import torch", "torch"),
+        ("def f():\n    import nkilib.torch.trl", "torch"),
+        ("import nkilib.simulator", ""),
+        ("from nkilib import simulator", ""),
+    ],
+)
+def test_a_program_in_a_page_needs_what_it_imports(source: str, missing: str) -> None:
+    assert missing_in_text(source, TORCH) == missing
 
 
 def test_most_files_need_neither() -> None:
