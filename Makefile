@@ -10,11 +10,12 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint sweep fuzz bench profile clean
+.PHONY: help demo test test-core test-torch lint sweep fuzz bench profile clean
 
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
 	@echo "make test     linters, type checker and tests"
+	@echo "make test-core, make test-torch   what of it runs without PyTorch and JAX, and without JAX, installed without them"
 	@echo "make lint     linters and type checker only"
 	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
 	@echo "make fuzz     random calls of nkilib.torch against float64; SECONDS=60, SEED, WORKERS, LOG, CALL"
@@ -27,23 +28,40 @@ demo: $(VENV)/.installed-cli
 
 # Two processes on two cores, in which PyTorch's threads would only wait for each other; each takes whole files, so that a
 # fixture of a module is made once; and the many short processes of the tests compile nkilib once.
-test: export OMP_NUM_THREADS = 1
-test: export PYTHONDONTWRITEBYTECODE =
+test test-core test-torch: export OMP_NUM_THREADS = 1
+test test-core test-torch: export PYTHONDONTWRITEBYTECODE =
 # Without these glibc gives the memory of large arrays back to the system when they end, and a test takes 27 times as many
 # page faults: 44% of the time of tests of many small launches, 10% of that of tests of large ones. One arena, because
 # the second core of a launch is a new thread, which would start without the memory of the one before.
-test: export MALLOC_ARENA_MAX = 1
-test: export MALLOC_MMAP_THRESHOLD_ = 1073741824
-test: export MALLOC_TRIM_THRESHOLD_ = 1073741824
+test test-core test-torch: export MALLOC_ARENA_MAX = 1
+test test-core test-torch: export MALLOC_MMAP_THRESHOLD_ = 1073741824
+test test-core test-torch: export MALLOC_TRIM_THRESHOLD_ = 1073741824
 test: lint
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(run_tests)
+
+# With fewer packages: tests that need one that is absent are left out or skipped, and the report says how many. In an
+# environment that has more, they run: `make test-core VENV=.venv-core` makes one of its own.
+# Without PyTorch its classes are unknown, and what is made of them cannot be checked; so with JAX, in its tests.
+test-core: private MYPY_OPTIONS = nkilib --exclude '^nkilib/torch/' #
+test-torch: private MYPY_OPTIONS = nkilib #
+test-core test-torch: test-%: $(VENV)/.installed-test-%
+	$(run_linters)
+	$(run_tests)
 
 lint: $(VENV)/.installed-test
-	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check .
-	$(RUN) -m mypy --any-exprs-report .mypy_cache/any_exprs
-	$(RUN) -m tools.any_share .mypy_cache/any_exprs
-	@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
+	$(run_linters)
+
+define run_tests
+$(RUN) -m pytest -n 2 --dist loadfile
+endef
+
+define run_linters
+$(RUN) -m ruff check .
+$(RUN) -m ruff format --check .
+$(RUN) -m mypy $(MYPY_OPTIONS)--any-exprs-report .mypy_cache/any_exprs
+$(RUN) -m tools.any_share .mypy_cache/any_exprs
+@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
+endef
 
 sweep: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.sweep

@@ -6,12 +6,14 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
 import nkilib.simulator
+from tests.optional_packages import ABSENT, missing_for, missing_in, summary
 
 if TYPE_CHECKING:  # without pytest-xdist this file is imported all the same
     from tests.scheduling import FileScheduling
@@ -51,6 +53,36 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(20_000, 20, 10)
         gc.enable()
+
+
+_LEFT_OUT: dict[Path, str] = {}
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what needs PyTorch or JAX where that is not installed."""
+    if not ABSENT or (collection_path.is_dir() and not (collection_path / "conftest.py").is_file()):
+        return None
+    file = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    missing = missing_in(file) if file.suffix == ".py" else ""
+    if missing:
+        _LEFT_OUT[collection_path] = missing
+    return True if missing else None
+
+
+def pytest_report_collectionfinish() -> str:
+    return summary(_LEFT_OUT)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    """Skip a test that imports one of them in its body."""
+    try:
+        return (yield)
+    except ImportError as error:
+        missing = missing_for(error)
+        if missing:
+            pytest.skip(f"needs {missing}")
+        raise
 
 
 @pytest.hookimpl(optionalhook=True)

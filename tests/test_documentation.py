@@ -6,7 +6,6 @@ import re
 import shlex
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 
 from tests.fresh_python import with_checkout
 from tests.neuron import machine
+from tests.optional_packages import missing_in_text
 from tests.warm_python import run_script
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -38,10 +38,16 @@ def _is_for_any_nki(source: str) -> bool:
     return "nkilib.nki" in source and not re.search(r"nkilib\.simulator|nkilib import simulator|SIMULATED", source)
 
 
+def skip_without_packages(source: str) -> None:
+    """Skip the test of a block that imports PyTorch or JAX where that is not installed."""
+    missing = missing_in_text(source)
+    if missing:
+        pytest.skip(f"needs {missing}")
+
+
 @pytest.mark.parametrize("source", blocks("python"))
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
-    if "nkilib.jax" in source and find_spec("jax") is None:
-        pytest.skip("nkilib.jax needs jax, which wants Python 3.11 or later")
+    skip_without_packages(source)
     script = tmp_path / "block.py"
     script.write_text(source, encoding="utf-8")
     done = run_script(script)
@@ -50,6 +56,7 @@ def test_python_block_runs(source: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("source", [block for block in blocks("python") if _is_for_any_nki(block.values[0])])
 def test_blocks_that_do_not_ask_for_the_simulator_run_on_the_documented_nki(source: str, tmp_path: Path) -> None:
+    skip_without_packages(source)
     script = tmp_path / "block.py"
     script.write_text(source, encoding="utf-8")
     done = machine.run(script)

@@ -52,6 +52,19 @@ def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
     test = commands_of("test")
     assert test[: len(lint)] == lint
     assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]
+    assert commands_of("test-torch") == test
+    without_torch = [command.replace("nkilib --any", "nkilib --exclude '^nkilib/torch/' --any") for command in test]
+    assert commands_of("test-core") == without_torch
+
+
+def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
+    workflow = (CHECKOUT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8")
+    assert re.findall(r"^ *(?:- )?run: (.*)$", workflow, re.MULTILINE) == ["make ${{ matrix.target }}"]
+    [targets] = re.findall(r"^ *target: \[(.*)\]$", workflow, re.MULTILINE)
+    assert targets.split(", ") == ["test-core", "test-torch", "test"]
+    [pythons] = re.findall(r"^ *python: \[(.*)\]$", workflow, re.MULTILINE)
+    project = (CHECKOUT / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.findall(r'"(3\.\d+)"', pythons) == re.findall(r"Python :: (3\.\d+)", project)
 
 
 def test_the_changelog_has_what_is_coming_before_the_versions_and_this_version_among_them() -> None:

@@ -13,7 +13,6 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from nkilib.torch._requirement import REQUIREMENT
 from tests.fresh_python import CHECKOUT, run_fresh
 
 if sys.version_info >= (3, 11):
@@ -115,6 +114,8 @@ def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
 
 
 def test_nkilib_torch_needs_the_release_that_its_extra_asks_for() -> None:
+    from nkilib.torch._requirement import REQUIREMENT  # not above: without PyTorch the other tests run
+
     requirements = [Requirement(text) for text in project()["optional-dependencies"]["torch"]]
     [bounds] = [requirement.specifier for requirement in requirements if requirement.name == "torch"]
     assert str(bounds) == ">=" + ".".join(map(str, REQUIREMENT.needed))
@@ -151,7 +152,15 @@ def test_the_neuron_extra_accepts_neither_stubs_nor_older_products(name: str, ot
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 @pytest.mark.parametrize(
-    ("target", "extras"), [("demo", "cli"), ("sweep", "cli"), ("bench", "cli,torch"), ("test", "test")]
+    ("target", "extras"),
+    [
+        ("demo", "cli"),
+        ("sweep", "cli"),
+        ("bench", "cli,torch"),
+        ("test", "test"),
+        ("test-core", "test-core"),
+        ("test-torch", "test-torch"),
+    ],
 )
 def test_make_installs_what_the_target_needs(target: str, extras: str, tmp_path: Path) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
