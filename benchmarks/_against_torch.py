@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time of the simulated kernels beside torch's cross-entropy on the same CPU, on the very same bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The launches that happen in a call: kernels with their arguments."""
 
 from __future__ import annotations

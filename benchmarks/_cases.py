@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is measured: problem sizes, passes and tunings of the kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the measurements say what they are about, and whether a goal is met."""
 
 from __future__ import annotations

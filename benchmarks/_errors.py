@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors of one tuning against float64, as a share of what is allowed, with a single [N, V] array in memory."""
 
 from __future__ import annotations

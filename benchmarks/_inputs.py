@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Logits and targets for the measurements: the same numbers for the same seed, whatever the block that is asked for."""
 
 from __future__ import annotations

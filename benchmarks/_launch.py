@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels as the measurements call them: two simulated cores, float32 log-sum-exp, gradient of the mean loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Peak memory of one launch of cross-entropy, measured in a process of its own.
 
 Run as ``python -m benchmarks._launch_memory ROWS VOCABULARY DTYPE PASS POSITIONS CHUNK`` it prints one line of JSON.

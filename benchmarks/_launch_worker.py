@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A process that runs a launch as often as it is told, and says what each took: started by `benchmarks.launch_cost`.
 
 It is run as a file, so that it measures the checkout that is first on the path, which may have no such benchmark. It

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The linear cross-entropy that is measured: its inputs, its passes on two simulated cores, and their memory.
 
 ``python -m benchmarks._linear N D V PASS`` launches one pass and prints what memory it took, as JSON.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses that are measured: their inputs, their passes in ``nkilib.torch`` and in torch, their memory.
 
 ``python -m benchmarks._losses NAME SHAPE DTYPE PASS`` runs one pass of ours and prints what memory it took, as JSON.

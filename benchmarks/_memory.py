@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Peak memory, measured in a process of its own."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the benchmarks of passes beside torch have in common: their command line, their tables and how they end."""
 
 from __future__ import annotations

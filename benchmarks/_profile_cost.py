@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time of a profile with data beside that of the plain run."""
 
 from __future__ import annotations

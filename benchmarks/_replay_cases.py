@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is timed as always, replayed and in torch: launches of kernels, and torch's eager functions for that work."""
 
 from __future__ import annotations

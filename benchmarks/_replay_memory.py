@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Memory of launches that come to be replayed: ``python -m benchmarks._replay_memory SHAPE AXIS DTYPE PASS``.
 
 Prints as JSON what a process took in which a pass of the softmax family was launched often enough to be recorded,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The softmax family that is measured: its inputs, its passes on two simulated cores and in torch, and their memory.
 
 ``python -m benchmarks._softmax SHAPE AXIS DTYPE PASS`` launches one pass and prints what memory it took, as JSON.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Timing of contenders that share a machine."""
 
 from __future__ import annotations

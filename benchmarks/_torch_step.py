@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A training step of cross-entropy through nkilib.torch and autograd."""
 
 from __future__ import annotations

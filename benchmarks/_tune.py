@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Search for the tuning that simulates fastest."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time and memory of the simulated kernels: ``python -m benchmarks.bench`` or ``make bench``.
 
 Time is a ratio to torch's cross-entropy on the same CPU, memory a growth of the resident set beyond the arrays. The

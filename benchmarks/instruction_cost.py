@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the interpreter adds to an instruction: ``python -m benchmarks.instruction_cost`` or ``make instruction-cost``.
 
 Each line runs one instruction many times on small tiles, and then what numpy has to do for it on arrays of the same

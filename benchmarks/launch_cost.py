@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a small launch costs that is not replayed: ``python -m benchmarks.launch_cost [--against DIR]``.
 
 Two launches in which the interpreter, and not numpy, takes the time: a training step of ``nkilib.torch.mse_loss`` of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time and memory of the simulated linear cross-entropy: ``python -m benchmarks.linear_bench`` or ``make bench``.
 
 The kernels take bfloat16, torch float32 copies of the same values: ``F.linear``, ``F.cross_entropy`` and autograd. Time

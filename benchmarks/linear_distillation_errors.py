@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors of distillation from hidden states: ``python -m benchmarks.linear_distillation_errors``.
 
 Xs, Xt ~ N(0, 1), Ws ~ N(0, (2 / sqrt Ds)^2), Wt ~ N(0, (2.5 / sqrt Dt)^2), in bfloat16, on two cores. The truth is

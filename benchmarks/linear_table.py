@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Linear cross-entropy beside the bound of the hardware: ``python -m benchmarks.linear_table``.
 
 ``make profile`` takes ``--quick``, the rows of 2,048 positions: those of 16,384 alone take longer than all others.

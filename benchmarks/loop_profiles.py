@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What profiles of long kernels cost: ``python -m benchmarks.loop_profiles``.
 
 One kernel of ten instructions an iteration, on shapes, written with ``nl.fori_loop`` and with a loop of Python, which

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time and memory of the simulated losses: ``python -m benchmarks.loss_bench`` or ``make bench``.
 
 Each is the function of ``nkilib.torch`` beside that of ``torch.nn.functional`` with the same arguments. Time is the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the precision of the log-sum-exp costs the gradient: ``python -m benchmarks.lse_precision``.
 
 The backward computes exp(x - LSE), so that an error of the LSE is a relative error of the whole row's softmax. The

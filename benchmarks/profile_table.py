@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels beside the bound of the hardware: ``python -m benchmarks.profile_table`` or ``make profile``.
 
 From shapes alone, on two cores. Modelled, not measured.

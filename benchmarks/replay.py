@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """CPU time of launches that run again: ``python -m benchmarks.replay``.
 
 Each line launches kernels as always, replayed, and runs torch's eager functions for the same work, in turns, all on one

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Token scores beside the plain forward: ``python -m benchmarks.score_table``.
 
 Log-probability and entropy of every position, in both forms of the forward, over the loss alone with the exact maximum.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Print what ``choose_tiling`` chooses for usual launches, beside what the choice is modelled to take.
 
 The table of docs/kernels.md. Modelled, not measured.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``simulate(kernel, skip_arithmetic=True)`` saves: ``python -m benchmarks.skip_arithmetic``.
 
 Cross-entropy at 4096 x 129280 and linear cross-entropy at (2048, 2048, 65,536), forward and backward, each launch with

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time and memory of the simulated softmax family: ``python -m benchmarks.softmax_bench`` or ``make bench``.
 
 Time is the ratio to torch's eager function on the same two cores and the same bytes, memory the growth of the resident

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The modelled time of softmax and log-softmax, beside what the hardware needs. Modelled, not measured.
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]

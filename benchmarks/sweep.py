@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors over real vocabularies and many tunings: ``python -m benchmarks.sweep`` or ``make sweep``.
 
 Every error is shown as a share of what is allowed against float64; a share above 100% ends the sweep with exit code 1.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What nkilib.torch adds to its kernels: ``python -m benchmarks.torch_path`` or ``make bench``.
 
 The same kernels with the same tiling run on the same bytes twice: called with numpy arrays, and through

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A word-level bigram model and its optimizer, in numpy of any precision.
 
 The model is one table [V, V]: row w holds the logits of the word that follows w. It starts at zero, where every

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """English text that every CPython carries, as a sequence of word numbers.
 
 The text is the reference manual behind ``help("for")`` and its like: ``pydoc_data.topics``. It differs a little

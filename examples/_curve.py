@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A training as it is watched: a live bar on a terminal, and a few lines of the loss curve everywhere."""
 
 from __future__ import annotations

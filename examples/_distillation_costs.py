@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What loss and gradient of a distillation take, from logits and from hidden states: memory and modelled time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Training of the transformer: the same parameters and batches for any loss function, on the CPU or a Neuron device."""
 
 from __future__ import annotations

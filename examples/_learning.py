@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The second half of the demo: the bigram model learns, watched, once with the kernels and once in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A picture of loss curves, with matplotlib where it is installed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """One forward and one backward of a vocabulary: how exact, how many instructions, how much HBM traffic."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tables of the demo; none is wider than 80 columns."""
 
 from __future__ import annotations

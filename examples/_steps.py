@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The command line of an example that trains for some steps: ``--quick`` and ``--steps``."""
 
 from __future__ import annotations

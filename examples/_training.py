@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Training of the bigram model: the same batches and the same optimizer for any arithmetic of loss and gradient."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A small decoder-only transformer in PyTorch: words in, logits of the next word out."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A kernel of your own that calls ours inside NKI code: ``python -m examples.call_from_nki``.
 
 The kernel is the end of a language model in one launch: it multiplies hidden states by the weights of the output layer,

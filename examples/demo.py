@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels at work on this computer: ``python -m examples.demo`` or ``make demo``.
 
 First the forward and the backward of two real vocabularies are held against float64; then a bigram model learns

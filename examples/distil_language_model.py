@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A small transformer learns from a larger one: ``python -m examples.distil_language_model``.
 
 The teacher is trained on English text first. Then two students of half its width see the same batches: one learns from

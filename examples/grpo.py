@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reinforcement learning with TRL's own GRPO trainer and token scores from the kernels, on this computer's CPU:
 
     python -m examples.grpo

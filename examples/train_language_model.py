@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A small transformer learns English with the loss of nkilib.torch: ``python -m examples.train_language_model``.
 
 The loss function is the one line that differs from a training with PyTorch alone. With ``--fused`` that line takes the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Training with the output layer spread over processes, on this computer's CPU through the simulator:
 
     torchrun --nproc_per_node 2 -m examples.vocab_parallel

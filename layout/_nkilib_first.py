@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Puts nkilib's directory ahead of the site-packages that it is installed into: run when Python starts.
 
 AWS's Neuron compiler installs a package that is called nkilib too. Ours therefore has a directory of its own beside it,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels for the losses of large models on AWS Trainium, in NKI, and a numpy simulator of NKI that runs them anywhere.
 
 The kernels are in `nkilib.experimental.loss`, the simulator in `nkilib.simulator`; `nkilib.nki` chooses between the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib``; see :mod:`nkilib.cli`."""
 
 from nkilib.cli.main import run

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The path by which earlier releases named :mod:`nkilib.base.lnc`."""
 
 from nkilib.base.lnc import *  # noqa: F403

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The one place that chooses the NKI that nkilib's kernels run on: the real `nki`, or nkilib's simulator.
 
 Everything else says `from nkilib.nki import nki, nisa, nl`, and `explain_index`, which NKI does not have: it words an

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A plugin of pytest: every launch of the tests runs with ``skip_arithmetic`` too, and the two verdicts are compared.
 
 Under ``python -m pytest -p tests.both_ways`` the file that ``NKILIB_BOTH_WAYS`` names gets a line of JSON for each

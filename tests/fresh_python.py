@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run a few lines in a new Python process: only there does it show what an import does to a process.
 
 Every program that a test starts takes its environment from `with_checkout`, so that it imports this checkout: with no

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What plugins of pytest share that launch the kernels of tests once more: nobody notices, and a file is told."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tests without PyTorch or JAX: files that import what is not installed are left out, and tests that do are skipped.
 
 What a file imports is read from it and from the files of tests, benchmarks and examples that it imports. Nothing of the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A plugin of pytest: every launch of the tests is recorded, planned and replayed too, and the bits are compared.
 
 Under ``python -m pytest -p tests.replayed_both_ways`` the file that ``NKILIB_REPLAYED_BOTH_WAYS`` names gets a line of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How pytest-xdist hands out files: as with its `--dist loadfile`, at a cost that does not grow with the tests before.
 
 Its own scheduler looks for every test in the list of all tests, and goes through all files that a process has ended

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run Python with a terminal, or a pipe that nobody reads, at its other end."""
 
 from __future__ import annotations

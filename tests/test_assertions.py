@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every test asserts something: itself, or by a helper of the tests whose name says so."""
 
 from __future__ import annotations

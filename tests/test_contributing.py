@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The worked examples of docs/contributing.md: their diffs apply, touch what the page says, and their tests pass."""
 
 from __future__ import annotations

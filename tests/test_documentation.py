@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The code blocks of README and docs run as they stand, each in a process that has seen nothing of nkilib."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What keeps checkouts alike: hooks, linters and tests run the same commands; the pages of the root are as they say."""
 
 from __future__ import annotations

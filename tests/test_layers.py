@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Who imports whom in nkilib and benchmarks: in layers, in no circle, torch in one place and jax in another.
 
 The layers are those of ``[tool.importlinter]`` in pyproject.toml, which import-linter holds too where it runs. Here

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the code of kernels is written, read from its syntax: state has names, types are said, and checks stay under -O.
 
 Traced: nkilib/core and nkilib/experimental but for their folders `host`, which hold arithmetic and numpy, and the rows

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """nkilib.nki chooses between the real NKI and the simulator, says why, and leaves no trace of the other."""
 
 from collections.abc import Mapping

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Without PyTorch or JAX the tests that need them are left out, those alone, and the report says so."""
 
 from __future__ import annotations

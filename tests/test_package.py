@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The package: importing it changes nothing outside itself, and it lives beside another package of the same name."""
 
 import ast

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """docs/public-api.txt has what the code offers, and the pages use nothing else."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tables of docs/simulator.md name every documented function once, with its true state, engines and generation, and
 which of them are held against NKI 0.7; docs/simulator-readings.md marks the questions that 0.7 leaves."""
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run a script in a process of its own that need not load numpy and torch again: that takes longer than most scripts.
 
 The processes are forked from a server that has imported these, with what torch loads when an operator is first called,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How many expressions of the kernels are `Any` to the type checker: what it does not know, it does not check.
 
 ``mypy --any-exprs-report DIRECTORY`` writes a table, a module a line: name, expressions that are Any, all

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How much there is to read: ``python -m tools.count_lines [PACKAGE ...]``, files and lines of code of each package.
 
 A line of code is one with a token that is neither a comment nor part of a docstring; so blank lines, comments, licence

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A plugin of pytest that checks which CPU instructions the libraries of this process compute with.
 
 ``python -m tools.machine_settings`` sets variables by which PyTorch, numpy and OpenBLAS leave out instructions of the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run pytest as on other machines: once for each setting by which libraries leave out instructions of this CPU.
 
 ``python -m tools.machine_settings [--only NAME] [--list] [arguments of pytest]`` runs pytest in a fresh process for

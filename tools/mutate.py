@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Change the code at random places, one at a time, and list the changes that no test notices.
 
     python -m tools.mutate --seed 1 --count 100 --workers 16 --seconds 480 --out survivors.md nkilib/core

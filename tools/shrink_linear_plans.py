@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Search small launches for the plans of the linear losses: ``python -m tools.shrink_linear_plans [FAMILY ...]``.
 
 Run ``python -m tools.write_plans`` first. This tool writes the tables again, with launches that cost less and that vary

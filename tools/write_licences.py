@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Put the licence at the top of every Python file that lacks it: ``python -m tools.write_licences``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Write the tables of plan coverage: ``python -m tools.write_plans [FAMILY ...]``. All tables are the default.
 
 A row keeps its launch and its limits if the launch still takes the branches of the row. A new row gets the cheapest

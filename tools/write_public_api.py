@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Write which import paths are public, and with which parameters: ``python -m tools.write_public_api``.
 
 docs/public-api.txt has a module a block: each name of its ``__all__`` with its kind and, of what can be called, the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Write the tables that are made from data into the pages: ``python -m tools.write_tables``.
 
 The guarantees of the kernels into docs/kernels.md, the registry of losses into docs/losses.md. Modelled times of all

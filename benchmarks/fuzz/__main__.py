@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m benchmarks.fuzz``: random calls until the time is over, a line for each failure, a table at the end."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A call of a function of nkilib.torch, and what it gives: results, and gradients of upstream gradients."""
 
 from __future__ import annotations

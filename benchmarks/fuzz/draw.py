@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a call is drawn from: numbers that depend on a seed and the number of the call alone."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """One call from its seed and number: drawn, run, compared, and written down."""
 
 from __future__ import annotations

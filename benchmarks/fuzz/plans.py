@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The plans of a call for the log: what the choosers of its kernels answer while it runs."""
 
 from __future__ import annotations

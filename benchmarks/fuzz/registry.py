@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which public names of nkilib.torch are drawn, by which family, and which are not, for a reason."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of calls: their numbers, types and layouts, and the same as arrays of numpy."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether results are right: types, shapes, and errors as shares of what is accepted."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Processes that draw calls until the time is over, each on one thread."""
 
 from __future__ import annotations

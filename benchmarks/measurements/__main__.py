@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Published device measurements beside the model of time, in a half to fit and a half to check.
 
 Kernels of others are not part of this repository: rows that need one are modelled with --sources DIR, a directory of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tables of docs/measurements.md."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Published figures of single instructions and single transfers, beside the model before and after they were known.
 
 They are of trn1, but for one; the kernels are ours, after the probes that were measured. Modelled, not measured.

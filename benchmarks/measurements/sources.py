@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels of others, from clones of the repositories that publish them; none is a part of this repository."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The published measurements as data: one row a figure, with its source, its doubts and the kernel that is modelled."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a public name or argument goes away: it warns for two minor versions before it is removed (docs/public-api.md).
 
 The warning is a ``FutureWarning``. Python hides a ``DeprecationWarning`` unless the call stands in the script itself,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The Neuron devices of this machine, as far as the driver shows them. It imports nothing of this library."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a command line ends that is interrupted, or whose reader is gone: in one line or none, without a traceback."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a kernel promises, stated beside the kernel as data: tests hold each claim, pages and commands print them.
 
 It imports nothing of this library, so that whoever states a promise depends on nothing.

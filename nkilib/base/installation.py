@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which package nkilib is imported: this one, one of the same name, or a mixture of both.
 
 The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This one may stand

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a kernel works on, stated beside the kernel: profiles hold its modelled time against what the hardware needs.
 
 It imports nothing of this library, so that kernels state their work on a device too, where no simulator is.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib doctor``: what kernels would run on here, and why; with ``--kernels`` what they guarantee."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the public kernels guarantee, as text for a terminal and as tables for docs/kernels.md.
 
 ``python -m nkilib.cli.guarantees`` prints the tables.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``file.py:kernel`` and ``package.module:kernel``: the kernel that a command line names."""
 
 from __future__ import annotations

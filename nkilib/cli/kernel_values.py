@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``--arg NAME=VALUE``: the arguments of a kernel on a command line.
 
 A value is JSON, in which tensors and names of NKI stand where they are needed: ``bf16[4096,8192]`` is a tensor of that

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the commands that model a launch have in common: its arguments, and how errors are shown."""
 
 from __future__ import annotations

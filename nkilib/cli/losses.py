@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The registry of losses as tables for docs/losses.md.
 
 ``python -m nkilib.cli.losses`` prints them, with modelled times.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The command line of nkilib: one subcommand a file."""
 
 from __future__ import annotations

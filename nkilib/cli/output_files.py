@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The files that a command shall write: refused before the run, which may take a while, if they can not be written."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib tune``: model a launch with many tilings and list them, the fastest first.
 
 Modelled, not measured. ``choose_tiling`` and ``choose_linear_tiling`` of ``nkilib.experimental.loss`` choose by

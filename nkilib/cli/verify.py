@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib verify``: whether this Neuron device does what the library expects of it.
 
 Runs every kernel on fixed inputs beside float64 and the simulator, asks what the documentation leaves open, and times

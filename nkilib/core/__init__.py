@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Helpers that NKI code may call."""
 
 from pkgutil import extend_path

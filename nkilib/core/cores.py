@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Splitting work over the cores of a logical NeuronCore, and waiting for them; NKI code may call everything here.
 
 Positions go to cores in strides: core c takes positions c, c + cores, c + 2 * cores, ... Thus the cores' shares differ

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a public kernel takes as a tensor, for its signature."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of many parts of a launch, with the same bits whatever the number of cores; NKI code may call everything here.
 
 A part of the work, which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Smaller limits for plans, so that a test takes the branches of a large launch at a small size.
 
 A plan depends on limits of the hardware and of programs: bytes of a partition of SBUF, instructions, features. Many

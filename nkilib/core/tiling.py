@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Splitting sizes into tiles; NKI code may call everything here."""
 
 from __future__ import annotations

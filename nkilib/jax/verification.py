@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``python -m nkilib verify`` runs through JAX, whose results are numpy arrays."""
 
 from __future__ import annotations

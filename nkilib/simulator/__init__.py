@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A numpy simulator of NKI: runs kernels eagerly on the CPU and checks them against the documented rules.
 
 The modules that stand for ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get

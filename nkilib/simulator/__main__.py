@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib.simulator script.py [arguments]``: run a file that says ``import nki`` on the simulator."""
 
 from __future__ import annotations

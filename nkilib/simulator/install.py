@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Let files that say ``import nki`` run on the simulator, unmodified."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator as they are.
 
 ``python -m nkilib.simulator`` installs it. The scripts ask for a device, move tensors there and mark steps; here the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses and softmax on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
 
 Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``;

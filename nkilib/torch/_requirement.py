@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which releases of PyTorch this package runs on; importing it refuses others."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Functions of other packages replaced by ours while they run, and what puts them back."""
 
 from __future__ import annotations

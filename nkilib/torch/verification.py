@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``python -m nkilib verify`` runs through PyTorch: small calls on a device, whose results are numpy arrays.
 
 A device is named as PyTorch names it: ``"neuron"``, or ``"cpu"`` for the simulator.

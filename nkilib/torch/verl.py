@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Log-probability and entropy from hidden states for verl, on the kernels; importing it does not import verl.
 
 What the functions equal is written down in ``verl/utils/kernel/linear_cross_entropy.py`` and

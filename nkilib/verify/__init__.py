@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether a Neuron device does what this library expects of it: ``python -m nkilib verify``.
 
 Three kinds of steps: the kernels on fixed inputs (:mod:`.kernels`), probes of what documentation leaves open

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching a kernel on numpy arrays, on a device and on the simulator alike.
 
 ``nki.jit`` of NKI 0.7 takes numpy arrays and compiles and runs the kernel without a framework (its docstring in SDK

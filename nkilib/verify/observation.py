@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch gave, as a file between the process that launches and the one that judges."""
 
 from __future__ import annotations

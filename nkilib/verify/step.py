@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A step of the command: what is launched, and how what came is judged."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What goes away warns first, at the line that uses it, in words that say what to do; and it goes when it says so."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Ctrl-C and a pipe that nobody reads: how the two command lines end."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The wheel and the editable installation, beside AWS's package of the same name and alone; mixtures are refused."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.base.lnc``: on how many cores a kernel is launched, from grid, variable and compiler, and disagreements."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What type checkers see of a launch: in a checkout, installed, and beside AWS's package of the same name."""
 
 from __future__ import annotations

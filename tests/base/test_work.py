@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.base.work``: what a kernel function works on is stated beside it, and the function stays as it is."""
 
 from __future__ import annotations

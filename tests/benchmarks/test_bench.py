@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The benchmark in its short form. Nothing here asserts a time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.instruction_cost` runs, measures what it says, and judges by its goal. No time is asserted."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The errors of distillation from hidden states stay where they are: at the rounding of float32 and of bfloat16."""
 
 from __future__ import annotations

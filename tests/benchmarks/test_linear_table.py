@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.linear_table`: every row has a goal, and what is missed is shown as that."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.loop_profiles` runs, and its kernels do the same. No time is asserted."""
 
 from __future__ import annotations

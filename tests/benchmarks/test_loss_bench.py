@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.loss_bench` runs, and says when the results differ. No time is asserted."""
 
 from __future__ import annotations

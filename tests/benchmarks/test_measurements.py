@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.measurements`: its split is the computed one, its kernels are right, and the docs agree."""
 
 from __future__ import annotations

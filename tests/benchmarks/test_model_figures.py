@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.model_figures`: its kernels compute what they should, and the docs show what it finds."""
 
 from __future__ import annotations

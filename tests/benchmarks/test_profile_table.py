@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.profile_table`: the kernels are within the goals, and a miss is shown as one."""
 
 from __future__ import annotations

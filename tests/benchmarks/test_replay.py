@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.replay` runs, and judges by goals that only replayed launches can meet. No time is asserted."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.score_table`: which goals of token scores are met, and that a miss is shown as one."""
 
 from __future__ import annotations

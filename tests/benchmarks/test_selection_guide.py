@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.selection_guide`: docs/kernels.md shows what it prints."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`benchmarks.skip_arithmetic` runs its kernels both ways. No time is asserted."""
 
 from __future__ import annotations

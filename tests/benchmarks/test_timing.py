@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Timing by turns, with a clock that the test winds."""
 
 from __future__ import annotations

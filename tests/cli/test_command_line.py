@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`python -m nkilib`: help, mistakes, and an environment in which nothing can be modelled, for every command."""
 
 from __future__ import annotations

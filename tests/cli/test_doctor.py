@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`python -m nkilib doctor` in fresh processes: what it finds, and when it says that kernels cannot run."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`profile` and `tune` of every family: what is modelled is the kernel's launch, as its chooser cuts it up."""
 
 from __future__ import annotations

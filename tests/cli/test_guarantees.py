@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What kernels guarantee is printed, and docs/kernels.md shows the same."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Names of files that could not be written are refused before the run."""
 
 from __future__ import annotations

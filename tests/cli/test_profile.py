@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`python -m nkilib profile`: what it prints and writes, and what it says to mistakes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m nkilib profile FILE.py:KERNEL``: anybody's kernel, its arguments, and what is said to mistakes."""
 
 from __future__ import annotations

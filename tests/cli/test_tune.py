@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`python -m nkilib tune`: tilings in the order of their modelled time, the chooser's among them."""
 
 from __future__ import annotations

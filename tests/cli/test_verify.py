@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`python -m nkilib verify`: a self-check where there is no device, and the way back into a run."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.cores``: how positions are split over cores."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of parts: the same bits on one core and two, and as exact as sums in a tree."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Smaller limits for plans: obeyed by host code and by every core of a launch, for the block alone."""
 
 from __future__ import annotations

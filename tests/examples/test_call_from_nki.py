@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernel that calls ours, as a user runs it, on small sizes."""
 
 from __future__ import annotations

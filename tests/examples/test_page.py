@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The page on the examples: every example is on it, with commands that it takes."""
 
 from __future__ import annotations

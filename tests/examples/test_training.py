@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bigram model, its optimizer, and the arithmetic that it is trained with."""
 
 from __future__ import annotations

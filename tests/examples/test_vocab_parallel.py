@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The vocabulary-parallel example as a user runs it, in its short form."""
 
 from __future__ import annotations

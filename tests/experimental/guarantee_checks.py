@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch of a kernel shows of the kernel's guarantee, and checks that hold each claim against it."""
 
 from __future__ import annotations

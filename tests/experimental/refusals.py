@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels over rows, a call of each that is accepted, and what a call that is refused must leave as it was.
 
 A new kernel is a row of ``KERNELS``: the refusals that all of them share (test_shared_refusals.py) then hold for it.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """At most one unfinished sum of products in a bank of PSUM, in every kernel that sums over several products.
 
 The documentation of NKI allows several. On trn2, however, a product that begins a sum was seen to clear what is pending

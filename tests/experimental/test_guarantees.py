@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every public kernel states a guarantee, and small launches hold each of its claims."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What every kernel over rows refuses: each with its whole message, and before anything is written.
 
 The limits of what they take are accepted. `python -O`, which drops asserts, changes none of it.

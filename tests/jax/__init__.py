@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tests of nkilib.jax; they mirror its tree. Packages of those that need JAX call :func:`need_jax`."""
 
 import pytest

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Inputs of the tests, seeded, and their float64 results: of optax, and of the kernels' reference for the options."""
 
 from __future__ import annotations

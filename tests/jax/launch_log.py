@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which launches there are: the kernels themselves run, and are counted."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Hidden states, output layers and targets for tests, seeded; float64 results and bounds are those of the kernels."""
 
 from __future__ import annotations

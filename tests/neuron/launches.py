@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small launches of every public kernel with every option, and their results: `python -m tests.neuron.launches FILE`.
 
 Kernels and examples are imported here, so that they run on whatever NKI `nkilib.nki` has chosen in this process. The

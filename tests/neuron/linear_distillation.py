@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small launches of distillation from hidden states, with every option."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options of small launches of the kernels of several target ids."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Processes as on a Neuron machine: the stand-in for NKI is on the path, and `NKILIB_BACKEND` says `neuron`."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small launches of the kernels of margins between classes, with every option."""
 
 from __future__ import annotations

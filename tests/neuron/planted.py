@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small kernels that go wrong on NKI 0.7, each beside what to write instead. `tile` is [4, 8] float32 in SBUF."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches of many positions, under a limit that splits few: ``python -m tests.neuron.position_parts FILE``."""
 
 from __future__ import annotations

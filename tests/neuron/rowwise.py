@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small launches of the losses of rows, from their table."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small launches of softmax and log-softmax, with every option and each way of going along an axis."""
 
 from __future__ import annotations

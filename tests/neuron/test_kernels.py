@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every public kernel runs on NKI 0.7 as it is documented, with the simulator's bits: it reaches nothing else."""
 
 from __future__ import annotations

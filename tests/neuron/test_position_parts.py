@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Parts of the positions on NKI 0.7 as it is documented, with the simulator's bits."""
 
 from __future__ import annotations

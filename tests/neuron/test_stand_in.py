@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The stand-in for NKI 0.7 has the documented names only, and refuses what the real one cannot do."""
 
 from __future__ import annotations

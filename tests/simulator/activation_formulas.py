@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The activation functions of the documentation's table in float64, one number at a time, with the `math` module only.
 
 Nothing here is shared with the simulator. Derivatives are central differences of the functions themselves.

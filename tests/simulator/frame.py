@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What stands around kernels: tensors on the memory of arrays, launches under chosen options, and messages of errors.
 
 What stands inside them is in `kernels`.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What stands inside the kernels of these tests, and kernels of one instruction, which bodies of NKI code are put into.
 
 For bodies: `tile`, `sbuf`, `hbm` and `hbm_zeros` make tensors, `load` and `store` move them. Numpy arrays become tiles,

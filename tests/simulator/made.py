@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operands that are described outside a kernel and made inside one, for tables of rules.
 
 A capital letter describes: `Sbuf(2, 4)` in a table is what `tile(2, 4)` of `kernels` is in a kernel. A description

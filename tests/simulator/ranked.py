@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What tests of several ranks share: kernels around one operation, and launches of them on n ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tables of the calls of a tensor's methods that are refused, of their messages and of what is right.
 
     TensorOf(flat).ap([]).says("pattern needs a dimension and counts >= 0, got []").fixed([[1, 1]])

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tables of rules of the documentation: calls that are refused, with which message, and what puts them right.
 
 A table reads from top to bottom. `legal` gives a call that runs. Each row below it is `broken` by changes of operands,

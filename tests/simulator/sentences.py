@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sentences that many refusals share, for tables of rules: `{dst}` stands for the text of the operand `dst`."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.install()`` and ``python -m nkilib.simulator``: files that say ``import nki`` run unmodified."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tables of rules can fail, and what they derive is what they say."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The stand-in for ``torch_xla`` with which ``python -m nkilib.simulator`` runs AWS's example scripts.
 
 Whole scripts of AWS's were run from outside this repository; here is one of their form, and every name by itself.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The share of Any is counted over the kernels alone, and a report without them is no pass."""
 
 from __future__ import annotations

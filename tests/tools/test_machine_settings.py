@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tests pass as on a machine without vector instructions, and the command that runs them so cannot be fooled."""
 
 from __future__ import annotations

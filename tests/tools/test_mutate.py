@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Mutants are drawn by a seed, live in copies alone, and are told from the code by tests that pass without them."""
 
 from __future__ import annotations

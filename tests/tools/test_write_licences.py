@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The licence comes to the top of a file once, behind what has to be its first line."""
 
 from __future__ import annotations

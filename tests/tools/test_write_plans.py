@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tables of plans that are written again after a plan has changed."""
 
 from __future__ import annotations

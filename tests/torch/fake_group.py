@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A group of two processes of which only this one exists: its all-reduces leave tensors as they are."""
 
 from __future__ import annotations

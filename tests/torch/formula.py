@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The definition of the loss, in float64 PyTorch."""
 
 from __future__ import annotations

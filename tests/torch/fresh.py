@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run a module of the tests as a program: what it registers, or how much memory it takes, is a matter of a process."""
 
 from __future__ import annotations

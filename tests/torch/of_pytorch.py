@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the versions of PyTorch that the tests may run with do not all have."""
 
 from __future__ import annotations

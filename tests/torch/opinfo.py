@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """PyTorch's own samples of its functions and modules, run through ours.
 
 ``OpInfo`` and ``ModuleInfo`` of ``torch.testing._internal`` list inputs for every function and module of PyTorch. A

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What sums and means of losses have in common beside PyTorch's: they are float32, and add roundings."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A function in place of a kernel: it is launched as one, and the launches are kept."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Comparisons that a wrong result cannot pass: each shows too that zeros, flipped signs and a transposition fail.
 
 The reference is always float64 PyTorch on the very same (rounded) inputs. Tolerances count in u = 2^-23, the spacing of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``torch.nn.functional.linear_cross_entropy`` replaced by an assignment: what PyTorch builds on it follows."""
 
 from __future__ import annotations

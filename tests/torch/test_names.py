@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Public names: functions, whatever else has been imported, and no module that could take their place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The checks with PyTorch's samples notice what is wrong, and a documented difference that is none."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The recipes of docs/recipes.md and their derivatives against their formulas in float64, one token after the other."""
 
 from __future__ import annotations

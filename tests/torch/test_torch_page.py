@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """docs/torch.md: what it calls a tensor or a constant is one, and so are the values of NKILIB_TORCH_OPS it names."""
 
 from __future__ import annotations

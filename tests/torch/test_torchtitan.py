@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.torch.torchtitan`` against TorchTitan's formulas in float64; what takes processes is in
 ``test_trainer_ranks.py``."""
 

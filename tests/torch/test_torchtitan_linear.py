@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses of ``nkilib.torch.torchtitan`` from hidden states, and its installation on modules with TorchTitan's names."""
 
 from __future__ import annotations

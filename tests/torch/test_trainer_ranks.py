@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of trainers on 2 and 4 real processes, against TorchTitan's formulas in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Wrappers as users write them, on the CPU: the second form with ``torch.library.custom_op`` in the place of nki_op."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.torch.verl`` on modules with the names and signatures of verl 0.9.1, against its formulas in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Modules with the names and signatures of TorchTitan 0.3.0, and its formulas in plain PyTorch.
 
 TorchTitan itself wants a nightly PyTorch and a dozen packages. Its functions are in ``torchtitan/components/loss.py``

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Four processes that train as TorchTitan does: ``python -m tests.torch.trainer_ranks_run DIRECTORY``.
 
 They are one mesh of four ranks, and one of two by two, whose rows are groups of two. Everything is computed in both.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels wrapped as users of NKI libraries wrap them: both forms that are published, written for ours.
 
 One is an ``autograd.Function`` that launches kernels itself, for eager mode. The other makes operators of typed

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Modules with the names and signatures of verl 0.9.1, and its formulas in plain PyTorch, that run on the CPU.
 
 verl itself brings ray, and its kernel runs on CUDA alone. Its functions are in

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launch every kernel case and probe on whatever NKI there is: `python -m tests.verify.launch_all DIRECTORY`.
 
 Each observation is in a directory that has the number of its step, for whoever judges them.

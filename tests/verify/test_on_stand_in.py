@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The way of a device, on the stand-in for NKI: what is launched is documented, and judged on the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Classes of values, and distances in units in the last place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Copies of the checkout, in which mutants live: the checkout itself is only read."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Judges whether tests detect a mutant. Tests that fail in the unchanged checkout too are ignored."""
 
 from __future__ import annotations

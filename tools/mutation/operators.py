@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Changes of a source text. Each mutation changes one operator, comparison, constant or condition.
 
 Annotations, decorators, f-strings, ``__all__``, code for type checkers and ``strict`` of ``zip`` are never changed,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """cross_entropy, vocab_parallel_cross_entropy of a single rank, and token_scores: losses of logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """distillation_loss: divergences of a student from a teacher."""
 
 from __future__ import annotations

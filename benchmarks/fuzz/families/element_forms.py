@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors, options and truths of the losses of elements, drawn by hand, or from the row of the registry."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """linear_cross_entropy and vocab_parallel_linear_cross_entropy of a single rank, in default tilings."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """linear_distillation_loss of one rank, in default tilings: models of any types and widths, near and far."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """linear_token_scores of one rank, in default tilings: operands of like and unlike types, one target id and several."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """multi_margin_loss and multilabel_margin_loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the losses of positions have in common: targets, options, and results that are made of those of positions."""
 
 from __future__ import annotations

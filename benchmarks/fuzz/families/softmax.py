@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """softmax and log_softmax: any dimension of tensors of any rank, long middle ones among them."""
 
 from __future__ import annotations

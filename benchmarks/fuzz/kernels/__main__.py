@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``python -m benchmarks.fuzz.kernels``: random kernels until the time is over; failures are shrunk and printed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether a random kernel leaves the same bits when it is replayed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What computes: elementwise, reducing and accumulating instructions, products, selections."""
 
 from __future__ import annotations

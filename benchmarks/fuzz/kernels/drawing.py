@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Draws kernels: each line is tried in a launch and stays if the simulator takes it."""
 
 from __future__ import annotations

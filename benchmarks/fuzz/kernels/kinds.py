@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a random kernel is made of, and how often."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where two cores meet: barriers, after which they read or write each other's rows, and swapped tiles."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What moves elements: loads, stores, copies, transposes, gathers and scatters, and results."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of a random kernel, and random parts of them as text."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A kernel as the lines of its body: what is drawn, run, printed and shrunk."""
 
 from __future__ import annotations

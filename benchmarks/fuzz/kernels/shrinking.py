@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A failing kernel of fewer lines."""
 
 from __future__ import annotations

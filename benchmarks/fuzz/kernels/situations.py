@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Situations in which a replay that leaves out too much, or does it too early or late, has other bits.
 
 Each is a few lines, with others in between sometimes, and what it has computed leaves the kernel.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """softmax(q^T k) v^T in 128 x 512 tiles, with all scores in HBM or with none: what kernel fusion saves."""
 
 from __future__ import annotations

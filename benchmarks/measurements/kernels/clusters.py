@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The nearest of many centroids for each point: matrix products with a running arg-max behind them."""
 
 from __future__ import annotations

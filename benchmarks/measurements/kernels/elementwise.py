@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of two vectors in tiles of three forms, a transpose, and SiLU in one instruction or in four."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels of single instructions and of single transfers, as ``tools/probe_*.py`` of foxl-ai/kiln have them.
 
 An instruction is issued again and again, on tiles that nothing waits for but the end of the kernel: each goes to the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A matrix product with an epilogue, and a convolution as matrix products."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of elements, of tensors of one shape."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What commands ask of a family of kernels."""
 
 from __future__ import annotations

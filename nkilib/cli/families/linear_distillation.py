@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from hidden states: the divergence of a student from a teacher, from the operands of both."""
 
 from __future__ import annotations

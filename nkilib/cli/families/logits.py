@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy of logits, plain and extended."""
 
 from __future__ import annotations

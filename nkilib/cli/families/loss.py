@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the families of losses share: a launch made from the kernel's own arguments."""
 
 from __future__ import annotations

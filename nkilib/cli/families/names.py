@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Names of losses, read off the registry when a command needs them.
 
 The parser of every command is made in each process, also where the kernels cannot be imported: the doctor runs in a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses with loops of their own, each with a row that says what its tensors are: the element at a target, margins
 between classes, connectionist temporal classification, and distillation from logits.
 """

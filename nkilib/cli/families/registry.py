@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """All families, and which one a command line is about."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of rows: triplets, cosines, and several labels of a row."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Softmax and log-softmax of a matrix, along its last or its first axis."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the public functions of every framework share, and none of them is needed for. Never traced.
 
 - :mod:`.options`: options as fields of a dataclass;

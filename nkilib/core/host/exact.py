@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses should give in float64, and how far float32 arithmetic may be off: numpy only.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Errors are of first order in u.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where NKI documents activation functions. Numbers only, for kernels and for what is known of their results."""
 
 from __future__ import annotations

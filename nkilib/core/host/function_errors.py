@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far activation functions of float32 are off, in u = 2^-23 of their results. Never traced.
 
 Rounded correctly, a function is off by u / 2. Nobody has published how far the hardware's are. Of the simulator's only

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Keywords that public functions share by ``**options: Unpack[...]`` (PEP 692) instead of repeating them.
 
 Type checkers know them from the TypedDict, people from the signature that is shown, and a call from what is refused.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels that are launched on their own, with what is stated of them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loss of the library is, stated as data: its kernels, its functions of PyTorch, its formula, its tests.
 
 The registry of all losses (:mod:`nkilib.experimental.loss.registry`) is made of these rows. Pages, commands, checks and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options that are no tensors: the fields of a frozen dataclass, which name, type and default them everywhere."""
 
 from __future__ import annotations

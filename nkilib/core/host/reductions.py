@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The reductions that losses have, under the names of PyTorch."""
 
 from __future__ import annotations

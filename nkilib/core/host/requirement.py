@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The release of a framework that a package of this library needs: one that is absent or too old is refused."""
 
 from __future__ import annotations

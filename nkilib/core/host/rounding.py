@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What rounding to a type costs: the units that bounds on errors are stated in. Never traced.
 
 u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a number by at most u / 2 of

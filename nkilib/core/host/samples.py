@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the tensors of a loss are like: names for what checks, benchmarks and profiles make, each in its own library."""
 
 from __future__ import annotations

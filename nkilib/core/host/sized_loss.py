@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A loss whose row states the sizes of all tensors of a launch, once for whoever makes them.
 
 Pages, profiles and benchmarks launch from there: by shape and options they have the tensors of either kernel.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What functions that choose tilings are given: sizes, and types of any library. Never traced."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What kernels of losses accept alike: floating types, reductions, upstream gradients. NKI code may call it all."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Upstream gradients of losses: one of their sum, or one of each loss."""
 
 from __future__ import annotations

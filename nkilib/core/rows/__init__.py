@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What kernels over the rows of a matrix share: NKI code may call everything here.
 
 A row is worked on in a partition, ``batches`` of rows at a time, and in ``chunks`` of its columns, so that no kernel

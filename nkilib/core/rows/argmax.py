@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The column of the largest element, the first one of equals, gathered chunk by chunk as the statistics are.
 
 Of each chunk two numbers are kept, -m_k and the column where m_k stands first. In a row, columns of the largest m_k

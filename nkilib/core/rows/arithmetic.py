@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arithmetic on whole tiles, on the engine that has time for it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the rows of a core are divided: into batches, one row a partition, and into groups of batches.
 
 Rows go to cores in strides (:mod:`nkilib.core.cores`).

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What kernels accept. Everything else is refused by these, before the first instruction.
 
 A kernel is traced as Python, in which ``python -O`` drops every ``assert``; so the error is raised by a call. Each

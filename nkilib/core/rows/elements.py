@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Gather and scatter of one element a row.
 
 The rows of a batch lie within a contiguous span of rows. Seen as ``[span * columns, 1]``, an element of it has one

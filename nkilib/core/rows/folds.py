@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Chunks that GpSimd folds until little of them is left for Vector, which takes the maximum of what is left.
 
 Vector takes a maximum at one element a cycle. Where it has another pass over each chunk, as for an entropy, and GpSimd

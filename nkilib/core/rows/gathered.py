@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rows of a tile that lie anywhere in a matrix: their elements are gathered, and their results scattered."""
 
 from __future__ import annotations

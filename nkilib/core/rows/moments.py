@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums over a row beside that of the exponentials, gathered chunk by chunk as the statistics are.
 
 With factors f_j a chunk k of maximum m_k gives

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Numbers that are options of kernels, checked before the first instruction."""
 
 from __future__ import annotations

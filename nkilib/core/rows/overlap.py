@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Pieces of a stream of which the next one is begun before this one is finished, so that no engine waits for another.
 
 An engine takes its instructions in the order in which they are issued. Were a piece finished before the next one is

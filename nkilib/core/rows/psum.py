@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Pieces of a chunk that go through PSUM: Vector takes a tile of SBUF beside one of PSUM at twice the rate of two of
 SBUF.
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rows that have to be computed anew: collected on chip while a kernel streams, and gone through at its end.
 
 Which rows these are is known on the device alone. So each flagged row gets a slot, by prefix sums that Tensor

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles on chip that are taken in turn."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of rows that are summed part by part."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a partition of SBUF is divided: chunk buffers as large as asked for, scratch beside them, and small tiles."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums over a row for further scores of it, gathered chunk by chunk: of squared exponentials, and of the elements.
 
 With chunks k of maximum m_k, and m the maximum of the row,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is on chip for the pieces of a tile beside the tensors: float32 tiles, and constants."""
 
 from __future__ import annotations

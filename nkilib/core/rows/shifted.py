@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of exponentials under a shift that is known before the elements are: no pass takes the maximum of a row.
 
 For a shift c of a row x,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sizes that hold for every kernel: they are the hardware's, and the same on every generation.
 
 Host code that plans a launch takes them from here too, so nothing of NKI is imported. The types that kernels compute in

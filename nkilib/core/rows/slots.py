@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Slots of rows that are to be computed anew: slot 128 i + j is row j of tile i."""
 
 from __future__ import annotations

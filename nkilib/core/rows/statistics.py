@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Maximum and sum of exponentials of every row, gathered chunk by chunk.
 
 For chunk k let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k of m_k,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loads of chunks ahead of the computation: each queue and each engine runs its instructions in the order of issue."""
 
 from __future__ import annotations

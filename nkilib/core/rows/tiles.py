@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small tiles, a number a row or a few, and arithmetic on them: each function makes the tile that it returns."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The public kernels of the library, for host code that goes through all of them."""
 
 from __future__ import annotations

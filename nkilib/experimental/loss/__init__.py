@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the family
 of ``torch.nn.functional``.
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Binary cross-entropy of probabilities, ``torch.nn.functional.binary_cross_entropy(x, t)``.
 
 ``-(t A + (1 - t) B)`` with the logarithms A of x and B of 1 - x, of which none is below -100. Derivatives

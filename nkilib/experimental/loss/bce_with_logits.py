@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Binary cross-entropy of logits, ``torch.nn.functional.binary_cross_entropy_with_logits(x, t)``.
 
 ``softplus(-|x|) + x ([x > 0] - t)``, which is PyTorch's ``(1 - t) x + softplus(-x)``: of the two exponentials the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the kernels may be from the truth, derived: numpy only, for host code."""
 
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT

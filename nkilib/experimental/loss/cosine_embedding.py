@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cosine embedding: the cosine of two rows should be 1 where the target is 1, and at most the margin where it is -1.
 
 ``1 - cos`` or ``max(0, cos - margin)``; 0 for other targets: ``torch.nn.functional.cosine_embedding_loss``. Like

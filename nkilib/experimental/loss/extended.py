@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The extended kernels: the functions of :mod:`nkilib.experimental.loss.extended_inline`, to be launched on their own.
 
 loss, lse, target_logit, position_weight = extended_cross_entropy_forward[2](logits, targets, ...)

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy with the options of training recipes, as plain functions to call from NKI code.
 
 They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as those of :mod:`.inline` to the plain ones.

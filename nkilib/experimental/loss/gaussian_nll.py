@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Negative log-likelihood of the normal distribution, ``torch.nn.functional.gaussian_nll_loss(x, t, var)``.
 
 With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``: ``q^2 / 2 - log s``, and ``full`` adds ``log(2 pi) / 2``, so

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Error of similarity: x where t is 1, ``max(margin - x, 0)`` where it is -1, and their sum where it is neither.
 
 ``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is taken as ``max(x, margin)``, which it is. The derivative

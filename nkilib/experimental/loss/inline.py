@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses and their gradients as plain functions to call from NKI code: cross-entropy for large vocabularies, of
 logits or of hidden states and output weights (linear), and the family of ``torch.nn.functional``.
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Absolute error: ``|x - t|``, ``torch.nn.functional.l1_loss(x, t)``. Derivatives ``sign(x - t)`` and its negative.
 
 Errors of float32 arithmetic.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Error of an order: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``.
 
 Where it is not below 0, 0 included, the derivatives are ``-t``, ``t`` and ``-(x1 - x2)``; else 0.

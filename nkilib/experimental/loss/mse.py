@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Squared error: ``(x - t)^2``, ``torch.nn.functional.mse_loss(x, t)``. Derivatives ``2 (x - t)`` and its negative.
 
 Errors of float32 arithmetic.

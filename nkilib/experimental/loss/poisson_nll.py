@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Negative log-likelihood of Poisson's distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
 
 ``exp(x) - t x`` of the logarithm x of the rate, or ``x - t log(x + eps)`` of the rate itself; with ``full`` Stirling's

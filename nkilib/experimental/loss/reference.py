@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels should give, in float64 from the very inputs that they get: numpy only, for host code."""
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (

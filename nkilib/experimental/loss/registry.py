@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The registry of losses: one row for each, in the order of the pages.
 
 From the rows come the tables of docs/losses.md, the names and launches of ``python -m nkilib profile``, the cases of

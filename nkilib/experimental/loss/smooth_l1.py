@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
 
 With d = x - t and c = d, clipped to [-b, b]: ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. The

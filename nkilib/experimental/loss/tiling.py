@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How to cut up a launch of the kernels: arithmetic only, for host code."""
 
 from nkilib.experimental.loss.cross_entropy.host.tiling import (

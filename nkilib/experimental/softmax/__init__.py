@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Softmax and log-softmax along any axis, and their gradients from the saved output, as kernels to launch.
 
 :mod:`nkilib.experimental.softmax.inline` has them as functions to call from NKI code.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward's arithmetic on items [columns, elements]: a column is what a partition has.
 
 With s the sum over a column of dy, or of y dy, in float32: the sums of the segments, added up,

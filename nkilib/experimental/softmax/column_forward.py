@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward's arithmetic on items [columns, elements]: a column is what a partition has.
 
 For segment k of a column let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How columns are divided: along the axis into segments, across it into windows and turns.
 
 A column is what lies along the axis at one place of the other axes. Its sums are those of its segments, added up in

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sources and results for the layout of a plan."""
 
 from __future__ import annotations

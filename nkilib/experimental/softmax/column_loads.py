@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles that are loaded ahead of the computation, as early as their place is free."""
 
 from __future__ import annotations

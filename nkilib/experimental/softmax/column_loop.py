@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The plan of the loop of one core over columns. It is computed from shapes and types alone and holds no tensors."""
 
 from __future__ import annotations

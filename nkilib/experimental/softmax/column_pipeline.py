@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loop over items. It issues work so early that no engine waits for another engine.
 
 In every step, the Tensor engine transposes the items of the next step, where the layout needs that. The first pass

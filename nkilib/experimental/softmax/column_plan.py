@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch over columns is cut up: arithmetic only, from shapes and types.
 
 What decides the bits of a column, the length of a segment and which loop takes it, depends on the size of the axis and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where results go: turned back by Tensor into a natural tile, which is stored once a part is complete."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the items come from: each way gives views [columns, elements of the segment], in the order of the axis.
 
 - :class:`TurnedSource`: the axis lies on partitions, as runs of HBM come, and Tensor turns every item into PSUM;

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The order in which a core processes the items of its windows.
 
 Two passes process every item. The second pass over a group of items starts a few steps after the first pass over that

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Columns of tensors with few inner places: an outer place lies on a partition, with all that it has.
 
 A column is then every I-th element of a partition, and results are written over it.

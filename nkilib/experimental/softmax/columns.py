@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward along an axis that is not the last one: columns of tensors [O, C, I].
 
 Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as

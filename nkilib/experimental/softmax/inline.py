@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Softmax, log-softmax and their gradients as plain functions to call from NKI code.
 
 A kernel of yours calls these: the NKI compiler inlines functions, and refuses a call of something that is a kernel

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Softmax and log-softmax along any axis, and their gradients from the saved output.
 
 Every tensor is seen as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.layout`). Where I is 1 the

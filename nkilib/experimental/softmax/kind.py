@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The function that a loop computes and the types of its tensors. Softmax and log-softmax share one loop."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of one shape and any layout, seen around an axis as [O, C, I].
 
 C elements lie along the axis, I inside and O outside of it: of dense tensors, after and before it. Of other views the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Batches of rows: which rows of a tensor they are, and where they lie in SBUF."""
 
 from __future__ import annotations

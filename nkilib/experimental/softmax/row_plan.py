@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How rows are cut up: pieces for instructions, partitions for long rows, rows of a partition for short ones.
 
 What the bits of a row may depend on is decided here, from the length of a row and the types alone. How many rows a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Maximum and sum of exponentials of the rows of a batch: of pieces, of partitions, of rows.
 
 For piece k of a row let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of m_k,

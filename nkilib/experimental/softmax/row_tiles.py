@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles that pieces of rows take in turn, and the maximum of their rows."""
 
 from __future__ import annotations

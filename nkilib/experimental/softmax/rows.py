@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward along the last axis: rows stay in SBUF between their statistics and their results.
 
 How a row is computed depends on its length and type:

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward along the last axis, from the saved output: dy stays in SBUF between its sum and the result.
 
 - log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded when s is there.

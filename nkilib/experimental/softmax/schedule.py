@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The order in which the stages of a loop over resident rows are issued.
 
 A batch goes through its pieces twice: their statistics are taken, those of a row are combined, and its pieces are

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward along a short axis that is not the last one: a partition takes whole columns, and nothing is turned.
 
 With m the maximum of a column and d the sum of exp(x - m), in float32,

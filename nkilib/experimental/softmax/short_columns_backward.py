@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward along a short axis that is not the last one, as the forward goes over short columns.
 
 With s the sum over a column of dy, or of y dy, in float32,

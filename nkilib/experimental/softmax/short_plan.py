@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch over short columns is cut up: arithmetic only, from shapes and types.
 
 A partition takes whole columns of [O, C, I]: blocks of neighbouring inner places, or, where few lie inside, several

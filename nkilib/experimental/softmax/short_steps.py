@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loop over pieces of short columns: a piece goes one stage further in each step.
 
 Engines run what they are given in order, so what a stage waits for was issued a step before, if another engine does it.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch is cut up: what the kernels' arguments say, for the loops of both axes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a kernel over rows is launched from JAX, whichever function it serves.
 
 From the bottom up: ``platforms`` says where kernels run, ``host_call`` calls Python from a compiled program, ``launch``

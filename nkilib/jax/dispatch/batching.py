@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``jax.vmap`` over a function of rows: one launch with the rows of all examples where no result is a sum over rows."""
 
 from __future__ import annotations

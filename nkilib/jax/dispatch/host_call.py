@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Calling a Python function on numpy arrays from a JAX program, compiled or not.
 
 ``jax.pure_callback`` is made for that, and can hang: it hands large arrays over by a copy that a thread of the client's

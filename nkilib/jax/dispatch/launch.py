@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching a kernel on arrays of JAX, traced or not: as it is on a Neuron device, through the simulator on the CPU."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arrays of any shape, and the rows of kernels: along one axis a row."""
 
 from __future__ import annotations

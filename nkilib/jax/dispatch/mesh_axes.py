@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arrays in ``jax.shard_map``: over which axes of a mesh they differ from device to device."""
 
 from __future__ import annotations

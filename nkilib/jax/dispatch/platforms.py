@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where kernels run: on Neuron devices with the real NKI, on the CPU with the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a forward knows when it is traced and its backward has to know: by which arguments there are derivatives.
 
 Residuals of ``jax.custom_vjp`` may have constants in their tree, but where a program under ``jax.jit`` is mapped by

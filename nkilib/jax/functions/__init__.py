@@ -1,1 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The functions of :mod:`nkilib.jax`, a file or a folder each."""

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Names that older public NKI kernels use and NKI does not document, 0.7 included. Nothing here is needed by new code.
 
 Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Stands for the module ``nki.isa``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
 
 from __future__ import annotations

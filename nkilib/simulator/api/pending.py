@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Names of NKI that exist here but are not implemented yet."""
 
 from __future__ import annotations

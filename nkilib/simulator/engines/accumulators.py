@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reading the accumulator registers of an engine into a tile."""
 
 from __future__ import annotations

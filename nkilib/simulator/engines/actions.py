@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``act``: what an instruction does to whole arrays, at once or as a step of a plan."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Row blocks: an instruction works on a few partitions at a time, so that its float32 temporaries stay in cache."""
 
 from __future__ import annotations

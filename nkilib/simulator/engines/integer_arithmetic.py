@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Exact arithmetic of 32-bit integers, as GpSimd has it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``reduce_rows``: each row of a tile becomes a few numbers, a block of rows after the other."""
 
 from __future__ import annotations

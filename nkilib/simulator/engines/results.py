@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions that compute element by element: at once, a few rows after the other, or when somebody reads them.
 
 Large results are left to who reads them; see memory/deferred.py. A store to HBM has them written there. An instruction

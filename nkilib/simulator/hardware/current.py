@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the running thread simulates, as far as those must know who are below the cores: its generation, and whether
 it has data."""
 

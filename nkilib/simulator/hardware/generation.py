@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is known of one hardware generation: sizes, and the constants of the model of time."""
 
 from __future__ import annotations

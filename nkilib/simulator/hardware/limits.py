@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Limits that all hardware generations share, and how a generation is named; a file for each says what differs."""
 
 from __future__ import annotations

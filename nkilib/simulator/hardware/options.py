@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options of a simulation: one frozen dataclass, its defaults, and how to change them for a while."""
 
 from __future__ import annotations

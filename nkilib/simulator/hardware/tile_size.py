@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.tile_size``: the sizes that bound a tile, for the generation that the running kernel targets."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """trn2 (NeuronCore-v3).
 
 Sources, in aws-neuron/aws-neuron-sdk unless another is named:

@@ -1,1 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an instruction is, how its operands are checked, and how it is issued."""

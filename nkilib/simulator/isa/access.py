@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a compute engine may access an on-chip tensor (trainium_inferentia2_arch.rst, Data Access)."""
 
 from __future__ import annotations

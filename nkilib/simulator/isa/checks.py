@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What several operands of an instruction must have in common."""
 
 from __future__ import annotations

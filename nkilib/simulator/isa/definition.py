@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Definition``: what is known of an instruction before it is called."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Compile-time constants as elements of a tensor: shared by ``memset``, the creation functions and the selections."""
 
 from __future__ import annotations

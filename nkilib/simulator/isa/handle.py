@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NkiInstruction``: what a call of an instruction returns."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensor indirection of trn3: which instructions take a view of ``NkiTensor.indirect``, and what they do with it.
 
 An input is gathered into a tensor of its own before the instruction runs. So is an output: the instruction may leave

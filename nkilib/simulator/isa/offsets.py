@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where a view with a scalar offset points when an instruction uses it."""
 
 from __future__ import annotations

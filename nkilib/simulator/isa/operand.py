@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an instruction demands of its tensors."""
 
 from __future__ import annotations

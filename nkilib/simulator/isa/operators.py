@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators that instructions take as ``op``, by their names in ``nki.language``.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).

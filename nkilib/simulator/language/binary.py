@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Element-wise operators with two operands: which instruction computes them.
 
 - A tile with a number, or with a float32 tile of one element a partition: ``nisa.tensor_scalar`` on the Vector engine,

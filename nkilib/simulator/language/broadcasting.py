@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Broadcasting: along free dimensions by views with stride 0, from one partition to many by the Tensor engine."""
 
 from __future__ import annotations

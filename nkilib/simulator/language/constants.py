@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Constants that the kernel brings along: ``nl.shared_constant`` and ``nl.shared_identity_matrix``."""
 
 from __future__ import annotations

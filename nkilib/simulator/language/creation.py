@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.ndarray`` and the other functions that make tensors."""
 
 from __future__ import annotations

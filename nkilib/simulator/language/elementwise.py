@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The element-wise functions that are one operator: tables of their documentation, and the functions made from them.
 
 Most are also what instructions take as ``op``: ``functions.py`` binds them to the operators of their names.

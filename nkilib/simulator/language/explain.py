@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Let a kernel say what a computed index means, so that an out-of-range error speaks of rows and targets."""
 
 from __future__ import annotations

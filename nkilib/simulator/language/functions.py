@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``nl.add``, ``nl.exp``, ``nl.max`` and the others do when they are called on tiles.
 
 Importing this module gives each operator its function; the operators themselves know nothing of tiles.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.tiles``, ``nl.blocks``, ``nl.alloc_tiles``, ``nl.alloc_blocks``: tensors in tiles and in blocks of tiles.
 
 Source: the pages of these functions in the API reference of NKI 0.7.

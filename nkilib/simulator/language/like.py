@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.empty_like``: new memory in the form of a tensor or a grid.
 
 Source: page ``nki.language.empty_like`` of the API reference of NKI 0.7.

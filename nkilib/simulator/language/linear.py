@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``transpose`` and ``matmul`` on the Tensor engine; both leave their result in PSUM."""
 
 from __future__ import annotations

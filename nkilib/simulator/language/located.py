@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``language_function``: how a function of ``nki.language`` that runs instructions names itself in their errors."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``softmax`` and ``rms_norm``, each a few instructions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The launch grid as a kernel sees it, and the generation that it runs on."""
 
 from __future__ import annotations

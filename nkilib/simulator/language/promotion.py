@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The type of a result for which the caller gives none.
 
 The documentation of NKI says what a result of one tile has (the tile's type), and leaves two tiles of unlike types

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reductions over the last free dimensions of a tile, by ``nisa.tensor_reduce`` on the Vector engine in float32."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nisa.register_alloc``: the only function of ``nki.isa`` that makes something and runs no instruction."""
 
 from __future__ import annotations

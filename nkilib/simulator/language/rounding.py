@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rounding to integers, and the quotients and remainders that build on it: several instructions each.
 
 The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Copies, views and selections of tiles."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the functions on tiles share: their operands and the tiles that they make."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Moving tensors between HBM and SBUF, and gathering within SBUF: ``nl.load``, ``nl.store`` and their like.
 
 Each runs the instructions that a kernel could have issued itself, so that these are checked and recorded.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sine, cosine and tangent of any angle: the Scalar engine knows the sine on [-pi, pi] only.
 
 The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that

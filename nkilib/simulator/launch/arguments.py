@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments into a kernel and results out of it: numpy arrays and CPU torch tensors, without a copy where possible."""
 
 from __future__ import annotations

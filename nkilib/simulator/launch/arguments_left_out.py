@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments of a launch that skips arithmetic: shapes and types, and private copies of those whose values it needs."""
 
 from __future__ import annotations

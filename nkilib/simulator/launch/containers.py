@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments and results of a kernel may be nested: one way to walk through them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels and how they are launched: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Launchable``: what a launch has to know of a kernel."""
 
 from __future__ import annotations

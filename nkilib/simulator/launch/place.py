@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where a launch runs, as the environment and ``using`` have it: read once, when it begins."""
 
 from __future__ import annotations

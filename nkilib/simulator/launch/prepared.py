@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch is made of before it runs: converted arguments, cores, and who watches them."""
 
 from __future__ import annotations

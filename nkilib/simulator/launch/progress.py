@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far a long simulation is: one line on a terminal, which goes away when it ends.
 
 A thread reads how many instructions the cores have begun: nothing is added to an instruction. Where the error stream is

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.ranks``: one kernel on several logical NeuronCores, each with memory of its own.
 
 Each core of each rank is a thread. They meet in the collectives of ``nki.collectives``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The cores of a launch as threads: each calls the kernel function, and the first error of any is the launch's."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``kernel.with_schedule``: extra order between named instructions, for the compiler's scheduler.
 
 The edges only narrow a scheduler's choice, which data dependencies limit already; results do not depend on them. The

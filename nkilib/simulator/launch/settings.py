@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``nki.jit`` is told of a kernel besides its function, and what holds where one kernel calls another.
 
 Source: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for

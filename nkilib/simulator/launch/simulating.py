@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.simulate``: ``nki.simulate`` with options that AWS's does not have."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``simulate(kernel, skip_arithmetic=True)``: a launch that checks everything and computes only what it has to.
 
 At first it computes nothing. Where values are needed that it has left out, it ends and starts again with memory for

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Uncomputed``: what a launch that skips arithmetic returns in place of a tensor: a shape and a type."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A prepared launch from its first instruction to its results."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the simulated cores meet, and hand each other data: a barrier that can never hang."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Call``: one instruction as it runs."""
 
 from __future__ import annotations

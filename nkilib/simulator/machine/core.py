@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The state of a simulated core, and which one the current thread is."""
 
 from __future__ import annotations

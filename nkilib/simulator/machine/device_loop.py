@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A loop that runs on the device: its iterations run in Python, but for those that only repeat others."""
 
 from __future__ import annotations

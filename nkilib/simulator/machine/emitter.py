@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Emitter``: who is told what an instruction would do, instead of its being done; see replay/."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The one way of an instruction: bind, validate operands, choose the engine, execute, mark written, tell observers.
 
 An instruction is a function decorated with :func:`instruction`. The decorator enters its definition in ``REGISTRY`` and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch with ``skip_arithmetic`` does not compute, and what it has to.
 
 A storage whose values are left out has no memory. An instruction that writes such storages alone checks its operands,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What becomes of what a check has found: an error, a warning for each place once, or nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The observer of capacity: when each on-chip tensor of a core holds data that is still needed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where a core is in its loops that run on the device: what they forbid depends on it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Who watches a core while a kernel runs: the model of time, the checks of capacity and of races, records.
 
 None of them changes anything that the kernel can see, and what one knows of a storage it keeps itself, by its number.

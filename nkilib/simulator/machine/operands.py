@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The checks of operands that hold for all instructions alike."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which line wrote what of the tensors that are written in part, for the message about a part that nobody wrote.
 
 Told only where such a read is an error or a warning. A write that leaves no element of its tensor unwritten is of no

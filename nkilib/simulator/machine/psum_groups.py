@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Groups of products that are summed in PSUM: at most one unfinished group in a bank at a time.
 
 A matmul that overwrites starts a group; those that add to its elements go on with it. Found on a device (trn2, NKI 0.6,

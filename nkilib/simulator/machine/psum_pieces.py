@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which instruction wrote which elements of a PSUM tensor last, and in which banks they lie.
 
 A matmul comes back to the same elements again and again: what is kept are the views that were written, each with the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
 
 Every core remembers what its DMAs touch of each shared tensor until a ``core_barrier`` on that tensor, which orders

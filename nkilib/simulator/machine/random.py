@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The random number generators of a core's engines.
 
 The documentation names the generator of GpSimd and of the Vector engine of trn3, XORWOW (Marsaglia, "Xorshift RNGs",

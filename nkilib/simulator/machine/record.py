@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch did: instructions by name and engine, and bytes that crossed HBM."""
 
 from __future__ import annotations

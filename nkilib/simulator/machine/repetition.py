@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Iterations of a device loop that need not run, because they do what those before have done.
 
 The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch

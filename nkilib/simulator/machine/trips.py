@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How often loops run whose bounds only the device knows: what a profile from shapes is told, and what a launch did."""
 
 from __future__ import annotations

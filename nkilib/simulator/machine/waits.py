@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Who of the threads that simulate cores waits, and for what: finds that all who are left wait for each other."""
 
 from __future__ import annotations

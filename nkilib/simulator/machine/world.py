@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches that run side by side, one a rank, each with memory of its own: where they meet and hand each other data.
 
 What they meet for is not known here: those who come say on which terms, and these must be alike.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bytes that strided layouts occupy, as ranges, and whether two of them meet."""
 
 from __future__ import annotations

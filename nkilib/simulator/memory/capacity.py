@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether the tensors that are live at the same time fit SBUF and PSUM.
 
 The check follows a core's instructions in program order and, wherever a tensor comes to life, asks whether all live

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is certain of the lives of on-chip tensors while the kernel still runs: too much of it can never fit.
 
 A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the time in

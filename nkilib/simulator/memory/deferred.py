@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Contents of tiles that are made when somebody reads them, if ever.
 
 A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What holds of the elements of a tile until they change: float32 copies of them, and contents that wait for them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors in HBM that a kernel places itself: they must lie apart, since here each one has its own memory."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """When on-chip tensors hold data that is still needed: from the first instruction that touches one to the last.
 
 Instructions are counted for each core. A tensor that the kernel makes but never uses takes no room, as in a compiler.

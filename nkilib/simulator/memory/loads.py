@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tiles of a core whose contents come from HBM and may not be made yet; see deferred.py."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reuse of the memory of large on-chip tensors: not every launch pays for fresh pages of the operating system."""
 
 from __future__ import annotations

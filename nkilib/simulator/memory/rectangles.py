@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of a storage on chip: some partitions, and of each the same bytes."""
 
 from __future__ import annotations

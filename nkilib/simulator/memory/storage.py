@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Storage: the memory behind tensors. Tensors are views of it and never copy."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which bytes of a storage were written, per element, at the price of nothing where all or none were."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which blocks of a large matrix were written, in one byte for each row and distinct range of columns.
 
 A kernel writes its large result in blocks of rows and columns. To mark every element of them takes half as long as to

@@ -1,1 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arithmetic on arrays: casts, activation functions, operators. Knows no tensors."""

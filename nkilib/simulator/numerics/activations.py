@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The activation functions of the Scalar engine.
 
 Source: table "Supported Activation Functions" (``nki/api/nki.api.shared.rst``). Outside the valid input range that

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The maximum of rows of bfloat16 by the order of their bits: numpy compares integers, and casts nothing.
 
 The bits of a bfloat16 are a sign and a magnitude. Read as int16, non-negative numbers come in their own order and above

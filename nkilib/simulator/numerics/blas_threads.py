@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How many threads BLAS takes for a product, while kernels run: one.
 
 A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Casts between the types of tensors and the float32 in which engines compute.
 
 Floats round to nearest even. A float becomes an integer by rounding to nearest even and saturating; NaN becomes 0,

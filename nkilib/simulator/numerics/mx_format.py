@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The MX formats: blocks of 32 elements of 8 or 4 bits which share a scale, a power of two.
 
 A block is a piece of 8 rows x 4 columns of a matrix; the 4 elements of a row of it make one word of a packed type, the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the operators of instructions compute: arithmetic in float32, and bit-wise on integers.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).

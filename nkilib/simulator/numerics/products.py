@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Products of matrices that never leave the calling thread; blas_threads.py says why.
 
 While a kernel runs, OpenBLAS takes one thread for a product of any size. Elsewhere, and where another library cannot be

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Mathematical functions that numpy lacks, in float64, vectorised."""
 
 from __future__ import annotations

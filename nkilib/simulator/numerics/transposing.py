@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Copies whose source has its elements in another order."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """XORWOW (Marsaglia, "Xorshift RNGs", 2003): the generators of an engine, with their states of six 32-bit words."""
 
 from __future__ import annotations

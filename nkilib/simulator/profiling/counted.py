@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A bound for kernels that do not state their work, counted from what they did. Modelled, not measured.
 
 It holds for whatever runs the same instructions on the same data: what comes in and goes out crosses HBM once, at the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether the cores of a launch divide its work, or each of them does all of it."""
 
 from __future__ import annotations

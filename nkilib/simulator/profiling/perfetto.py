@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A timeline as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
 Each core is a process and each of its engines a thread, and so is the critical path as far as it is on that core.

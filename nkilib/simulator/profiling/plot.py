@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A profile as a picture: what the engines do, and how much of SBUF is in use, over time. Modelled, not measured."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.profile``: run a kernel and model the time that it takes. Modelled, not measured."""
 
 from __future__ import annotations

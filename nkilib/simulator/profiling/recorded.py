@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the cores of a launch noted, which a profile works out as far as it is asked."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """When on-chip tensors are live on the timeline, and how much of a partition they take over time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How often a profile lets loops run whose bounds only the device knows: as asked, or as the kernel states."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The time below which a generation cannot do a piece of work.
 
 The bound comes from hardware constants alone, never from the instructions that a kernel chose. Modelled, not measured.

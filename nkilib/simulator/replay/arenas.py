@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Memory for the tiles of launches that are replayed: one piece a core number, which all plans use in turn."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """From the work of a core to its steps."""
 
 from __future__ import annotations

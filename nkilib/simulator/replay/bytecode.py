@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a piece of code reads and imports, by its instructions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which Python code a kernel runs, and what that code reads besides its arguments and locals.
 
 A plan is right as long as the code is that which was recorded. Which functions ran is watched; what they read is found

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What became of the launches of this process: which ran from a plan, and why the others did not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """From recorded calls to work: the functions of the instructions run on tensors without memory and say what they do."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is known of launches by their keys: how often they ran, what was recorded of them, and the plans made of it.
 
 A key has several plans where what a launch does depends on values that a plan checks. Keys, plans and their bytes are

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Why a launch is not replayed. None of these reaches a user: the launch then runs as it always did."""
 
 from __future__ import annotations

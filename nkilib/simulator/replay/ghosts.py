@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Storages without memory, in the place of those of a recorded launch, until a plan gives them some."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch has in common with the ones that it repeats: everything that its instructions may depend on, but data.
 
 The key is made at every launch and is therefore flat: hashable parts, in which each value follows its type, and the

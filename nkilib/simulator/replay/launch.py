@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch runs: from a plan, as today and recorded, or as today."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where a plan has its elements: in memory of its own, or in arrays that each launch brings along."""
 
 from __future__ import annotations

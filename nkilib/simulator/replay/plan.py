@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Plan``: the steps of a launch, to be run on the arrays of another one like it."""
 
 from __future__ import annotations

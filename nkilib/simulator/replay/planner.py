@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The planner of launches: records them with a recorder, and makes plans of their streams."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What code reads besides its arguments and locals: found by its names, kept to be compared by identity."""
 
 from __future__ import annotations

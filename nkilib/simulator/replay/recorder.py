@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Takes down what the instructions of a launch are, while it runs as it always does."""
 
 from __future__ import annotations

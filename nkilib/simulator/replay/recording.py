@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A launch that is taken down while it runs, and results of one that is replayed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A plan with what its launch returns to its caller."""
 
 from __future__ import annotations

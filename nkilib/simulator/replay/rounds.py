@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the cores of a plan do between two meetings: in turns, or side by side where that is worth a thread."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which work goes through its rows in blocks, and which blocks these are."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Steps of the work that goes a row at a time: elementwise results, reductions of rows."""
 
 from __future__ import annotations

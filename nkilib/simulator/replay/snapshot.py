@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What code read when it was recorded, to be compared by identity with what it would read now."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a plan may rely on: what gives another answer at every call is told from what a program defines once."""
 
 from __future__ import annotations

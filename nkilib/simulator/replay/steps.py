@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Steps``: calls without arguments, one after the other, that do the work of a plan."""
 
 from __future__ import annotations

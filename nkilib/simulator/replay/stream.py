@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Stream``: what the instructions of a launch were, with everything that they depend on but the data."""
 
 from __future__ import annotations

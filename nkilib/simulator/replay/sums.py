@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of products: matmuls that add to one matrix of PSUM are made together, from operands that are cast once.
 
 As in engines/tensor/sums.py, which says why: each product is summed by itself and in the same order, so that the bits

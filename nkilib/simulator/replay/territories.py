@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors whose rows the two cores divide: it is enough to see that what the data name stays in a core's own rows.
 
 That is what most kernels do that divide a tensor between two cores. To look for races element by element, as

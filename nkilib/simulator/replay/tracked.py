@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of which a plan cannot know beforehand what its launch touches: that depends on the data.
 
 The instructions on them run as they are, and keep the books that they always keep.

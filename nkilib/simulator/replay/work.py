@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What instructions do, piece by piece, as far as a plan has to know it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NkiTensor.ap``: a view given outright as an access pattern ``[[stride, count], ...]``.
 
 Sources: docstring of ``ap`` and ``nki/deep-dives/nki-aps.rst``.

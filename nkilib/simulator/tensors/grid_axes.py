@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``Axis``: one dimension of the tensor behind a grid, cut into tiles, and those of them that the grid has.
 
 Arithmetic on tile numbers and strides; knows no tensor.

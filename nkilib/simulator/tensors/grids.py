@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor seen in tiles, or in blocks of tiles.
 
 A grid is a view: to make one or to index it takes no memory, copies nothing and issues no instruction. Only ``data``

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views of a part of a tensor: ``t[...]``, ``slice``, ``select``, and the dynamic ``vector_select`` and ``indirect``.
 
 Sources: docstrings of the methods; ``nki/get-started/nki-language-guide.rst`` (Tensor Indexing) and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Index expressions: ``t[...]`` resolved to a start, a count and a step for each dimension."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a tensor, a register or a scalar must be to be the index of a view."""
 
 from __future__ import annotations

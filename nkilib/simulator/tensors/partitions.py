@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """In which partitions an on-chip view lies, and in which ones it may start."""
 
 from __future__ import annotations

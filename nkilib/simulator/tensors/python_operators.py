@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Python's operators on tensors: NKI documents none, and each says which function takes its place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The patterns of ``NkiTensor.rearrange``: which dimensions are split, in which order they come, which are merged."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views of all elements of a tensor in another shape, order or type.
 
 Source: docstrings of the methods of ``NkiTensor``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NkiScalar``: an integer of 32 or 64 bits that only the device knows, with the arithmetic that it computes there.
 
 Sources: pages of ``nki.isa.NkiScalar``, ``scalar_load``, ``scalar_store`` and ``nki.language.fori_loop`` (2.33), the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The values of a tensor as text, for ``print`` and debuggers: cheap for huge tensors, and never an error."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``View``: what every tensor is: a layout (shape, strides, offset) of a storage, a type, and what it says of itself.
 
 ``Indirect`` is the part of an address that is read at run time. ``NkiTensor`` in ``tensor.py`` adds the views that

@@ -1,1 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Words of NKI without state: types, enumerations, memory regions, layouts, errors."""

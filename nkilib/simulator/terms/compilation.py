@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a kernel says to the compiler: ``CompileConfig``, ``SpecializationConfig`` and ``AddressRotation``.
 
 Nothing is compiled here, so that no field changes a result; values are checked, and nested kernels must agree.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Data types of NKI: a name, and how the simulator stores it.
 
 Source of the names and widths: table "Supported Data Types" of the NKI documentation

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The enumerations of ``nki.isa``, with the documented values."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The errors that the simulator raises, and where in the user's kernel they came from."""
 
 from __future__ import annotations

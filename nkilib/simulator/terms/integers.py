@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sizes, positions and dimensions as a kernel gives them: integers, or an error that names what should be one."""
 
 from __future__ import annotations

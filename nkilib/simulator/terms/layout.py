@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements. Knows no data."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NKIObject``: the base class of everything that NKI code may hold besides numbers, strings and containers."""
 
 from __future__ import annotations

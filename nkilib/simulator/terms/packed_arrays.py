@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Numpy arrays of the packed types, of which numpy has none: structures of one word, with a field named like the type.
 
 On a Neuron machine AWS's package ``neuron_dtypes`` gives numpy types of these names; arrays of those are taken as well.

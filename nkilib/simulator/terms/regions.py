@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The memory regions of a NeuronCore and questions about them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is wrong with a call that does not fit a signature, and what was likely meant, misspelt or removed from NKI."""
 
 from __future__ import annotations

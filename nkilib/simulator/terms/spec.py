@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Shapes without data: a kernel runs its control flow, its checks and its costs, and computes nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where tiles lie in PSUM: a new tile takes the place of those that were used longest ago, and waits for them.
 
 A kernel that makes a new tile in every step has as many as it likes in the simulator; on the device there are 8 banks

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tiles that bodies of device loops make: the device has one copy of a body, and so one place for each tile."""
 
 from __future__ import annotations

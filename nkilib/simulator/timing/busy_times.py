@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The working hours of a DMA engine, which takes rows of several queues as they come."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Why an instruction has started when it did: what it has waited for last, and what else it had to wait for.
 
 Other instructions are named by how far back they were issued, so that the steps of a loop have the same causes, of

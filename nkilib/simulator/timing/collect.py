@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which launches are profiled: those inside the call of ``profile``."""
 
 from __future__ import annotations

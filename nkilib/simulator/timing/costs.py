@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an instruction costs its engine, in cycles. Modelled, not measured.
 
 An instruction's definition names one of these beside its semantics. N stands for the elements in a partition of its

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """One instruction on the timeline of a core."""
 
 from __future__ import annotations

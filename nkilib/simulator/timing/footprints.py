@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the model of time needs to know of a tensor. Tensors that are alike to it share one description.
 
 A kernel makes the same few views again and again: each is looked up by its layout, and worked out when it is new.

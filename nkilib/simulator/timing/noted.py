@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is noted of an instruction when it is issued; no tensor, for that would keep its data."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The notes of a core, one for each instruction, in little memory; those of repeated iterations are made when asked."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the model of time has to assume: each assumption has a name, a default and a note."""
 
 from __future__ import annotations

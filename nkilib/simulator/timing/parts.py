@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The parts of a storage that tensors are, whether two of them share a byte, and whether one holds the other.
 
 Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two of

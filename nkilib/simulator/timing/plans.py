@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What instructions that are alike have in common: it is worked out once and kept from launch to launch."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions that a core has issued, put on its timeline."""
 
 from __future__ import annotations

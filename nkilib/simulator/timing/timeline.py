@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The model of time of one core: in-order streams of instructions, one for each engine, and the DMA engines.
 
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer

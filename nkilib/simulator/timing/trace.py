@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The instructions of one core as they are issued. They are put on its timeline many at a time.
 
 While a kernel computes, its data drive the code and the tables of the model out of the caches of the CPU, and each

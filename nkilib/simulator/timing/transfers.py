@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How long each DMA engine works on a transfer, and which queue triggers it. Modelled, not measured.
 
 A transfer is moved row by row: a row is what is contiguous on both sides, and takes an engine at least so long whatever

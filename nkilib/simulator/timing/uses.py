@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What was done to a storage, as far as later instructions have to wait for it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether the iterations of a loop only repeat those before them, some time later.
 
 Everything on the timeline is the latest of some times plus a constant: if two periods of iterations have come in a row

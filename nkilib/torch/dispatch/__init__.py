@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How an operator is described, registered with PyTorch and launched, whichever function it serves.
 
 From the bottom up: ``operator`` describes, ``launch`` runs a description on a device, ``register`` makes

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What autocast makes of the operands of a matrix product."""
 
 from __future__ import annotations

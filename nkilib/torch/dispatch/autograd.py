@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The derivative of an operator, which another operator computes: registered with PyTorch, or in place."""
 
 from __future__ import annotations

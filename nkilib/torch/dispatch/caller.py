@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Who is named in the messages of checks."""
 
 from __future__ import annotations

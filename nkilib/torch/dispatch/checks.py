@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What every public function refuses, from shapes, types and devices alone: values are never looked at.
 
 For an input that PyTorch's function refuses too, the error has the type that it has there.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which devices the operators run on; :mod:`nkilib.base.lnc` says on how many cores."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """DTensors: this rank's part of each, and the ranks that hold the rest of a row.
 
 What is computed from the parts is plain: the result of the rows that this rank has. Nothing is communicated here.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """An operator that returns gradients beside what they are gradients of: its backward only multiplies them."""
 
 from __future__ import annotations

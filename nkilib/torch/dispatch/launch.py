@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Running an operator as it is described, the same for every device. Nothing here looks at values."""
 
 from __future__ import annotations

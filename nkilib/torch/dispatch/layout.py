@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """PyTorch's shapes and the rows of kernels: along one dimension a row, whose elements lie next to each other."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses have in common that keep the type of their inputs: types, and the shapes of their reductions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether a tensor has memory that this process can tell, or is one that a graph is traced with."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Who registers operators for the native device of torch-neuronx: its own ``nki_op``, or ``torch.library`` alone.
 
 Decided once, when this is imported, from the environment variable ``NKILIB_TORCH_OPS``:

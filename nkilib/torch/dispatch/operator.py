@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How an operator is described: once, as data. Everything else about it follows, in the other modules."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which memory tensors take, from storages, strides and shapes alone: what a gradient in place must not write over."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The reductions of :mod:`nkilib.core.host.reductions`, of tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operators of PyTorch from their descriptions.
 
 ``torch.ops.nkilib.<name>``, of ``torch.library``, has a schema, shapes, and one implementation for each device:

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A Python function with the types of an operator, as ``nki_op`` of torch-neuronx wants to decorate one."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What torch.compile must not leave out of its graph in silence, and run: it raises, or warns, when it is called.
 
 Importing this imports the compiler, so it is imported where something is being compiled only.

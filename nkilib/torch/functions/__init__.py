@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What :mod:`nkilib.torch` exports: a file or a folder for each public function or family of them.
 
 One level below ``nkilib.torch``, since a module ``nkilib.torch.cross_entropy`` would be taken for the function of that

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``binary_cross_entropy`` and ``BCELoss``: of probabilities."""
 
 from __future__ import annotations

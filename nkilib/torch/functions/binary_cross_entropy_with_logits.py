@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``binary_cross_entropy_with_logits`` and ``BCEWithLogitsLoss``."""
 
 from __future__ import annotations

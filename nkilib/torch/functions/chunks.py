@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Output layer, loss and backward for a chunk of the tokens at a time: there are never logits of more than a chunk."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``cosine_embedding_loss`` and ``CosineEmbeddingLoss``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``ctc_loss`` and ``CTCLoss``: connectionist temporal classification."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both."""
 
 from __future__ import annotations

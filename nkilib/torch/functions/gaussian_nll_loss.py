@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``gaussian_nll_loss`` and ``GaussianNLLLoss``: means, targets and variances."""
 
 from __future__ import annotations

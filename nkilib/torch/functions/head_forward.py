@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses computed inside the forward of their output layer, whose hooks gather the weights that FSDP2 shards.
 
 ``fully_shard(lm_head)`` gathers the weights when ``lm_head`` is called, frees them after its forward, and gathers them

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``hinge_embedding_loss`` and ``HingeEmbeddingLoss``: distances of what is alike or not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``huber_loss`` and ``HuberLoss``: squared near 0 and linear beyond."""
 
 from __future__ import annotations

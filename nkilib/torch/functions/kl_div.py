@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``kl_div`` and ``KLDivLoss``: the divergence of a distribution from another."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``l1_loss`` and ``L1Loss``: the absolute error."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``margin_ranking_loss`` and ``MarginRankingLoss``: two numbers in the wrong order, or too close."""
 
 from __future__ import annotations

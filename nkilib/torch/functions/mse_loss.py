@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``mse_loss`` and ``MSELoss``: the squared error."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``multi_margin_loss`` and ``MultiMarginLoss``: the margin between a target and the other classes."""
 
 from __future__ import annotations

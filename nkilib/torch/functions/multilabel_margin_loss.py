@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``multilabel_margin_loss`` and ``MultiLabelMarginLoss``: margins between several targets and the other classes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``multilabel_soft_margin_loss`` and ``MultiLabelSoftMarginLoss``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nll_loss`` and ``NLLLoss``: the negative log-likelihood of a class."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``poisson_nll_loss`` and ``PoissonNLLLoss``: counts, and the rate or its logarithm."""
 
 from __future__ import annotations

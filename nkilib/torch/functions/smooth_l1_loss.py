@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``smooth_l1_loss`` and ``SmoothL1Loss``: squared near 0 and absolute beyond."""
 
 from __future__ import annotations

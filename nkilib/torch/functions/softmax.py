@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``softmax`` and ``log_softmax`` along a dimension, and their modules."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``token_scores``: log-probability and entropy of every position from one pass over the logits."""
 
 from __future__ import annotations

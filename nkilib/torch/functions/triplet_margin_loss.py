@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``triplet_margin_loss`` and ``TripletMarginLoss``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses refuse, whose tensors are floating or, some of them, of integers; and the types that they promote to."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a divergence of a student from a teacher means: options, labels and reductions, from logits or hidden states."""
 
 from __future__ import annotations

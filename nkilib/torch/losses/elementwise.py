@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A loss of elements as PyTorch sees it: its operators, made from one description, and the semantics around them."""
 
 from __future__ import annotations

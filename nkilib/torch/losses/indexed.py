@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses with class indices: their operators, made from one description, and what rows of classes take and refuse."""
 
 from __future__ import annotations

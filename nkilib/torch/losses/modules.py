@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the modules of losses have in common: they keep arguments, and hand them to the function."""
 
 from __future__ import annotations

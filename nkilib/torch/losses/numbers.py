@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options of losses that are numbers."""
 
 from __future__ import annotations

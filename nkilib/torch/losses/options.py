@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options of operators as dataclasses, made from their defaults."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses of an input and a target that broadcast, with a warning, and perhaps a weight of the shape of the input."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The reductions of losses that know the mean over a batch."""
 
 from __future__ import annotations

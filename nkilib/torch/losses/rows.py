@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of one shape as the rows that kernels take, and losses of rows back in the shape that they have."""
 
 from __future__ import annotations

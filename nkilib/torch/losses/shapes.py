@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses of an input and a target say of their shapes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Weights that elements share, as ``pos_weight`` of classes: kernels take them as they are, [rows, 1] or [1, columns].
 
 The tensors of the loss are seen as a matrix. Where its rows and columns begin is chosen so that as little as possible

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of TorchTitan on the kernels, from logits or from hidden states; importing it does not import TorchTitan.
 
 How each is put in the place of TorchTitan's is in docs/trainers.md.

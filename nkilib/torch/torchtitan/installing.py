@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``install``: TorchTitan 0.3 computes its chunked losses from hidden states, without logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses of TorchTitan from hidden states and the output layer: there are no logits, not even of a chunk.
 
 What they equal is written down in ``torchtitan/components/loss.py``, version 0.3.0: the output layer, and then the loss

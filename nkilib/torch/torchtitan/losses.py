@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of TorchTitan from logits, under their names and with their arguments; TorchTitan is not imported.
 
 What they equal is written down in ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss`

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loss of Hugging Face causal language models on the kernels, from their logits or without them.
 
 ``model.loss_function = causal_lm_loss`` takes logits; after ``fuse_linear_loss(model)`` a training step has none.

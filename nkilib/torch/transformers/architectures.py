@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The models of ``transformers`` that ``fuse_linear_loss`` knows: what follows their hidden states."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``fuse_linear_loss``: a causal language model of ``transformers`` whose training step makes no logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Labels of causal language models as ``transformers`` hands them to a loss: targets, and what a sum is divided by."""
 
 from __future__ import annotations

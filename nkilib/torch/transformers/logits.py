@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What stands in the place of logits that were never computed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loss of Hugging Face causal language models on the kernels: ``model.loss_function = causal_lm_loss``.
 
 It has the signature that ``transformers`` calls, and does not import it.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The functions of Hugging Face's TRL that take hidden states and output layers, on the kernels.
 
 After ``nkilib.torch.trl.install()`` its SFT, DPO, KTO, GRPO and RLOO trainers score tokens by

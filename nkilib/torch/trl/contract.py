@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The functions of TRL that are replaced: where they stand, how they are called, and the check that this is so."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The arguments and results of TRL's divergences, computed by :func:`nkilib.torch.linear_distillation_loss`."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``install``: TRL's trainers score tokens and compare models on the kernels."""
 
 from __future__ import annotations

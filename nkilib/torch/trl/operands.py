@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What TRL's functions take of a model: its hidden states and output layer, and how they read a softcap."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What stands in the places of TRL's functions, and hands each call to the kernels or to TRL's own code."""
 
 from __future__ import annotations

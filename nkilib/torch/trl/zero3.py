@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Functions of output layers under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
 
 Around the forward weight and bias have been gathered; after it they have no elements. The backward needs them once

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A launch of a kernel of the library, and what it should give."""
 
 from __future__ import annotations

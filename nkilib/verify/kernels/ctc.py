@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of connectionist temporal classification."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What each loss of elements is launched with: the forms of the registry, which verification and tests go through."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of the plain functions that kernels of one's own call: inlined into another kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Fixed inputs of the kernels: the same on every machine, to the last bit of numpy's log and cos."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of linear cross-entropy: of hidden states and output weights."""
 
 from __future__ import annotations

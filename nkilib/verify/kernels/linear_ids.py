@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of log-probabilities of several target ids, of hidden states and output weights."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of the kernels whose input are log-probabilities: negative log-likelihood and Kullback-Leibler divergence."""
 
 from __future__ import annotations

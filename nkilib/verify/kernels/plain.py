@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of the kernels where every target is a class and counts."""
 
 from __future__ import annotations

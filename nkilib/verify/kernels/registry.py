@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels of the library, each with its cases. A public kernel that has none fails a test."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What makes the tensors of losses, by what they are like: numpy arrays from a seed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cases of the kernels of softmax and log-softmax, along the last axis and along another one."""
 
 from __future__ import annotations

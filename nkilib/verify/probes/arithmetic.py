@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Casts, rounding and infinities in the instructions of Vector and Scalar."""
 
 from __future__ import annotations

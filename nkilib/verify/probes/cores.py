@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the two cores of a launch know and do to each other's bytes."""
 
 from __future__ import annotations

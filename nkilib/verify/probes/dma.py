@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """DMA: casts on the way, elements by index, the bounds of indices, the order of writes, and what a launch leaves."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What goes through PyTorch and JAX: operators, graphs, memory that is written over, collectives.
 
 The functions that run are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``, which are imported where a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Maxima, limits, products and comparisons where infinities and NaN meet numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Integer arithmetic of GpSimd, masks, and the search for a value."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loops whose trip count is read at run time, and what rows that are computed anew rest on besides."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A probe: one launch, and the readings that its results may confirm."""
 
 from __future__ import annotations

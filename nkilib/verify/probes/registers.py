@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The registers in which Scalar and Vector add up what they write, piece by piece."""
 
 from __future__ import annotations

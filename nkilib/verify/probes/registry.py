@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """All probes, in the order in which they run."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the steps are launched: on a Neuron device, or on the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A process that is ended when its time is over, with everything that it has started."""
 
 from __future__ import annotations

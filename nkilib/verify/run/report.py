@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The report: one file of JSON, whole after every step, from which a run can go on."""
 
 from __future__ import annotations

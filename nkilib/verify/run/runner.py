@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Steps one after the other, each in processes of its own."""
 
 from __future__ import annotations

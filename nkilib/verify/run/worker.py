@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A process of a step: ``python -m nkilib.verify.run.worker STAGE DIRECTORY STEP``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The clocks of the Neuron SDK: they time a compiled program (NEFF) on the device, without the host.
 
 - nrtpy, the runtime's own Python package: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A figure: a time on the device beside that of the model."""
 
 from __future__ import annotations

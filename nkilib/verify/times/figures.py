@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The figures that are timed: those of docs/performance-model.md, and launches of the library's kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Chains of one instruction, and a kernel that does nothing: what a launch itself takes cancels between two lengths.
 
 Every link waits for the one before. Each kernel returns something of its last link: what nobody reads, a compiler may

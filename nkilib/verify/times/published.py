@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels that do the work of those whose times AWS publishes: the model is held against them, and devices too."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is timed: a launch, described by the shapes of its arrays, which is all that the model needs."""
 
 from __future__ import annotations

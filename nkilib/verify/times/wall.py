@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The clock on the wall: what is left where the SDK has none that answers."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results of calls that are wrong in the ways that kernels were."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The command: every public name, calls that repeat, failures, the log and the table."""
 
 from __future__ import annotations

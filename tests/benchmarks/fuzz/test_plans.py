@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The log has the plans that the kernels of a call took."""
 
 from __future__ import annotations

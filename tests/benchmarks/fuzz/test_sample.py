@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A short sample of the fuzz: calls of every function, drawn from fixed seeds; and five minutes of new ones."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bound on a float32 sum holds in any order, and is reached up to a few units by the worst one."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A result that is wrong is seen: of every function, and of one stripe alone."""
 
 from __future__ import annotations

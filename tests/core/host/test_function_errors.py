@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The simulator's activation functions are as near to the truth as bounds take them to be."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Options as fields of dataclasses: what operators can take, and what becomes of a caller's values."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.host.sized_loss``: the tensors of a launch, from what a row says of them."""
 
 from __future__ import annotations

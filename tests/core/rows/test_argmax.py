@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.argmax``: the column of the largest element of each row."""
 
 from __future__ import annotations

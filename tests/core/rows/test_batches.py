@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.batches``: the rows of a core, in batches and groups of batches."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.checks``: what is refused, in the words of a kernel that there is not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.elements``: gather and scatter of one element a row."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.folds``: what is left of a folded chunk has its maximum, and GpSimd does the folding."""
 
 from __future__ import annotations

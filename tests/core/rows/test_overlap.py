@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The order in which pieces that overlap are begun and finished, and in which later ones are loaded."""
 
 from __future__ import annotations

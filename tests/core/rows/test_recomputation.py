@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.recomputation``: rows that are flagged on the device are gone through again, and no others."""
 
 from __future__ import annotations

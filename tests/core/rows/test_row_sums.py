@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.row_sums``: a number for each part of a row, of which some are added up."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.sbuf``: how a partition is divided, and that what the plan says is what the simulator counts."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.score_moments``: log sum p^2 of the softmax of a row, and the mean of its elements."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.shifted``: sums of exponentials under a shift, and which of them are not to be trusted."""
 
 from __future__ import annotations

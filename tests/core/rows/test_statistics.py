@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.statistics``: maxima and sums of exponentials, here as a log-sum-exp of rows."""
 
 from __future__ import annotations

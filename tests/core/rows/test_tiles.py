@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows.tiles``: arithmetic on small tiles."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.core.rows`` is for any kernel over rows: it knows nothing of the one that it was first written for."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the kernels of these tests go through a matrix, and the matrices: nothing here computes what a test expects.
 
 `stream_of` and `visits` are for use inside kernels, which add to them what they are about.

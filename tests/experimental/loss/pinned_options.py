@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels' tests pin what environment variables could change: the generation and the storage of bfloat16."""
 
 from __future__ import annotations

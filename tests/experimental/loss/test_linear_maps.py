@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The maps of the linear losses, docstrings of their packages, name every file of their rooms, and no other."""
 
 from __future__ import annotations

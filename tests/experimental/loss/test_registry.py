@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The registry of losses: every kind has its kernels, guarantees, functions of PyTorch, docs and tests."""
 
 from __future__ import annotations

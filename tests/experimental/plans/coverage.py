@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plan coverage: which combinations of branches the choosers of tilings take by default, and a launch of each.
 
 A kernel cuts a launch up by a plan, and a plan has branches: operands that stay or stream, one block or several, whole

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the cross-entropy kernels, plain and with options, forward and backward."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the losses of elements, of which the Kullback-Leibler divergence is one.
 
 All kernels are on the grid. They have one skeleton, whose plan depends on how many tensors and scratch tiles a loss

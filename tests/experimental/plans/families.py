@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """All families whose plans are covered, by name, and the public kernels that need none."""
 
 from __future__ import annotations

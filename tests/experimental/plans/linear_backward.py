@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the fused backward: what of the operands stays on chip, and how a core goes through its classes.
 
 Both are tables of their own. How operands stand and how classes are gone through are decided by different limits, bytes

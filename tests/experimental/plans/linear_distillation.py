@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of distillation from hidden states: visits of the classes, one or two, and the backward of two operand pairs.
 
 How blocks of positions and classes are gone through, and what goes through them, are tables of their own: limits of a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sizes of launches of distillation from hidden states: the grid of real ones, and how one is launched."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the fused forward: blocks of positions, and how a core goes through its classes and through shared ones."""
 
 from __future__ import annotations

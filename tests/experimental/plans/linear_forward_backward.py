@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of loss and gradients in one launch: parts of the positions, and of each a forward and a backward."""
 
 from __future__ import annotations

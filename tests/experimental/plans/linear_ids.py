@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the kernels of several target ids: those of linear cross-entropy, and what ids decide beside.
 
 How operands stand and how blocks of positions and classes are gone through has tables of its own. Here the branches

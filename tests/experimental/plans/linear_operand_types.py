@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the linear kernels where operands are rounded to another type, and where the positions are split.
 
 Branches are what the other tables of these kernels do not have: which operand is cast and in how many parts of a staged

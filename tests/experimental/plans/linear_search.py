@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A search for small sizes and limits at which plans of the linear cross-entropy take the branches of large ones.
 
 ``python -m tools.shrink_linear_plans`` runs it. It tries sizes and limits at random, changes those that come near to a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the margins between classes: of one target a row, and of several."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of the negative log-likelihood: elements at targets are gathered, or the input is streamed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What code of a kernel computes from shapes alone, computed outside of a launch, for any core."""
 
 from __future__ import annotations

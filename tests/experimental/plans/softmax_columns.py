@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of softmax along an axis that is not the last one, of columns that are not short.
 
 The branches of a plan are listed in four tables, each with what acts together: how columns come on chip for each

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Families of plans of softmax: several tables of the branches of one plan, over one grid of sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches of the softmax kernels with data, and sizes for them: what the softmax families share."""
 
 from __future__ import annotations

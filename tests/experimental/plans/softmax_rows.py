@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of softmax along the last axis: rows, of which a partition takes several, one, or a part."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Plans of softmax along a short axis that is not the last one, of which a partition takes whole columns."""
 
 from __future__ import annotations

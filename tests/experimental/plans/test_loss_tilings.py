@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results do not depend on how a launch is cut up: one input under many legal tilings, against float64 and each other.
 
 Every launch is within the bound of its family, so that two results are within two bounds of each other. Where each

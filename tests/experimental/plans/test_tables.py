@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every combination of branches that a chooser takes by default is launched with data, for every public kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches along axis 1 of [O, C, I], and how far their results are from exact ones."""
 
 from __future__ import annotations

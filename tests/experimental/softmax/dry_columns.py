@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A dry run of the loop over columns. It records the order of items and checks that the data they read is still there.
 
 The dry run uses the plan, the schedule, the pipeline and the ring buffers of the kernels. A tile holds only the name of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The four kernels as one table, their inputs, and what they should give."""
 
 from __future__ import annotations

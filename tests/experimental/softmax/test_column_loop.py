@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loop over columns at many sizes, without data; and with data where an item waits for a place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward along an axis that is not the last one."""
 
 import numpy as np

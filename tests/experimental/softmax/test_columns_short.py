@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Axes of few elements that are not the last one: a partition takes whole columns."""
 
 import numpy as np

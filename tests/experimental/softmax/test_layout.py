@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views of any layout: any rank, any axis, permuted, in a kernel that calls the functions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What plans choose, and why: tiles, cuts, and the work of a launch."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The modelled time of the last axis, beside what the hardware needs. Modelled, not measured."""
 
 from __future__ import annotations

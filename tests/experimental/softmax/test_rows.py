@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The last axis: values, bits, hard rows, types, and the modelled time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results do not depend on the tiling: launches of one input under many tilings, and under smaller limits."""
 
 from __future__ import annotations

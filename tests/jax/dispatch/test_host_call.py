@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Python functions in programs of JAX, by both kinds of callback."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches on the simulator: its options go along into the threads of XLA, and a program is compiled for them."""
 
 from __future__ import annotations

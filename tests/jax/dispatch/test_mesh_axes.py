@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arrays that devices share become such as differ, where others do."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arrays on other devices than those where kernels run."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Public names: functions, and no module that could take their place; every option is a keyword."""
 
 from __future__ import annotations

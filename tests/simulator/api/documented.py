@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What NKI documents: every name of 0.6, and of 0.7 what could be read, laid over it.
 
 Of 0.6 the stubs are public, and ``documented_api.json`` has all of them. Of 0.7 single pages could be read: each name

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Write ``documented_api.json``: names, parameters, defaults and members of NKI's public API, read from its stubs.
 
     python -m tests.simulator.api.read_documentation <directory of nki/__init__.py> > documented_api.json

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Names of older NKI releases: what public kernels still say works, what was removed says what to use."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every public name of NKI exists, with the documented parameters, or says by name that it is missing.
 
 The documented names are data (``documented.py``): a name is held against what could be read of NKI 0.7, or, where

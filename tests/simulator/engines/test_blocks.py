@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Row blocks: which rows, when all at once, and that nothing is copied where memory can be used as it is."""
 
 from __future__ import annotations

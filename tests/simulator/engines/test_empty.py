@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views without elements, as kernels make where a core has no rows: nothing happens, and sums are those of nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """GpSimd's integers: what is computed in 32 bits is what more bits would give, wrapped."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the documentation says of every tensor parameter: in which memories it may be, of which types, and who writes.
 
 The table below was written from the docstrings of `nki.isa`, in their order from `dma_copy` to `iota`.

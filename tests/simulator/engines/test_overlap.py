@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an instruction reads, it reads before it writes: operands that share memory with `dst` in every way.
 
 Each instruction runs twice: with some of its operands in the storage of `dst`, where they overlap at random, and on

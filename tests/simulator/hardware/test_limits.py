@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.hardware.limits``: names and limits of trn1, trn2 and trn3."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.hardware.options``: defaults, environment variables, and ``using``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.tile_size``: the documented constants, some of them of the generation that the kernel runs on."""
 
 from __future__ import annotations

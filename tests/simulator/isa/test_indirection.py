@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensor indirection of trn3: `t.indirect(index)` as a gathered input and as a scattered output.
 
 Expected values come from loops over the documented rule: offset i of a group of G partitions is `index[i % G, i // G]`

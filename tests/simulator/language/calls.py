@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Calls of a function of `nki.language` on tiles: numpy arrays go in, the result and what it is come out."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nl.shared_constant` and `nl.shared_identity_matrix`: constants in shared HBM, the same for both cores."""
 
 from __future__ import annotations

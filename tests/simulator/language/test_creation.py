@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.language.creation``: ``nl.ndarray`` and its relatives, and the limits of tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Element-wise functions: values, broadcasting, types of results, engines, and what is refused."""
 
 from __future__ import annotations

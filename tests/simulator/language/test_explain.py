@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``explain_index``: an out-of-range error in the words of the kernel's author."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.alloc_tiles``, ``nl.alloc_blocks`` and ``nl.empty_like``: new memory in tiles, and how it lies."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``matmul`` and ``transpose``: values, where their results are, limits, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an error of a function of ``nki.language`` says of where it comes from; and calls that fit no signature."""
 
 from __future__ import annotations

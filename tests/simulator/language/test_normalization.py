@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``softmax`` and ``rms_norm`` against float64, their axes and types, and what is refused."""
 
 from __future__ import annotations

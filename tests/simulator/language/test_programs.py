@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.language.programs``: the launch grid and the generation."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nl.rand`, `nl.random_seed` and `nl.dropout`: which numbers repeat, where they lie, and how evenly."""
 
 from __future__ import annotations

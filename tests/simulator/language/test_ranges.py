@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nkilib.simulator.language.ranges`: loops that Python unrolls, and loops of the device, by the rules of NKI 0.7.
 
 Those of 0.6 are in `test_ranges_of_0_6`.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nl.dynamic_range` and `while` on a register, which NKI 0.7 removed: with the front end of 0.6 they still run."""
 
 from __future__ import annotations

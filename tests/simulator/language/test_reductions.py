@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reductions over free dimensions: values, axes, shapes and types of results, and what is refused."""
 
 from __future__ import annotations

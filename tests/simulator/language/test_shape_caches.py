@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is kept by shape: bounded, by all that it depends on, and without the errors."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``copy``, ``expand_dims``, ``broadcast_to`` and ``where``."""
 
 from __future__ import annotations

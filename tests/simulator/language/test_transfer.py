@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nl.load`, `nl.store`, `nl.load_transpose2d` and `nl.gather_flattened`."""
 
 from __future__ import annotations

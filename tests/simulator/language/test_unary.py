@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Functions of one operand: activations, angles of any size, rounding and negation."""
 
 from __future__ import annotations

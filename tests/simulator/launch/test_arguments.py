@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.launch.arguments``: numpy arrays and torch tensors in, results in kind out."""
 
 from __future__ import annotations

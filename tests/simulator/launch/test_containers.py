@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nkilib.simulator.launch.containers`: what is rebuilt, and how paths name the leaves."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.launch.kernel``: how kernels are made and launched, on one core and on two."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Numpy arrays of the packed types as arguments and results, and how they are made."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A launch reads its environment, grid and options once, makes no new kernel, and leaves no garbage in a circle."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every faulty kernel of the tests is refused with ``skip_arithmetic`` as without: these tests run both ways.
 
 `tests.both_ways` runs each launch of a test file twice; here is which files, and what may differ.

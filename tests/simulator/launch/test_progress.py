@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The line that says how far a simulation is: on a terminal, of what takes long, and gone at the end."""
 
 from __future__ import annotations

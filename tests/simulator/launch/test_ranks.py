@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.ranks``: one kernel on several ranks, each with memory of its own; what goes wrong among them."""
 
 from __future__ import annotations

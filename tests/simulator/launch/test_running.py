@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The threads of a launch: none goes on after an interrupt, wherever it comes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``kernel.with_schedule``: what is checked of the edges; results do not depend on them."""
 
 from __future__ import annotations

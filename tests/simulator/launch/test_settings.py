@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``nki.jit`` takes besides a function: configurations, and kernels that call kernels; a target; a grid."""
 
 from __future__ import annotations

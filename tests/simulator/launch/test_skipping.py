@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``simulate(kernel, skip_arithmetic=True)``: what it computes, what it refuses, and that its verdicts are the same."""
 
 from __future__ import annotations

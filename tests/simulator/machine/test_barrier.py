@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.machine.barrier`` and ``nisa.core_barrier``: two cores meet, and never hang."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The one way of an instruction: registry, binding, the engine it runs on, errors, and the handle that it returns."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What becomes of a race, an overflow, a read of nothing: error, warning for each place once, or nothing.
 
 By the environment alone, as somebody runs a kernel of others without touching it.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.machine.observer``: what those who watch a core are told, and that none of it changes a result."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What holds for the operands of all instructions: kinds, sizes, partitions, memories, types, indirect views."""
 
 from __future__ import annotations

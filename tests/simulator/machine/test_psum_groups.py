@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """At most one unfinished group of products in a bank of PSUM: what is refused, what is not, and the messages."""
 
 from __future__ import annotations

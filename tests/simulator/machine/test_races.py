@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Races of two cores on shared HBM: which accesses meet, and what orders them."""
 
 from __future__ import annotations

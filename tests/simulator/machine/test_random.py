@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nkilib.simulator.machine.random`: XORWOW step by step in plain Python, and how lanes, engines and cores differ."""
 
 from __future__ import annotations

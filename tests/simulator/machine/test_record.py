@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.recording``: what a launch did, in instructions and bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.machine.world`` and ``waits``: threads that meet, and find that nobody can go on."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Live ranges of on-chip tensors against SBUF and PSUM, on kernels and on hand-made lives.
 
 trn1 has 180,224 usable bytes in a partition of SBUF, trn2 212,984; PSUM has 8 banks of 2,048 bytes.

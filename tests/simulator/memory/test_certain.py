@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is certain of lives while they grow, against a count of every instruction."""
 
 from __future__ import annotations

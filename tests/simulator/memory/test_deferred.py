@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.memory.deferred``: contents that are made when somebody reads them are those made at once."""
 
 from __future__ import annotations

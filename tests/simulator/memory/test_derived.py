@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`Derived`: copies of views of a tile, kept until it changes and as long as there is room."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``memory.pool``: memory of large on-chip tensors is used again, and never while somebody looks at it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.memory.storage``: the memory behind tensors, and what unwritten elements read as."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reads of elements that were never written: tracked per element, an error or a sentinel as the options say."""
 
 from __future__ import annotations

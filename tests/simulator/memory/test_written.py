@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.memory.written``: the map of written elements, against a model that remembers every byte."""
 
 from __future__ import annotations

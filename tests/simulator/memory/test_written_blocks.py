@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.memory.written_blocks``: blocks of a matrix of 6 rows of 8 float32."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The table of activation functions against float64 formulas."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`row_maxima` against numpy's maximum of the float32 values, over all bit patterns of bfloat16."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """BLAS takes one thread for a product while a kernel runs, and as many as before when it has ended."""
 
 from __future__ import annotations

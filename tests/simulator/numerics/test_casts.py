@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.numerics.casts``: from the float32 of the engines to the types of tensors."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators: the documentation's table, reductions, bit patterns, and what is no operator."""
 
 from __future__ import annotations

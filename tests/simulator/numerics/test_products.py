@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`transposed_product`: the product of any two matrices, in pieces that BLAS keeps on the calling thread."""
 
 from __future__ import annotations

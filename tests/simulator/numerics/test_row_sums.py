@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.numerics.row_sums`` against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The float64 functions that numpy lacks, against the `math` module."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`copy_in_order`: a copy, whatever the order of the source's elements."""
 
 from __future__ import annotations

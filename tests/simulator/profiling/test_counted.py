@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bound of a kernel that does not state its work: counted, and below what any such kernel takes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The written trace is what the trace-event format asks for, and says what the profile says."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a profile says of a launch, and how it shows it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Profiles of kernels with collectives, whose time is not modelled: they say so, and keep the order."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How often a profile from shapes runs loops whose bounds only the device knows."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bound of a piece of work, from hardware constants alone; figures by hand."""
 
 from __future__ import annotations

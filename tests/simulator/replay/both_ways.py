@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches as they always ran beside their replay: results and written arguments, bit by bit, on several data.
 
 NaN equals NaN, whatever its sign and payload.

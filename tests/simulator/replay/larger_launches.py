@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches of kernels of this library at sizes where plans work on blocks of rows and launches load late."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Other data of the same shapes and types, on which a recorded launch is replayed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Planners that stand for the real one: what they record is what a test says, and their plans are Python functions."""
 
 from __future__ import annotations

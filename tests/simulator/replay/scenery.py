@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What functions of tests read: changed by tests, which put it back."""
 
 from __future__ import annotations

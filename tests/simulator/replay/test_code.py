@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.replay.code`` and ``reads``: which code ran, and whether what it reads is still the same."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.replay.counts``: what became of launches, by kernel and by reason."""
 
 from __future__ import annotations

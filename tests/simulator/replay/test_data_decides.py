@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches in which the data decide what is touched: rows of scatters, races for them, loops, offsets, meetings."""
 
 from __future__ import annotations

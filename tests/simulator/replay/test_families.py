@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels of every family leave the same bits when they are replayed, on recorded and on other data."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.replay.key``: launches with equal keys may be the same, all others are not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.replay.launch``: which launches run as today, are recorded, and are replayed."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Public kernels leave the same bits when they are replayed: those that the model of time is held against.
 
 Kernels of others are launched where ``NKILIB_MEASURED_SOURCES`` names a directory with a clone of each repository, as

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Random kernels leave the same bits when they are replayed; `python -m benchmarks.fuzz.kernels` draws more of them."""
 
 from __future__ import annotations

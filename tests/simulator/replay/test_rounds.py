@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether cores run side by side is decided by what is faster; bits do not depend on it (test_families)."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``NkiTensor.ap``: patterns given outright, with every argument, against numpy's strided views."""
 
 from __future__ import annotations

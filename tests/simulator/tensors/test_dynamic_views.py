@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views with an index that is read at run time: ``select`` with a tensor, and ``vector_select``."""
 
 from __future__ import annotations

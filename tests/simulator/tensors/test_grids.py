@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nl.tiles`` and ``nl.blocks`` on tensors: what their grids say of themselves, and which elements they have.
 
 The tensors stand on counted arrays, so that ``data.array`` is compared with slices of the array.

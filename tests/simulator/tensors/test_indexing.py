@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.tensors.indexing``: ``t[...]``, against numpy's indexing."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of the packed x4 types: made, moved, viewed, passed in and out, and with what engines do not compute."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """In which partitions a view lies: where the kernel placed its tensor, and which accumulator registers that means."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Python's operators on tensors are refused with the function to use; identity and hashing stay."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views whose index is a register: `t[register]`, `nl.ds(register, size)`, `select`, and `ap(scalar_offset=)`."""
 
 from __future__ import annotations

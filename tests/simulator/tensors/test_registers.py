@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nkilib.simulator.tensors.registers`: what a register holds, and what Python may not do with it."""
 
 from __future__ import annotations

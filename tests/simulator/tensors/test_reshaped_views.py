@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Views that insert, drop, split, merge and rename dimensions, against numpy's."""
 
 from __future__ import annotations

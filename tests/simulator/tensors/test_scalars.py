@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nkilib.simulator.tensors.scalars`: the arithmetic of scalars, and what Python may not do with one."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.tensors.tensor``: what a tensor says of its layout, and its static views, against numpy's views.
 
 Views that split and merge dimensions are in ``test_reshaped_views.py``, those with a dynamic index in

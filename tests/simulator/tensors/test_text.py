@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a tensor prints: one line in messages, the values under `print` and in a debugger."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nki.compiler``: the configurations of a kernel, whose values are checked though nothing is compiled."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.terms.dtypes``: the types of NKI, their names and how they are held."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.terms.errors``: the classes, and where in the kernel an error comes from."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.terms.layout``: strided arithmetic, against numpy on the same strides."""
 
 from __future__ import annotations

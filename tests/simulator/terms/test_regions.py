@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.simulator.terms.regions``: the regions and the questions about them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches without data: which checks still hold, what comes back, and what is refused because it needs values."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A new tile in PSUM waits for those in whose place it lies."""
 
 from __future__ import annotations

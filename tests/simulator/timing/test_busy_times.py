@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`BusyTimes`: work goes into the earliest hours that are free, in pieces if need be."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What each instruction has waited for last, and which instruction that was."""
 
 from __future__ import annotations

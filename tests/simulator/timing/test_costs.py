@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cycles of every instruction, worked out from the published formulas; N is 1,024 elements a partition."""
 
 from __future__ import annotations

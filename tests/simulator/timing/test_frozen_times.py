@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The model in which every instruction stands where the kernel issues it gives the times that were frozen."""
 
 from __future__ import annotations

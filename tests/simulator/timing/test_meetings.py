@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Barriers and exchanges on the timelines of both cores, and instructions that no ``nisa`` call issues."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether two parts of a storage share a byte, and whether one holds the other, against sets of bytes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The readings of published text and of measurements that are not those of ``AS_ISSUED``."""
 
 from __future__ import annotations

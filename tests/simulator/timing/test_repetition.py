@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Profiles in which iterations of a loop are left out, beside those in which each has run."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How long the DMA engines of trn2 work on a transfer, and which queue triggers it; figures by hand.
 
 An engine moves 23 bytes a nanosecond, takes at least 58 ns for a row and serves 8 partitions; a transfer takes 1,000 ns

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """For which earlier accesses a read and a write of a part of a storage have to wait."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run as a program: losses and gradients on the pretended native device, as one line of JSON. See test_devices."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Run as a program: what public functions and users' wrappers give through ``nki_op``, as one line of JSON.
 
 Operators are registered when nkilib.torch is imported, so the device and the stand-in for torch_neuronx come first.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A stand-in for the native torch_neuronx, from what its documentation says of ``nki_op``, and nothing else.
 
 What it says, of torch-neuronx 2.14 in SDK 2.33: ``nki_op`` makes an operator of PyTorch of a Python function with

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A device `neuron` registered as PyTorch's PrivateUse1, as torch-neuronx does, with the CPU's memory behind it.
 
 It shows what a native device needs of nkilib.torch: which operators are called, that none reads a value back, that none

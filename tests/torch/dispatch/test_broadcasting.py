@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Shapes broadcast as torch has it, and errors say which do not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which device runs what: launches on the cores of the environment, a native device, and refusals."""
 
 from __future__ import annotations

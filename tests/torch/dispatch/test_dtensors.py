@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the placements of a DTensor mean, and those without a meaning, in a pretended group of two ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Derivatives from descriptions: what is not asked for, what is added to a tensor, what a forward returns already."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operators of ``nki_op``: when they are chosen, what they are handed over as, and that they give what the CPU gives.
 
 What the stand-in for torch_neuronx cannot show stands in its first lines.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses beside PyTorch's: a table that the tests of all losses go through. A new loss adds a row to it."""
 
 from __future__ import annotations

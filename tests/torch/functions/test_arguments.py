@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Numbers of numpy, symbols of a graph and integers as arguments; and transforms of functions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Output layer and loss in chunks of tokens, against both in one piece in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``ctc_loss`` and ``CTCLoss`` beside PyTorch: layouts of targets and lengths, what is refused, and its derivative."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``distillation_loss`` and ``DistillationLoss`` beside PyTorch's operators in float64, and under its machinery."""
 
 from __future__ import annotations

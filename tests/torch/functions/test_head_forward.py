@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results computed inside the forward of a layer that ``fully_shard`` was given, in a group of one process."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``kl_div`` and ``KLDivLoss`` beside PyTorch: the mean over a batch, log-probabilities as targets, and edges."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every loss beside PyTorch: its samples, its errors, and what the samples lack."""
 
 from __future__ import annotations

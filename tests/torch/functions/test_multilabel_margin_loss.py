@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``multilabel_margin_loss`` beside PyTorch: sizes, what is refused, and its derivative."""
 
 from __future__ import annotations

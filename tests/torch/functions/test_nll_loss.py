@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nll_loss`` and ``NLLLoss`` beside PyTorch: more dimensions than two, weights, what is refused, and in place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bad input: an error of the type that F.cross_entropy raises for it, and a sentence that says what to do.
 
 Whole, and in shards of which the first rank has all classes and the other one, a pretended one, none.

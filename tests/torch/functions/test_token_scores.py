@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``token_scores`` against log-softmax and entropy in float64."""
 
 from __future__ import annotations

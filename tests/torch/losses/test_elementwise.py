@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Elementwise losses beside PyTorch: sizes, shapes that broadcast, layouts, mixed types."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses with class indices, and what holds for those of margins alike."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Row-wise losses beside PyTorch: long rows, layouts, rows without elements, and what each of them alone has."""
 
 from __future__ import annotations

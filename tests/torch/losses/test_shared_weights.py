@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Weights that broadcast or were expanded: PyTorch's losses and gradients, and no copy of the input's size."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Class indices of every integer type, and the ones that 32 bits do not hold."""
 
 from __future__ import annotations

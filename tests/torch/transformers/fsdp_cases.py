@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How models are given to ``fully_shard``, and what a rank finds when it trains them: by name in ``CASES``."""
 
 from __future__ import annotations

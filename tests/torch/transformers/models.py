@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small models of ``transformers`` with random parameters, batches for them, and how far their gradients are apart."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Processes of DistributedDataParallel and of FSDP2: ``python -m ... DIRECTORY PROCESSES``.
 
 Each has tokens of its own.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``fuse_linear_loss`` in models with random parameters, beside the stock loss of the same models."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``fuse_linear_loss`` under DistributedDataParallel and FSDP2, on two processes, and under FSDP2 on four."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``fuse_linear_loss`` refuses, and what stands in the place of logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``fuse_linear_loss`` under the trainer of ``transformers``, in training and in evaluation."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``causal_lm_loss`` in Hugging Face models with random parameters, beside the stock loss of the same models."""
 
 from __future__ import annotations

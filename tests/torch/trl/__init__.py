@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tests of :mod:`nkilib.torch.trl` beside TRL's own trainers."""
 
 import pytest

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far a run is off the one in float64, and what ours may be off by."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The functions of TRL that are replaced, each with the same in float64."""
 
 from __future__ import annotations

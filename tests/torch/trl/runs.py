@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Three runs of one trainer: TRL's function in float64, TRL's own, and ours; what each gave, and how far it is off."""
 
 from __future__ import annotations

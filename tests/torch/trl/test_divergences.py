@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments and results of TRL's divergences, as an installation computes them: types, gradients, what is left out."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nkilib.torch.trl.install``: what stands in the place of TRL's function, what goes where, and what is refused."""
 
 from __future__ import annotations

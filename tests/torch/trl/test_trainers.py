@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """TRL's own trainers on the CPU, where they take the path of Neuron: in float64, as they are, and with ours."""
 
 from __future__ import annotations

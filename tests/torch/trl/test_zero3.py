@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Scores and divergences where DeepSpeed's ZeRO-3 has gathered parameters for a call only; its stand-in is below."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """TRL's own trainers of tiny models, on the CPU, with nothing from a hub: tokenizer and data sets are made here."""
 
 from __future__ import annotations

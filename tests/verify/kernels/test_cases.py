@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The cases of the kernels: none is missing, all are met by the simulator, and wrong results are told."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The fixed inputs: the same on every machine."""
 
 from __future__ import annotations

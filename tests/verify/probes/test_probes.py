@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every probe tells its readings apart, is met by the simulator, and stands on the page that asks its question."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the steps are launched, and what is said of it."""
 
 from __future__ import annotations

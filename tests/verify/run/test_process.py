@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A process with a limit: nothing that it started is left, and its end is told."""
 
 from __future__ import annotations

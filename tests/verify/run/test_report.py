@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The report: whole after every step, and good to go on from."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Steps in processes: what each is told, and that no end of one stops the others."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """In place of the worker: does what the name of the step says."""
 
 from __future__ import annotations

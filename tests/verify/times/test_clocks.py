@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The clocks of the SDK, in place of which stand what their documentation says of them."""
 
 from __future__ import annotations

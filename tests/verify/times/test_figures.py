@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Times: what is subtracted from what, what is said of it, and which clock is believed."""
 
 from __future__ import annotations

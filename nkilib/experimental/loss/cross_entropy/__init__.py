@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The cross-entropy kernels, to be launched on their own; :mod:`nkilib.experimental.loss.inline` has the functions.
 
 loss, lse = cross_entropy_forward[2](logits, targets, ...)

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward on one core: one exponential an element, and the gradient at the targets beside."""
 
 from __future__ import annotations

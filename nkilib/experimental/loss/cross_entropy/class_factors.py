@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels load beside the logits, chunk by chunk: class weights and class probabilities."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradient of a batch is made of, and the gradient at its targets.
 
 With g the gradient of the loss, l that of the log-sum-exp and q that of the target's log-probability,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy with the options of training recipes. What is off costs nothing but a mask for ignored positions."""
 
 from __future__ import annotations

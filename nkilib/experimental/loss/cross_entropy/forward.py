@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward on one core: statistics chunk by chunk, results group by group of batches."""
 
 from __future__ import annotations

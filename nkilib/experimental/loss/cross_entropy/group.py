@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the forward gathers of a group of batches, whose results are made at once."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy loss and its gradient for large vocabularies, where every target is a class and counts.
 
 Both work on batches of positions, one position a partition, and on chunks of the vocabulary, so that neither needs a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Whether the forward takes the exact maximum of every row, or does without a pass for it."""
 
 from __future__ import annotations

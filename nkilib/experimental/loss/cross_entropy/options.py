@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is known of a launch when its kernel is traced: every branch of the kernels is taken by one of these."""
 
 from __future__ import annotations

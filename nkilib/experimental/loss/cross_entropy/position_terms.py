@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradient of the loss is made of, a number a position: the terms of :mod:`.coefficients`, from the upstream.
 
 Tiles may hold one column of positions, or all positions of a launch in several.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Coefficients of a batch, made while the batch before it streams: small tiles, a number a position."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The results of the forward, of a group of batches at once: tiles [rows, batches] become vectors in HBM."""
 
 from __future__ import annotations

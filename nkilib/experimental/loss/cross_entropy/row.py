@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy of logits as one row of data: the kernels, what they promise, and what they work on.
 
 What they work on is stated whatever the tiling: from it the performance model knows how fast hardware could be.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward on one core with exponentials under a shift: no pass over a row takes its maximum.
 
 The shift of a row is the largest of its first chunk and of its target's logit, which is gathered a batch ahead. What is

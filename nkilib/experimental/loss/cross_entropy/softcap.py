@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Capped logits: c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked.
 
 Kernels keep the tangents: the cap is a part of the scale by which z is more than what stands in a tile.

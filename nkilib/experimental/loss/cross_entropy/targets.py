@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the target of each position is, with a class that may be ignored, or held by another shard.
 
 How the index of an element is made, and what it is for an invalid class: :mod:`nkilib.core.rows.elements`.

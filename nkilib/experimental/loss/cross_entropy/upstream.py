@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the backward is given beside the logits and their targets, and the softmax that it makes of that."""
 
 from __future__ import annotations

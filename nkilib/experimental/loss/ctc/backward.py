@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward of a core's groups: betas, and the gradient of a chunk of time while the next one is computed."""
 
 from __future__ import annotations

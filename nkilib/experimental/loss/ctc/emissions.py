@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Log-probabilities of the states, a chunk of time at a time, made while the chunk before is worked on.
 
 GpSimd gathers those of the labels out of the classes, in each partition by its own list of indices.

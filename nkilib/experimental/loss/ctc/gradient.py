@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of a chunk of time: ``(exp(log-probability) - occupancy) * upstream``, with times on partitions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The probability of each class at each time: those of the states that are it, summed by a product on Tensor.
 
 The probabilities of a turn are transposed, so that states are on partitions. Their product with the one-hot classes of

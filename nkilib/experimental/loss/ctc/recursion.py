@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A step of time of the recursions of alpha and beta, in logarithms, and a chunk of steps.
 
 For pair i, with blank b[i] and label l[i] of the step before (alpha: the time before, beta: the time after):

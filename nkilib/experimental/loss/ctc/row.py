@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Connectionist temporal classification as one row of data: the kernels, what they promise, and what they work on.
 
 Log-probabilities and alphas cross HBM once each way. The recursion is bound by latency, of which this says nothing:

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is fixed for the sequences of a group: lengths, labels, and which states may be skipped."""
 
 from __future__ import annotations

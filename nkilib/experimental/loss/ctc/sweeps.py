@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The alphas of a group, stored as they come; its betas, and what they make of the alphas.
 
 That is the probability of each state at each time.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The turns of a group: each works on one chunk of time in every block, of which a block is a chunk behind the last.
 
 Turns at the start and the end, where some block has nothing to do or a chunk is short, are unrolled. Those between are

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels of CTC accept. Everything else is refused here, before the first instruction."""
 
 from __future__ import annotations

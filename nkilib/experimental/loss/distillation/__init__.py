@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from logits, to be launched on its own."""
 
 from nkilib.experimental.loss.distillation.row import distillation_backward, distillation_forward

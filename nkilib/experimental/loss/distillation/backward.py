@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward on one core: both logits are read once, and the student's gradient is written once."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradients of a row are multiplied with, from the results of the forward."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward of a Kullback-Leibler divergence: one visit of each row."""
 
 from __future__ import annotations

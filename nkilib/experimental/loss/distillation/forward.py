@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward on one core.
 
 The shifts of rows are the maxima of their first columns. What is wrong with them in a row shows in its sums; such rows

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Divergence of a student's distribution from a teacher's, from the logits of both, and its gradient."""
 
 from __future__ import annotations

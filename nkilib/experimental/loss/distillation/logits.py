@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The logits of both as Jensen-Shannon visits them twice: kept on chip where rows fit, else read twice."""
 
 from __future__ import annotations

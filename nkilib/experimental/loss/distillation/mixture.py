@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The log of the mixture over the student's probability, and what a launch knows of it.
 
 With M = beta P + (1 - beta) Q and r = log(P / Q),

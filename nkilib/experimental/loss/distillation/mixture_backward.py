@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of Jensen-Shannon: several chunks at a time, so that Scalar changes its table less often."""
 
 from __future__ import annotations

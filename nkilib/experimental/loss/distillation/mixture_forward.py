@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward of Jensen-Shannon: two visits of each row, the second one beside the first one of the next rows.
 
 The first visit sums exponentials. With both log-sum-exps the second one takes, of each element,

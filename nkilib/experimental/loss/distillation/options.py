@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch of the kernels works on, what can be chosen, and what is accepted.
 
 Everything else is refused here, before the first instruction.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Chunks of student and teacher, loaded side by side, and the tiles that are computed in beside them."""
 
 from __future__ import annotations

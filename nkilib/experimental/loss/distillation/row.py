@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from logits: the kernels, what they promise, what their tensors are, and what they work on.
 
 What they work on is stated whatever the tiling: the least that has to cross HBM, and activation functions. For host

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is gathered of the rows of a core: a number a row, float32 [128, batches]."""
 
 from __future__ import annotations

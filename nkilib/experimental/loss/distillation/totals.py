@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums over the rows of a batch, gathered chunk by chunk, and what they say of all rows in the end."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses of an output layer share: operands from hidden states and weights, blocks, streams, products.
 
 The kernels are in :mod:`nkilib.experimental.loss.linear_cross_entropy` and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What kernels of an output layer accept of their operands, by the names of the arguments.
 
 A kernel of two models has the arguments of each under a prefix, such as ``student_input_hbm``.

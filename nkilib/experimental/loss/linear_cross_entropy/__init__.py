@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Linear cross-entropy: its kernels, to be launched on their own, and what they are made of.
 
 loss, lse = linear_cross_entropy_forward[2](input, weight, targets, ...)

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits in HBM.
 
 The forward multiplies tiles of X and W and folds each tile of logits into what is known of its positions. The backward

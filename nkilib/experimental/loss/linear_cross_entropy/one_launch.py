@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradients in one launch: three products instead of four, as the logits are kept from one to the other.
 
 For a block of positions the forward keeps the logits of each core's classes in HBM and finds loss and lse of all of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The row of the registry of losses for cross-entropy of hidden states and output weights."""
 
 from __future__ import annotations

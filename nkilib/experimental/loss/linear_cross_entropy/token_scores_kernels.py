@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Log-probabilities of up to 64 target ids a position, and their gradients, without logits in HBM.
 
 The forward reads every tile of logits anyway, and GpSimd picks as many elements of it as a position has ids. The

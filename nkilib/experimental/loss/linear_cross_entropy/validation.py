@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels accept. Everything else is refused here, before anything is written.
 
 The kernels of several target ids accept K ids a position, and upstream gradients of their log-probabilities.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from hidden states: the divergence of a student from a teacher, without the logits of either in HBM.
 
 The kernels, to be launched on their own::

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from hidden states: the divergence of a student from a teacher and its gradients, without logits in HBM.
 
 The forward multiplies tiles of X and W of both models and folds each pair of tiles of logits into what is known of its

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels of a mixture of student and teacher: the forward of its divergence, and its sums over a vocabulary shard.
 
 The forward has scores that are kept, or both products twice. Its kernel is in :mod:`.kernels`, with that of any other

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels accept. Everything else is refused here, before anything is written.
 
 The backward takes results of the forward and upstream gradients too; the second visit of a mixture, which computes the

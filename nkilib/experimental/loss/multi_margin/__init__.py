@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The margin between a target and the other classes, to be launched on its own."""
 
 from nkilib.experimental.loss.multi_margin.row import (

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of a core's rows: made and stored chunk by chunk, and the element at the target over it.
 
 The derivative by x_j is p relu(x_j - x_t + margin)^(p - 1); that by x_t is minus the sum of the others. It is scattered

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of a core's rows, stored or summed.
 
 A row passes once. The element at its target is gathered before; the term that the target itself adds is computed by the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The margin between a target and the other classes as one row of data: the kernels, what they promise and work on.
 
 The input is read once, the gradient is written once. For host code. The simulator is imported where a profile asks for

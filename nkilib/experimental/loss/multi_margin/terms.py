@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The terms of a row, relu(x_j - x_t + margin)^p, of which those at the target do not count."""
 
 from __future__ import annotations

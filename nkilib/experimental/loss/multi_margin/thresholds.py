@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the elements of a row are compared with: the one at the target, less the margin."""
 
 from __future__ import annotations

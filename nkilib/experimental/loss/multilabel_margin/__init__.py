@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The margins between targets and the other classes, to be launched on their own."""
 
 from nkilib.experimental.loss.multilabel_margin.row import (

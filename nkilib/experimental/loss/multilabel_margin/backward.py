@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of a core's rows: counts of positive terms, which are exact, times one number a row.
 
 For each target Vector adds 1 to every class whose term is positive, and how many these are is read from the sums before

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of a core's rows, stored or summed: a pass of Scalar over the other classes for each target."""
 
 from __future__ import annotations

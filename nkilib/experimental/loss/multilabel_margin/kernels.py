@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels of the margins between targets and the other classes: plain functions, to be launched or called from NKI."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The margins between several targets and the other classes as one row of data: the kernels, what they promise and work
 on.
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The scores of a block of rows: those of its targets, and those of the other classes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The targets of a block of rows: a list a row, which the first negative number ends.
 
 What a loop of the device works on must be there for each of its trips, and rows have lists of different lengths. So a

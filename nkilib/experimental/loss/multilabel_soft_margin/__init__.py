@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Multi-label soft margin loss: :mod:`.formula` in instructions, and the :mod:`.kernels`.
 
 For host code :mod:`.host.truth` says what they should give, and :mod:`.row` what follows.

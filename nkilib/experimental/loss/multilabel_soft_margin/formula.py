@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Multi-label soft margin: the mean over a row of the binary cross-entropy of its classes, from logits.
 
 Of a logit x and a target t it is ``softplus(-abs(x)) + x ([x > 0] - t)``: for t in [0, 1] a sum of numbers of at least

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of a core's rows: zeros, and an element of each position over them.
 
 The zeros of a block of rows are stored from one tile, in long runs, and then the elements are scattered. The core that

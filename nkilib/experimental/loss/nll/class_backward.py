@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient by an input of few classes: made on chip, and written once, in long runs."""
 
 from __future__ import annotations

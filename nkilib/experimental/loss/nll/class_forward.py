@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of an input of few classes, which is read once, in long runs."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which positions of a tile have which class.
 
 Classes are compared as bfloat16, which has all of them exactly; another integer never rounds to one of them. Nothing is

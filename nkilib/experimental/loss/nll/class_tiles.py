@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of all classes of many positions, for inputs of few classes, which are streamed instead of gathered from.
 
 A partition has whole rows [C, D] of [N, C, D] where some fit, and else a run of the places of one row: either way its

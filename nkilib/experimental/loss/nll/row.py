@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Negative log-likelihood as one row of data: its kernels, what they promise, and what they work on.
 
 The forward reads an element a position or all, the backward writes the gradient once. For host code. The simulator is

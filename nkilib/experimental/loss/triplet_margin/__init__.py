@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Triplet margin loss: :mod:`.formula` in instructions, of distances by :mod:`.norm`, and the :mod:`.kernels`.
 
 For host code :mod:`.host.pairs` says which distances there are, :mod:`.host.truth` what they should give, and

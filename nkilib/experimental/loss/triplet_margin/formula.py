@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Triplet margin: a row's distance to a positive example, less that to a negative one, may be -margin at most.
 
 ``max(0, margin + d(a, p) - d(a, n))``: ``torch.nn.functional.triplet_margin_loss(a, p, n)``. With ``swap`` d(a, n) is

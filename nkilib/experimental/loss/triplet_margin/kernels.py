@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels of the triplet margin loss: plain functions, to be launched or called from NKI code."""
 
 from __future__ import annotations

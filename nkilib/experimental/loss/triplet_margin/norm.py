@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distances of rows, as ``torch.nn.functional.pairwise_distance`` has them: the p-norm of ``left - right + eps``.
 
 A norm sums up a function of the differences, makes the distance of the sum, and has a derivative by the difference: a

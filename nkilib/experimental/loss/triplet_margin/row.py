@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The row of the triplet margin loss in the registry."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the kernels may be from :mod:`.reference`, derived: numpy only, for host code.
 
 u = 2^-23, so that one rounding to float32 changes a value by at most u / 2 of it; m is the maximum of a row, d the sum

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which chunk_size to launch the kernels with: arithmetic only, for host code."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels work on, whatever the tiling: each tensor crosses HBM once, and an exponential is taken an element.
 
 For host code. The backward of softmax needs no exponential. The simulator is imported where a profile asks for the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is refused, from shapes and types alone, and from the values of targets where they are known."""
 
 from __future__ import annotations

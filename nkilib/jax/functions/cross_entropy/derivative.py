@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loss of rows and its derivative, for ``jax.grad``: the kernels' by the logits, XLA's by probabilities."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``cross_entropy``: softmax cross-entropy on the kernels, and what large-vocabulary training adds."""
 
 from __future__ import annotations

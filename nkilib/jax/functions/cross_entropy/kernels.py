@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The launches of the two kernels, over rows: positions.
 
 ``rows`` have an entry for each position, ``shared`` what all have in common: the class weights.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the loss functions return, made of the results of the rows."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Class indices of any integer type, made what the kernels take: int32, and never in range by wrapping around."""
 
 from __future__ import annotations

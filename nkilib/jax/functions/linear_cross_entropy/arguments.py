@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The arguments of ``linear_cross_entropy`` that shapes and types decide about, under one name."""
 
 from __future__ import annotations

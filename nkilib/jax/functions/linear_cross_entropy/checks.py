@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the functions of hidden states refuse, from shapes and types alone."""
 
 from __future__ import annotations

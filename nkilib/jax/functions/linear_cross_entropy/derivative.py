@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and scores of rows from hidden states and their derivative, for ``jax.grad``."""
 
 from __future__ import annotations

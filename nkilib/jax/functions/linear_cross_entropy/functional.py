@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_cross_entropy``: the loss of an output layer from hidden states, on kernels that keep no logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arrays of any shape made rows of positions, for loss and scores alike; compiled with what follows from them."""
 
 from __future__ import annotations

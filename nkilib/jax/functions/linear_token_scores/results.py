@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``linear_token_scores`` returns."""
 
 from __future__ import annotations

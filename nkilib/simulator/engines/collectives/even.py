@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operations in which all ranks have shares of one size: all-reduce, all-gather, reduce-scatter, all-to-all.
 
 Source: ``nki/api/nki/collectives/__init__.py``; which share goes where: ``neuron-runtime/about/collectives.rst``.

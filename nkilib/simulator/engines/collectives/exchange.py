@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the cores of the ranks come together: each brings what it has, gets what all brought, and stores its share.
 
 Tensors in SBUF and in private HBM belong to a core: with two cores a rank, core 0 meets the cores 0 of the other ranks

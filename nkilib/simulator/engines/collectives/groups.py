@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``ReplicaGroup``: which ranks an operation runs among, and which rank this is.
 
 Source: ``nki/api/nki/collectives/__init__.py``, and the 2.33 page of ``nki.collectives.ReplicaGroup``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums, minima and maxima of what several ranks bring."""
 
 from __future__ import annotations

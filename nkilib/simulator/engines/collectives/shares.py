@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Shares whose sizes are read at run time: what a call is checked for, what its metadata say, and who gets what.
 
 Tensors count as flat buffers, in row-major order. A tensor of metadata has a column for each rank of the list, and rows

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``dma_compute``: sums of tensors on their way through the DMA engines, with gather-add and scatter-add.
 
 Sources: docstring of ``dma_compute``, ``nki/migration/index.rst``.

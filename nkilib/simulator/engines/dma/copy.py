@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``dma_copy``: the data movement between HBM and SBUF, with gather and scatter.
 
 Sources: docstring of ``dma_copy``, ``nki/deep-dives/nki-dge.rst`` and ``nki/deep-dives/nki-aps.rst``.

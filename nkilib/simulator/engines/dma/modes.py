@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The rules that DMA instructions share: priority, descriptor generation, and what it does with an index out of range.
 
 Sources: docstrings of ``dma_copy`` and ``dma_transpose``, and ``nki/deep-dives/nki-dge.rst``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The two ends of a DMA: where a view points when the DMA runs, and how elements are read there and written.
 
 Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes that

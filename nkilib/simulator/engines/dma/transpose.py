@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``dma_transpose``: reversing the dimensions of a tensor on its way into SBUF, with or without a gather.
 
 Sources: docstring of ``dma_transpose`` (it wins where ``nki/deep-dives/nki-dge.rst`` differs) and

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF too."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``nonzero_with_count``: each GpSimd core lists the nonzero elements of the first of its 16 partitions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Reduction across partitions, on the GpSimd engine."""
 
 from __future__ import annotations

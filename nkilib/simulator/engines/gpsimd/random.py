@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Random numbers on the Vector and GpSimd engines: ``rng``, ``rand2``, ``dropout``, and the state of the generators.
 
 The numbers come from ``machine/random.py``; they are reproducible, and not those of a device. Each partition draws from

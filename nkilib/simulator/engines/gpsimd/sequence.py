@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``sequence_bounds``: where the segments of a sequence begin and end."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``topk``: the largest elements of a sequence that is wound over the 16 partitions of a GpSimd core.
 
 In such a snake, element i of the sequence is in partition i % 16 and column i // 16 of the core's partitions. Every 16

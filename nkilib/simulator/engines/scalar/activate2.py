@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The activation instruction of trn3, with two configurable steps before the function."""
 
 from __future__ import annotations

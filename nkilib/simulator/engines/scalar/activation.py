@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Scalar engine."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The work of every activation instruction: steps on the data, the function, and the reduction of its results."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What an instruction does to the accumulator registers of the Scalar engine, as its ``reduce_cmd`` says."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Synchronisation of the cores."""
 
 from __future__ import annotations

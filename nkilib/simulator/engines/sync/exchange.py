@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``sendrecv`` and ``sendrecv_compute`` have in common: the two cores of a launch hand each other data."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The instructions on registers and scalars, which every engine's sequencer runs: move, load and store.
 
 They are the only documented instructions without ``name=``. The documentation leaves open which sequencer runs them;

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The two instructions on ``NkiScalar``: load and store. As those on registers, every engine's sequencer runs them.
 
 Sources: pages of ``nki.isa.scalar_load`` and ``nki.isa.scalar_store`` (2.33).

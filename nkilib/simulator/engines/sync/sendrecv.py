@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``sendrecv``: the two cores of a logical NeuronCore swap tiles.
 
 Source: docstring of ``sendrecv``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``sendrecv_compute``: the two cores swap tensors, and each reduces its own with the other's on the way.
 
 Source: the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. What it leaves open is as in ``sendrecv`` and, for the

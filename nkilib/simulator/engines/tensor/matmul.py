@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Tensor engine.
 
 Sources: docstrings of ``nc_matmul`` and ``nc_transpose``; ``nki/guides/architecture/trainium2_arch.rst``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``quantize_mx`` and ``nc_matmul_mx``: matrices in the MX formats, from trn3 on.
 
 Sources: the docstrings; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales); ``nki/guides/architecture/

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of products in PSUM that are made when somebody reads them, and then from operands that are cast once.
 
 A kernel adds up the products of tiles of 128 rows, one matmul after the other. To cast the operands of each by itself

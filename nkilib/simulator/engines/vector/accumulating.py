@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Vector engine that also reduce into its accumulator registers."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The affine sequences of 32-bit integers that the GpSimd engine generates, for ``iota`` and ``affine_select``."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Vector engine without accumulator registers; some run on Scalar and GpSimd as well.
 
 The rules are those of the docstrings in ``nki/api/nki/isa/__init__.py``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The instructions of the Vector engine for mean and variance: statistics of pieces, and their aggregation."""
 
 from __future__ import annotations

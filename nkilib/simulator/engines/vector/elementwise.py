@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operators with a scalar operand, as ``tensor_scalar`` and its relatives apply them; and their checks."""
 
 from __future__ import annotations

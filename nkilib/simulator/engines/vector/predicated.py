@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Copies of the Vector engine that write only where a predicate says so."""
 
 from __future__ import annotations

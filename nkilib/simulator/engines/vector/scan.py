@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Vector engine in which every element of a partition depends on the one before it.
 
 They compute in float32 on a transposed copy of their inputs, so that a step takes all partitions at once.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions of the Vector engine that look for eight values in each partition.
 
 Elements are compared in float32. A NaN is equal to nothing and larger than everything.

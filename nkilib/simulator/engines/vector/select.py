@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Instructions that choose between a tile and a constant by where an element is."""
 
 from __future__ import annotations

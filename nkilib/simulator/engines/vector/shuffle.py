@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The instruction of the Vector engine that moves data between the partitions of a quadrant."""
 
 from __future__ import annotations

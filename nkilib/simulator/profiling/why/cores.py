@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the analysis knows of a launch: the notes of its cores, and what the model of time assumed."""
 
 from __future__ import annotations

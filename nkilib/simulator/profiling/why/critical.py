@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The critical path of a launch: what its time consists of, from the last result back to the start.
 
 Each link of it follows from the one before: an instruction starts when what it waited for last is over.

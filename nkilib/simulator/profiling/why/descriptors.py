@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The finding about transfers whose descriptors are the compiler's choice, with the time under either choice."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The finding about cores that do not divide the work."""
 
 from __future__ import annotations

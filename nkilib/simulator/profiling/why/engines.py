@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Findings about the engines that compute: what they wait for, and what they could leave to others."""
 
 from __future__ import annotations

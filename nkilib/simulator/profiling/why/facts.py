@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the findings look at: the critical path summed up, and what the engines of a core do and wait for."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A finding: one thing that makes a kernel slow, as a sentence."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A launch timed again under another assumption: some tensors with no end of buffers, loops at which nobody meets, or
 the other kind of descriptors where the compiler chooses.
 

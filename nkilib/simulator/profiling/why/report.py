@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Why a kernel takes as long as it does: the findings, and the critical path as a table."""
 
 from __future__ import annotations

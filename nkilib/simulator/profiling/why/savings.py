@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Findings about waits that need not be, with what the launch would take without them: an estimate."""
 
 from __future__ import annotations

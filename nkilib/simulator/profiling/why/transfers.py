@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Findings about transfers: triggers of a queue, small rows, and the time before the first byte."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Figures and lists as the findings say them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Work whose results nobody reads."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Work that goes through its rows together: a few rows of all of it, then the next few, which stay in a cache."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loads that need not be made: a tile that holds what HBM holds is read there."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the tiles of a core are in its memory: those that are not alive at one time share it."""
 
 from __future__ import annotations

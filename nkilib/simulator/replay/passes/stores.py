@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results that only a store to HBM reads are computed there."""
 
 from __future__ import annotations

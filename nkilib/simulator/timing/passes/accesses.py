@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which tensors an instruction reads and writes, as passes ask for them."""
 
 from __future__ import annotations

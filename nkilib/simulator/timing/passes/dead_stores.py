@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Fills that nobody reads: a ``memset`` all of whose bytes are overwritten before anything reads one of them.
 
 Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language asked them to once; the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loop computes again from unchanged inputs: it is done once.
 
 A kernel's line that computes in every iteration what it has computed before, from the same bytes and into a new tile of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The passes by name: what each does, why it is believed to happen on the device, and how it is made."""
 
 from __future__ import annotations

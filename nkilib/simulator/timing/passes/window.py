@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The instructions between a core and its timeline, among which passes look back and ahead."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The derivative of the loss of rows: the kernels' by the logits, PyTorch's operators' by probabilities and weights."""
 
 from __future__ import annotations

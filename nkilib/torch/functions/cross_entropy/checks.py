@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the functions refuse beside what all do, from shapes, types and devices alone: values are never looked at.
 
 For an input that ``torch.nn.functional.cross_entropy`` refuses too, the error has the type that it has there.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``CrossEntropyLoss``, the module with the arguments of :func:`nkilib.torch.cross_entropy`."""
 
 from __future__ import annotations

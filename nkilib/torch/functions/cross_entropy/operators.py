@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators ``torch.ops.nkilib.cross_entropy_*``, described.
 
 Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. The semantics of

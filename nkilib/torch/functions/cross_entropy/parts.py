@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The arguments of a loss of DTensor logits, made those of this rank."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The names of what the operators return beside gradients: of all classes, and of a shard of them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Gradients of class probabilities and of their class weights: PyTorch's operators compute them, the kernels do not.
 
 They take memory of several times the logits, in float32, so nothing here runs unless one of the two requires grad.

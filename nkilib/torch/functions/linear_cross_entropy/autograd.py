@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The derivatives of the operators: another launch, or gradients that the forward has returned already."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``linear_cross_entropy`` refuses, from shapes, types and devices alone: values are never looked at.
 
 For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the error has the type that it has there.

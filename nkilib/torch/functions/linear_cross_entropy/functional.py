@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` on kernels that keep no logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``LinearCrossEntropyLoss``, the output layer and its loss as a module, with the parameters of PyTorch's."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradients in one launch: three matrix products instead of four, for memory that the caller grants."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators ``torch.ops.nkilib.linear_cross_entropy_*``, described.
 
 Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Derivatives are in

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What no kernel computes goes to PyTorch's own operators, with a warning that says so."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The arguments of ``linear_distillation_loss`` that are tensors, by model."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``linear_distillation_loss`` refuses, from shapes, types and devices alone: values are never looked at."""
 
 from __future__ import annotations

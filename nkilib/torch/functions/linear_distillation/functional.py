@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_distillation_loss``: divergence of a student from a teacher, from the hidden states of both."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments of which output layers are DTensors: this rank's part of the vocabulary, or layers gathered."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``linear_distillation_loss`` returns, and what its operators return."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The divergence over all classes from what each rank has of both output layers: a forward that communicates."""
 
 from __future__ import annotations

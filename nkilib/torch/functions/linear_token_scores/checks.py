@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What ``linear_token_scores`` refuses beside what ``linear_cross_entropy`` does: values are never looked at."""
 
 from __future__ import annotations

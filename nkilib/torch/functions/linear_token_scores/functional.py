@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_token_scores``: log-probability, entropy and further scores of tokens, from hidden states."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators ``torch.ops.nkilib.linear_token_scores_*``: those of the linear cross-entropy, without a loss.
 
 Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N] or, of K ids a position,

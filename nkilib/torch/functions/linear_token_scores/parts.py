@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arguments of which the output layer is a DTensor: this rank's part of the vocabulary, or the layer gathered."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Scores of all classes from the part of the output layer that each rank has: a forward that communicates."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The vocabulary-parallel loss of rows: a forward that communicates, and a backward that does not."""
 
 from __future__ import annotations

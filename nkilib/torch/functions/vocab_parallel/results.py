@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The results of every position from the statistics of all shards, and what the backward of a shard takes of them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which classes each rank of a vocabulary-parallel output layer holds, without asking the other ranks."""
 
 from __future__ import annotations

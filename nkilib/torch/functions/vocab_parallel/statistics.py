@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Statistics of the whole vocabulary from those of its shards: all-reduces of maxima and of sums, and of the argmax."""
 
 from __future__ import annotations

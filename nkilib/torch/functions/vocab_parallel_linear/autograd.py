@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The loss of positions from a part of the output layer on each rank: a forward and a backward that communicate."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``vocab_parallel_linear_cross_entropy``: output layer and loss in one, classes spread over processes."""
 
 from __future__ import annotations

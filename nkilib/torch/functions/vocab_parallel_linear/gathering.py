@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Parameters that are DTensors, as FSDP2 leaves them, gathered for a loss of this rank's own positions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operators ``torch.ops.nkilib.linear_cross_entropy_shard_*``: those of the whole weight, of a part of its classes.
 
 What is a sum over the parts is returned in float32: statistics of the positions, and the gradient of the input.

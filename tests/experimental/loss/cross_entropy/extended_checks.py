@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching the extended kernels, and holding their results against the float64 oracle."""
 
 from __future__ import annotations

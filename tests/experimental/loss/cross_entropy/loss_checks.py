@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching the kernels, and the assertions that hold their results against the float64 oracle."""
 
 from __future__ import annotations

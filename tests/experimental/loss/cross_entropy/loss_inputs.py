@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Inputs that are hard on a cross-entropy kernel, as rows of one batch."""
 
 from __future__ import annotations

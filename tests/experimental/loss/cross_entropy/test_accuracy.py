@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss, log-sum-exp and gradient against float64, over real vocabularies and hard rows."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The accuracy assertions must fail for wrong results: each mutation here is one that a lax tolerance lets pass."""
 
 from __future__ import annotations

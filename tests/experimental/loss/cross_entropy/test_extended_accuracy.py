@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every result of the extended kernels against float64, over options, types, hard rows and shapes."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``with_log_sum``: maximum and log-sum apart, so that neither shards nor gradients are off by the rounding of lse."""
 
 from __future__ import annotations

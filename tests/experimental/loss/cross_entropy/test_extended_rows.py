@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Ignored positions, masked logits, infinities and NaN: zeros where promised, elsewhere the class of PyTorch."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Shards of the vocabulary, whose results combine to those of the whole; and targets out of range."""
 
 from __future__ import annotations

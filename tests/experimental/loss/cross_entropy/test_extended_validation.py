@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the extended kernels alone refuse, and how their options limit a chunk; the rest is in test_shared_refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Logits of float16: its precision lies between that of the other types, and its range ends at 65504.
 
 So sums, statistics and coefficients are float32, and a gradient is rounded once; what is special is -inf beside an

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rows with infinities and NaN: every result is finite, +inf, -inf or NaN exactly where PyTorch's is."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What crosses HBM, what is written over, and how many instructions it takes."""
 
 from __future__ import annotations

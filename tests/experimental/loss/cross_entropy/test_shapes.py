@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every shape, tuning and pair of types gives accurate results, and launches that should agree do so bit for bit."""
 
 from __future__ import annotations

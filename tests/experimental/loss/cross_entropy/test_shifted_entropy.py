@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Log-probability and entropy where no pass takes the maximum: both forms, ordinary rows and those computed anew.
 
 A row is computed anew where its sum S under the shift c is above 2^11. So log S and m - c are below 8, and with

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward without a pass for the maximum: as exact as with it, whatever the rows, and few of them are done anew."""
 
 from __future__ import annotations

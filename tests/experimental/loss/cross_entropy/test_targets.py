@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Targets inside the vocabulary work; any other raises and names row and target, wherever it stands."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """CPU torch tensors in, torch tensors out, with the bits that numpy arrays give."""
 
 from __future__ import annotations

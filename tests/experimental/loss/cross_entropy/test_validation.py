@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the plain kernels alone refuse, and the largest chunks that they take; the rest is in test_shared_refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels of CTC against float64, over layouts of sequences, blocks and chunks, and hard values."""
 
 from __future__ import annotations

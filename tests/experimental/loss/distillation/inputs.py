@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Logits of a student and a teacher."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses and gradients against float64, from the very logits that the kernels were given."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Inputs of linear cross-entropy, the hard ones among them, as problems that the float64 reference takes."""
 
 from __future__ import annotations

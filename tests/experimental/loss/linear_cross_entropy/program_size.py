@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How long the program of a kernel is."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching the kernels of several target ids, and comparing all results and gradients with float64."""
 
 from __future__ import annotations

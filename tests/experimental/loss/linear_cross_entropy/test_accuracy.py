@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradients beside those of PyTorch, on inputs like those that peers were measured on.
 
 256 positions, 512 features and 4,096 classes, bfloat16, mean over the positions, logits of spread 2: errors against

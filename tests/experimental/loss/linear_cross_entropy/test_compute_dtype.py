@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operands that are rounded to another type for the products: as if they had come so, but for the types of results."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Hidden states and weights of float16 where the type ends: logits, upstream gradients and results beyond its range."""
 
 from __future__ import annotations

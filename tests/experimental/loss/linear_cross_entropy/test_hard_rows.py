@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Forward and backward after each other, and both in one launch, on inputs that are hard: within derived bounds."""
 
 from __future__ import annotations

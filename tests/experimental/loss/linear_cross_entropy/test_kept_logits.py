@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Logits that are kept in HBM come back as they were, in a loop of the device and behind it."""
 
 from __future__ import annotations

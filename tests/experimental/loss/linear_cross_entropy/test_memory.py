@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bytes of HBM beyond inputs and outputs, counted where a kernel allocates them, are what host/memory.py says."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradients of one launch, held against float64 of the very inputs within the bounds of the two launches."""
 
 from __future__ import annotations

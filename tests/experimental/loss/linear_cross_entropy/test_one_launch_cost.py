@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What one launch takes of HBM, of the program and of the time, beside forward and backward apart."""
 
 from __future__ import annotations

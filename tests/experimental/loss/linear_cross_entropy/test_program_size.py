@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The programs of the kernels stay short whatever the vocabulary is: loops of the device have one copy of a body."""
 
 from __future__ import annotations

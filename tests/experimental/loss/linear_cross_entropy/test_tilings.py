@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results do not depend on the tiling: one input under many legal ones, each of which agrees with float64."""
 
 from __future__ import annotations

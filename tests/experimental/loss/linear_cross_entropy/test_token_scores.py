@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Several target ids of each position, against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels of several target ids refuse, before anything is written."""
 
 from __future__ import annotations

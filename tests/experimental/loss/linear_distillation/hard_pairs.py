@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Inputs of both models that are hard: near and equal teachers, confident ones, masked classes, wide logits."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launches of the kernels on a problem, and checks of their results against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results of any shape, type and option are within derived bounds of float64, and wrong results are told."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the backward of two models refuses, before anything is written, and what fits."""
 
 from __future__ import annotations

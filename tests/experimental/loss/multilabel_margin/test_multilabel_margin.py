@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """multilabel_margin_loss against float64, within its derived bounds: types, shapes, lists, cores, in place."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of few classes: each position in one, within what a partition takes."""
 
 from __future__ import annotations

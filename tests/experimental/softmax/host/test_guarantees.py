@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The kernels state what they promise; what it says of bits is held in ``test_rows`` and ``test_columns``."""
 
 from __future__ import annotations

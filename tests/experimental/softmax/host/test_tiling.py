@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The choice of the tiling is what the kernels take by themselves, to the last bit."""
 
 from __future__ import annotations

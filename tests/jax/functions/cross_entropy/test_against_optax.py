@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradient beside optax in float64 on the very same inputs: reductions, shapes, types, layouts."""
 
 from __future__ import annotations

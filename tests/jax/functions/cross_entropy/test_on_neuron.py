@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The road on the real NKI, on a stand-in: kernels are called on arrays that are being traced, nothing on the host.
 
 The stand-in has the documented behaviour alone (``nki.jit``: a kernel is called directly on arrays of JAX, and made for

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The options of training recipes beside the float64 reference, and what is returned beside the loss."""
 
 from __future__ import annotations

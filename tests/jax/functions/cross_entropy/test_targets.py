@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Class indices of every integer type, of numpy and of JAX: a class, ignored, or out of range, and never wrapped."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """jit, vmap, scan, checkpoint, a mesh, and derivatives that there are not."""
 
 from __future__ import annotations

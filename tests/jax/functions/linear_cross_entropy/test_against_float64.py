@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Loss and gradients from hidden states against float64 and derived bounds: types, layouts, options, reductions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The road on the real NKI, on a stand-in: kernels are called on arrays that are being traced, nothing on the host.
 
 As in ``cross_entropy.test_on_neuron``: the stand-in computes on the simulator, and cannot show what Neuron's compiler

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Scores of tokens and their gradients against float64 and derived bounds: one id of a position, and several."""
 
 from __future__ import annotations

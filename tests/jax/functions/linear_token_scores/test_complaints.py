@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is refused, before anything is compiled: who, what is required, what came, what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Scores under jit, vmap and a mesh: K ids of a position, with gradients of all operands."""
 
 from __future__ import annotations

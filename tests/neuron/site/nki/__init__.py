@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A stand-in for NKI 0.7.0: the documented names and signatures only, with the simulator behind them.
 
 `NKILIB_BACKEND=neuron` takes it for the real NKI where its directory is on the import path. What is not documented is

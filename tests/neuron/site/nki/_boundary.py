@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What goes from a kernel to the simulator and back, in the documented types on this side.
 
 Each class that kernels get objects of is paired with the simulator's: `Held` keeps such an object out of sight.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Makes the names of a module out of what is documented of them."""
 
 from __future__ import annotations

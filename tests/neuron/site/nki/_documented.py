@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What NKI 0.7 documents, and signatures made of it.
 
 The data are those that the names of the simulator are held against: ``tests.simulator.api.documented``.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Refuses imports of the simulator: on a Neuron machine a kernel has no use for it. This package itself may."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nki.jit` and what it returns: launches go to the simulator, with a kernel that sees documented types only."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The classes that kernels get objects of. None lets its value steer Python."""
 
 from __future__ import annotations

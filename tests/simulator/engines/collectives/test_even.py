@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``all_reduce``, ``all_gather``, ``reduce_scatter``, ``all_to_all``: results on 2, 4 and 8 ranks beside numpy."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``ReplicaGroup``, ``rank_id``, and what a kernel that runs by itself can do."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``all_to_all_v`` and ``all_gather_v``, at once and in two steps: shares whose sizes are read at run time."""
 
 from __future__ import annotations

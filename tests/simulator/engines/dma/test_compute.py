@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`dma_compute`: sums in float32 on the way through the DMA engines, and rows of HBM added to or gathered and added."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`dma_copy`: static copies between all memories, casts, gather and scatter, indices out of range, modes, HBM bytes."""
 
 from __future__ import annotations

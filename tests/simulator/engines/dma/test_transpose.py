@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`dma_transpose`: the three orders, gather and transpose in one, and what its two kinds of descriptors demand."""
 
 from __future__ import annotations

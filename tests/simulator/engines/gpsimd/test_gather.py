@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`local_gather` and `nc_n_gather`: which element each index takes, in which order, and that bits move unchanged."""
 
 from __future__ import annotations

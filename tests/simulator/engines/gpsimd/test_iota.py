@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`iota`: the documented loops, written out in Python, against what the instruction leaves."""
 
 from __future__ import annotations

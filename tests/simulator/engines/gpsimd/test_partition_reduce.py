@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_partition_reduce`: each free element reduced over the partitions."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`rng`, `rand2`, `dropout`, `set_rng_seed`, `rand_set_state`, `rand_get_state`.
 
 The documentation defines no numbers. What is tested is the structure (which elements are equal to which, ranges, types)

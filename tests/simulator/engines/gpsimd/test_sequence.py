@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`sequence_bounds`: against a walk in Python from each element to the two ends of its segment."""
 
 from __future__ import annotations

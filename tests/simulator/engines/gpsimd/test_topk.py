@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`topk`: against a sort in Python of the sequence that is read, element by element, from the partitions' snake."""
 
 from __future__ import annotations

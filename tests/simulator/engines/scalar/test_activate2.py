@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`activate2`: the two steps before the function, parametric functions, and every reduction into the registers."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`activation` and `activation_reduce`: every function, scale and bias, and the accumulator registers.
 
 Where the documentation's pseudo-code (which would count a running sum twice) and its prose disagree, the prose is

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`core_barrier` between two simulated cores, and how it ends when the other core does not come."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`register_alloc`, `register_move`, `register_load`, `register_store`: scalars between registers and memory."""
 
 from __future__ import annotations

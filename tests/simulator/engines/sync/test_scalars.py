@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`scalar_load`, `scalar_store`, and the parameters that take a scalar: integers that only the device knows."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`sendrecv`: two simulated cores swap tiles; it never hangs, and says so when the two sides do not fit."""
 
 from __future__ import annotations

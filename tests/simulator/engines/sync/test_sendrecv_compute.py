@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`sendrecv_compute`: two simulated cores swap tensors, and each reduces its own with the other's."""
 
 from __future__ import annotations

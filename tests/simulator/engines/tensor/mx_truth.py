@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The MX formats on the host, bit by bit after the "OCP Microscaling Formats (MX) Specification" 1.0.
 
 Independent of the simulator and of ml_dtypes: the truth of the tests of `quantize_mx` and `nc_matmul_mx`.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nc_matmul` and `nc_transpose`: products, accumulation, tiling, types of each generation, transposition of bits."""
 
 from __future__ import annotations

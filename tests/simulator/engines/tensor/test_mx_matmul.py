@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nc_matmul_mx`: products of MX matrices, accumulation, scales, row tiles, and what is refused."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`quantize_mx`: scales, elements, where they are put, and what is refused."""
 
 from __future__ import annotations

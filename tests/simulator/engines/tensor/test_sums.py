@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of products in PSUM wait for their readers: they hold what the instructions one by one would have left."""
 
 from __future__ import annotations

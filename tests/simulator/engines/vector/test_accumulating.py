@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_scalar_reduce`, `select_reduce`, `exponential`, the reduction of `scalar_tensor_tensor`, and the accumulator
 registers that they share."""
 

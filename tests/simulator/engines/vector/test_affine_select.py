@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`affine_select`: the documented loops, written out in Python, say which elements it takes."""
 
 from __future__ import annotations

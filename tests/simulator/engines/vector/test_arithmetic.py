@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`memset`, `tensor_copy`, `reciprocal`, and what holds for every instruction that works in blocks of rows."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`bn_stats` and `bn_aggr`: the layout of the statistics, and the mean and variance that they lead to.
 
 Float32 sums of n terms err by at most n 2^-24 of the sum of their magnitudes, and far less for the pairwise sums here;

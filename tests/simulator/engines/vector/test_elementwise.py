@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every operator of the documentation's table with a scalar operand, as `tensor_scalar` applies it, both ways round."""
 
 from __future__ import annotations

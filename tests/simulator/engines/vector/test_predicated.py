@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_copy_predicated`: what it copies, what it leaves alone, and what it remembers to have written."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`range_select`: which elements it takes, what the others become, and the maximum that it leaves in the registers."""
 
 from __future__ import annotations

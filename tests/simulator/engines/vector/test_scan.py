@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_tensor_scan` and `tensor_scalar_cumulative`: the documented recurrences, step by step."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`max8`, `nc_find_index8`, `nc_match_replace8`: against lists that Python sorts and searches one by one."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`nc_stream_shuffle`: which partition each partition receives, what stays as it is, and that bits move unchanged."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_reduce`: operators, axes, shapes, negation, bit patterns and refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_scalar` and `scalar_tensor_tensor`; their operators one by one are in `test_elementwise.py`."""
 
 from __future__ import annotations

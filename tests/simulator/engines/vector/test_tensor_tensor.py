@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """`tensor_tensor`: every binary operator, integers on GpSimd, bit patterns, engines and refusals."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels that are slow for one reason each, and one that is as fast as DMA allows."""
 
 from __future__ import annotations

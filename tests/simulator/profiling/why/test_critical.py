@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The critical path is the whole time without a gap, and its causes are enough to time the launch again."""
 
 from __future__ import annotations

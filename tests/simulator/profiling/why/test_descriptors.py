@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the descriptors of transfers are the compiler's choice, a profile says so with both times, and else nothing."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Each sentence is said of a kernel that has the fault, with its line and its figures, and of no sound kernel.
 
 Under the readings whose times are frozen.

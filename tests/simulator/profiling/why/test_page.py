@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The example of the page prints what the page shows, and its table lists what findings are about."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The findings as lines: none is longer than a terminal or a page of this repository is wide, and none shorter."""
 
 from __future__ import annotations

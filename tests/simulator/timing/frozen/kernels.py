@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small kernels in the idioms of tutorials, whose modelled times are frozen. They run without data."""
 
 from __future__ import annotations

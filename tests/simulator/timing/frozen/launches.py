@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The launches whose modelled times are frozen: tutorial-like kernels and those of this library.
 
 ``python -m tests.simulator.timing.frozen.launches`` writes the table beside this file. It was written once, before the

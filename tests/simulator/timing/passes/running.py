@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Kernels without data, with one pass switched on at a time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A broadcast row stays in PSUM if all who read it can read that."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A memset is dropped only if nothing can read what it wrote."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Copies and fills run on the engine that is done first where the kernel leaves it open."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a line computes again is dropped only if its inputs and its result are the same."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every pass has a switch, and the older readings switch all of them off."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Peak memory of forward and backward beyond the logits, in a process of its own. See test_figures."""
 
 from __future__ import annotations

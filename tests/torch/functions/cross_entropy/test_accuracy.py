@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Hard inputs through the whole path, held against float64: long sums, large vocabularies, extreme logits."""
 
 from __future__ import annotations

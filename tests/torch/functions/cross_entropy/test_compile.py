@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """torch.compile, functional_call and tensors without data: nothing depends on a value, and results are the same."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What users of other cross-entropy kernels complain of, each by name: none of it may happen here."""
 
 from __future__ import annotations

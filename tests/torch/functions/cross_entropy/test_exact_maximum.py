@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``exact_maximum`` comes from every public function to the kernel, and either form is the loss of PyTorch."""
 
 from __future__ import annotations

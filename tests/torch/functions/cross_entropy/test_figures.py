@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The figures of docs/torch.md: memory and accuracy beside F.cross_entropy."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``inplace=True``: the gradient over the logits, and everything that must not go wrong with that."""
 
 from __future__ import annotations

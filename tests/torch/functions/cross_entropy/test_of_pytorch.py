@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """PyTorch's own samples of ``cross_entropy`` and its module, in every type."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Softcap, z-loss, normalizer and the named outputs, against the same formulas in float64 PyTorch."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every combination of PyTorch's arguments gives PyTorch's losses and gradients, in float64 on the same inputs."""
 
 from __future__ import annotations

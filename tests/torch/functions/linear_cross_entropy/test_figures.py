@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The relations of docs/linear-cross-entropy.md between our errors and those of PyTorch's logits, on smaller inputs."""
 
 from __future__ import annotations

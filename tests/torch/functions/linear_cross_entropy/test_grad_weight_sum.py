@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``grad_weight_sum``: the gradient of the weight is added in float32 to a tensor that micro-batches share."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """More positions than the kernels keep at a time, at the size from which on they split them."""
 
 from __future__ import annotations

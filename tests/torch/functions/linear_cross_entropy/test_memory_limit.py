@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``memory_limit``: gradients come with the loss in one launch where they fit, and where that is right."""
 
 from __future__ import annotations

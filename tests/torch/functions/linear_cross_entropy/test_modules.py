@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``LinearCrossEntropyLoss`` beside PyTorch's: the constructor, the state dict, the loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bad input: an error of the type that F.linear_cross_entropy raises for it, and a sentence that says what to do."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Temperature and scale of the logits, in every form of the loss, against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operands of other types than the products: ``compute_dtype``, in every form of the loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What each of the processes of ``vocab_parallel.ranks_run`` does with a distillation of output layers in parts.
 
 ``python -m tests.torch.functions.linear_distillation.on_ranks DIRECTORY RANKS`` does it in RANKS processes, for sweeps.

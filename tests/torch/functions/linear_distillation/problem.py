@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Small calls of ``linear_distillation_loss``, seeded, their results and gradients in float64, and what may differ."""
 
 from __future__ import annotations

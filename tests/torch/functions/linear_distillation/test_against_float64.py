@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses, scores and gradients of ``linear_distillation_loss`` against float64, and against the form from logits."""
 
 from __future__ import annotations

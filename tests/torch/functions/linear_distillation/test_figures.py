@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors of divergences and gradients beside those of PyTorch's own operators on float32 logits, and of near models."""
 
 from __future__ import annotations

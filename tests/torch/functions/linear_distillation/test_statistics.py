@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Divergence and entropy of all classes from those of shards: the formulas, on float64 results of each shard."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What each of the processes of ``vocab_parallel.ranks_run`` does with scores of an output layer in parts."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Every score and gradient of ``linear_token_scores`` against float64."""
 
 from __future__ import annotations

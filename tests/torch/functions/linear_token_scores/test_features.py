@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Autocast, checkpoints, graphs, frozen tensors, sums over micro-batches: what surrounds scores in a training step."""
 
 from __future__ import annotations

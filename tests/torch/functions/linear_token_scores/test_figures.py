@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors of scores and gradients beside those of PyTorch's own operators, as docs/linear-cross-entropy.md has them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The custom operators: PyTorch's own checks of a registration, derivatives, schemas."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bad input of ``linear_token_scores``: who, what is required, what came, and what to do."""
 
 from __future__ import annotations

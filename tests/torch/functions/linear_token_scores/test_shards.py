@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What one process can show of scores of a vocabulary in shards, of one target id of each position and of several.
 
 The group is a pretended one, of two ranks of which only this one exists: its all-reduces leave tensors as they are. So

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Both functions beside PyTorch's, with what their results may be off by."""
 
 from __future__ import annotations

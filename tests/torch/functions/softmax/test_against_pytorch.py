@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """PyTorch's own samples, and beside them shapes, types, dimensions and errors that they lack."""
 
 from __future__ import annotations

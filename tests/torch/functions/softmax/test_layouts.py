@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tensors of every layout: which are read where they lie, what is copied, and that upstream gradients stay."""
 
 from __future__ import annotations

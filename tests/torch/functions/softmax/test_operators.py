@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The custom operators, and what PyTorch does with them: checks of a registration, graphs, autocast, checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Problems for the vocabulary-parallel loss: what each rank is given, and what float64 PyTorch says of the whole."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Three processes that test the loss: ``python -m tests.torch.functions.vocab_parallel.ranks_run DIRECTORY``.
 
 They find each other through a file in DIRECTORY, so no port can be taken, and leave there what they have found. The

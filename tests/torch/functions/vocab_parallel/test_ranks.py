@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The vocabulary-parallel loss on 2 and 3 real processes, against the unsharded loss in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Problems for the loss of an output layer in parts: what each rank is given, and what float64 says of the whole."""
 
 from __future__ import annotations

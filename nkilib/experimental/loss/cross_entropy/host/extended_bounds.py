@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the extended kernels may be from the float64 oracle.
 
 Notation as in :mod:`.bounds`: u = 2^-23, m the maximum of a row of z, log d = lse - m, p the softmax, f the factors of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Cross-entropy and its gradient in float64: what the kernels are held against.
 
 The oracle starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), targets as given, and in

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which positions_per_batch and chunk_size to launch the kernels with: arithmetic only, for host code.
 
 The time of a launch is estimated for each of some thirty chunk sizes, and the least one is taken. The estimate knows

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the tensors of a launch are, for the row of the registry and for profiles."""
 
 from __future__ import annotations

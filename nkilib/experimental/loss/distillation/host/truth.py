@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses and gradients in float64, from the very logits that a kernel was given, and what the kernels may be off
 by, as derived in docs/distillation.md.
 

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The blocks of classes of a core: a short one, a loop of the device, and what is left behind it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A loop over all classes of a core, for programs that have no room for another copy of its body.
 
 All blocks are of one size, and where they do not fill the share of a core, they reach into that of the other one: both

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a plan of the backward takes, of SBUF, of PSUM and of a program: arithmetic, before anything is traced.
 
 A block of the gradient, so many positions and so many classes, stands in SBUF twice, as it is and transposed. The

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A block of the gradient of the logits, in SBUF as it is and transposed: what dX, dW and db are made of."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The second half of a round: dX, dW and db of a block of the gradient, a stripe of features after the other.
 
 Pieces of X and groups of tiles of dW stream by the block meanwhile.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What makes a tile of the gradient of the logits: an interface, of which every loss has its own.
 
 A tile is computed in float32 and rounded once, to the type of the products. Some losses open several tiles before they

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradient of the input, dX = G W: over the classes of a block, added up in HBM, and then over the cores."""
 
 from __future__ import annotations

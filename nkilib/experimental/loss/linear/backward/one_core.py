@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward: a block of the gradient of the logits stands in SBUF, and what it is multiplied with streams by.
 
 For a block of classes and one of positions:

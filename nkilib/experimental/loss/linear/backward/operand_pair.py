@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """An operand pair, hidden states and output weight, as the backward makes logits of it.
 
 What it loads of a pair: tiles of X^T, W^T of a block of classes, its bias.

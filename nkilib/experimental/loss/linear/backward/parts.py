@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What all blocks of the backward have in common: buffers, banks, and what is made with them."""
 
 from __future__ import annotations

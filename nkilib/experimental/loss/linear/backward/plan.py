@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the backward is cut up: which buffers stand beside a block of the gradient, by the room that it leaves.
 
 Arithmetic, before anything is traced; what a plan takes is in :mod:`.geometry`.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward of very many positions: one part of them after another, in a loop of the device.
 
 What is kept of each position takes SBUF, and each tile of positions takes instructions. So beyond a number of positions

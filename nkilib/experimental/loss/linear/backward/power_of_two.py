@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A power of two that brings a gradient into the range of float16, found on the device.
 
 float16 has no number below 6e-8, and a probability over the number of positions is smaller. Multiplying with a power of

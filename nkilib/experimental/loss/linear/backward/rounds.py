@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the backward works on at a time: a round, and the units of it."""
 
 from __future__ import annotations

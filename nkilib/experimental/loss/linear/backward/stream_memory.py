@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The memory of what streams in the backward: rings of their own, or halves that X^T, X and W take in turn."""
 
 from __future__ import annotations

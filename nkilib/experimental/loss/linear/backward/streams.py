@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the backward loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What tiles of the gradient of the logits take of SBUF and of a program beside the products: arithmetic.
 
 A tile has a turn of a ring of float32 tiles, and there are the numbers of the classes of a block. Everything else is

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradients of the weight and of the bias.
 
 dW = G^T X is summed over positions in banks of PSUM, and written once for a block of classes. db = G^T 1.

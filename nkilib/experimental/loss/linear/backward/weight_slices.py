@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """W^T that streams by X^T in slices of features: for many features. X^T of few positions stays, else it streams too.
 
 Otherwise W^T of a block of classes stays there for its logits, and the next one is loaded only beside dX and dW, when

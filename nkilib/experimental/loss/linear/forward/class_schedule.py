@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the forward goes through the classes of a core: perhaps a block by itself, those of a plan, and shared ones.
 
 Where there is a loop of the device, all loads that were issued are waited for before it starts, X of all positions

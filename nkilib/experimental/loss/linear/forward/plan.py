@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a forward cuts up positions, and which classes its cores share: arithmetic that does not depend on the loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the forward multiplies: X^T of a block of positions, which stays, and W^T, one block of classes after another.
 
 Beside W^T stands what there is of each class, bias and class weights; beside the positions, where their results belong.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The logits at the targets of a block of positions, picked exactly from the tiles that hold them.
 
 Each tile of logits has an element for each of its positions that would be the target's, were the target among the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Vector's passes over a tile of logits that wait for another engine: for the entropy, and for the argmax.
 
 Vector takes the maxima of the next group of tiles meanwhile: the passes of a tile of the one between two maxima of the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the backward is cut up: arithmetic only.
 
 Tensor takes as long whatever the tiling is. What differs is how much the DMA engines have to do meanwhile, and whether

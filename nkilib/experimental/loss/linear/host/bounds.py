@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the products of an output layer may be from float64, derived.
 
 Notation: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the products' type (2^-8 for bfloat16, 2^-11

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bytes of HBM that backwards of an output layer take beyond inputs and outputs, and copies of operands."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """An output layer in float64: logits and gradients of blocks of positions, so that no [N, V] is in memory."""
 
 from __future__ import annotations

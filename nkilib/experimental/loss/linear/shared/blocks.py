@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of classes or of positions, and the loop over them that keeps a program small.
 
 NKI unrolls the loops of Python: a gradient of 128,256 classes would be half a million instructions. So equal blocks are

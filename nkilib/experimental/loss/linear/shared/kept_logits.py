@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The logits of some positions, which a core keeps in HBM between the loss and the gradients of one launch.
 
 They are kept in float32 as they are, so that the gradients are those of logits that are computed again. Under a cap the

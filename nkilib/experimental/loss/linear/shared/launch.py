@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The operands of an output layer, which of its gradients are wanted, and the gradients that a kernel returns, in HBM.
 
 A kernel is traced with them.

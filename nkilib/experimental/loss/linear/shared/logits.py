@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
 A tile of the product fills a bank of PSUM. Without bias and cap nothing else is made: whoever needs the logits reads

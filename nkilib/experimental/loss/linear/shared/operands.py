@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the operands of the products come from HBM: matrices in tiles of 128 partitions, and numbers.
 
 Tensor contracts over partitions. So the product over the features D wants X and W with the features on partitions,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Operands of another type than that of the products: how they are rounded to it.
 
 ``dma_copy`` casts what it copies, through float32, and ``dma_transpose`` casts nothing (nki/api/nki/isa/__init__.py).

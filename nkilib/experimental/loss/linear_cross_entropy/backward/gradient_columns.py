@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradient of the logits takes of each position: float32 columns [128, tiles], made once for a launch.
 
 The terms are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to

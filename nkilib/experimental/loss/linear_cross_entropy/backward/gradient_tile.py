@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A tile of the gradient of the logits: computed in float32, and rounded once to the type of the products.
 
 With p the softmax and h = p - onehot, the error, whose large terms cancel where a target is confident, the gradient of

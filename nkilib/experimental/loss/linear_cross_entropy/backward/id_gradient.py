@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradient of the log-probabilities of several target ids takes of each position, made once for a launch.
 
 With gradients g_k of the ids t_k and p the softmax it is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that are 0 but

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of the gradient of several target ids of each position: 0 but for few classes.
 
 Once for a launch the ids of a position are sorted, and each has a place in a table of gradients

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward: the gradient of the logits of linear cross-entropy, and what it is multiplied with.
 
 How blocks of it stand in SBUF while W and X stream by is what both linear losses share

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the tiles of the gradient of linear cross-entropy take beside the products: arithmetic, before any tracing.
 
 Several target ids of a position: sorted ids and their gradients stay in SBUF for all positions. For each tile of logits

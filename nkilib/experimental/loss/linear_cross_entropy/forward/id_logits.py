@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Results of the forward for several target ids of each position: log-probabilities [N, K] instead of a loss."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward on one core: X^T of a block of positions stays on chip, and W^T of the core's classes streams past it.
 
 The cores share the classes, and swap what they have found of the positions at the end of a block of them.

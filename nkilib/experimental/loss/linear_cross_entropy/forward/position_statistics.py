@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the forward gathers of a block of positions: that of cross-entropy, with tiles of positions for its batches.
 
 The statistics of a few blocks of classes, a window, stand side by side in the columns of

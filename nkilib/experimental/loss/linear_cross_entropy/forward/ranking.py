@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """z of tiles of logits as the argmax compares it: two z are equal where they are the same float32 number.
 
 The tiles hold scores, of which z is a multiple. A cap or a temperature makes unlike logits equal: a tangent is 1 in

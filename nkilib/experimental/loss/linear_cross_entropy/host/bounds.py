@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the kernels may be from the float64 truth of the very inputs, derived, and how far they are.
 
 Notation, a logit's dz, and what the products dX and dW of a gradient G are off by: ``linear.host.bounds``.

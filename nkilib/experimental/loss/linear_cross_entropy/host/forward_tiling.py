@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the forward is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
 
 The more positions are on chip, the less often W is read; the more classes a block has, the fewer are the instructions.

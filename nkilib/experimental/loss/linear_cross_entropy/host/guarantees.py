@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels promise; tests hold each claim."""
 
 from __future__ import annotations

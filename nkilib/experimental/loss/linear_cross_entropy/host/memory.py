@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
 
 - The forward takes none, but for a bias that it rounds to a ``compute_dtype``.

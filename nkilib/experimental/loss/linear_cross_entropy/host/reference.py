@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Linear cross-entropy and its gradients in float64, from the very inputs: what the kernels are held against.
 
 Products, loss and gradients are float64 throughout; loss and gradient of logits are those of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The scores that ``linear_token_scores`` has on request, under their names: those of PyTorch and of JAX alike."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch of the linear cross-entropy kernels is cut up: arithmetic only.
 
 Of the blocks that fit SBUF those are taken that are estimated to be fastest: of the forward in :mod:`.forward_tiling`,

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
 
 The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
 
 For host code, not for kernels. Every operand and every result crosses HBM once; logits do not. A product of all logits

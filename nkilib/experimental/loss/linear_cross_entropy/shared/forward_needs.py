@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch of the forward keeps on chip beyond loss and log-sum-exp, and what it does for each tile of logits."""
 
 from __future__ import annotations

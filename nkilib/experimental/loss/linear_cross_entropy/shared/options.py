@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What is known of a launch when its kernel is traced; the flags of the loss are those of cross-entropy."""
 
 from __future__ import annotations

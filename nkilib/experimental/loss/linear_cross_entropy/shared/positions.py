@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What there is of the positions of a block: their targets with class weights, or several target ids.
 
 Several numbers for each position, [positions, ids] in HBM, are tiles [128, tiles, ids].

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the gradient of the student's logits takes of each position: float32 columns [128, tiles], made once.
 
 With the scores a and b of student and teacher, the ratio of their units r, the student's scale c and what exponents of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A tile of the gradient of the student's logits, from the scores of both models.
 
 With e_s and e_t the exponentials under the log-sum-exps, and the columns of :mod:`.gradient_columns`:

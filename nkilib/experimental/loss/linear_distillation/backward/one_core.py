@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The backward: the gradient of the student's logits, and what it is multiplied with.
 
 How blocks of it stand in SBUF while W and X of the student stream by is what both linear losses share

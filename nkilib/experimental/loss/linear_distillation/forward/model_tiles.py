@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of scores of one model: a product, its bias and its softcap, with the maxima of the positions.
 
 Vector copies a product from its bank of PSUM, adds the bias and takes the maximum on the way. Under a softcap the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward on one core: X^T of both models stays on chip, and two streams of W^T of the core's classes pass by it.
 
 The cores share the classes, and swap what they have found of the positions at the end of a block of them. A divergence

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a caller says of the positions of a block: labels, which of them count, and row weights."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the totals of a block of positions say of it: divergence, entropy, log-probability and what is saved."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the first visit gathers of a block of positions, of both models at once.
 
 As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a first visit of the classes hands to the second one that a mixture of both distributions needs.
 
 M = beta P + (1 - beta) Q needs the log-sum-exps of both models, which are known when all classes have been visited. So

@@ -1,1 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Host code of distillation from hidden states: tilings, sizes and what is stated of the kernels."""

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How far the kernels may be from float64, derived from the very inputs.
 
 Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture; z their

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the forward of two models is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
 
 As in linear cross-entropy, with two streams of W^T: both take the same blocks of classes and of positions.

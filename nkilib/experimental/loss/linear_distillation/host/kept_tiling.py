@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a forward is cut up whose scores are kept for a second visit: room in SBUF, blocks of positions, the program."""
 
 from __future__ import annotations

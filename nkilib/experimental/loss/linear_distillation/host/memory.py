@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Bytes of HBM that a divergence from a mixture takes beyond inputs and outputs: arithmetic only.
 
 The float32 scores of both models are kept from a first visit of the classes to a second one, for two blocks of

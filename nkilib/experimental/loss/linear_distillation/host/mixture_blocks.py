@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of positions of a divergence from a mixture, whose scores are kept between two visits of the classes.
 
 The second visit of a block has no products and runs beside the first visit of the next one: Scalar then takes four

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a second visit that computes the scores again is cut up: what fits SBUF, how long its program is, its time.
 
 The more positions are on chip, the less often W of both models is read.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What pairs of tiles of logits take on chip and of a program, by the options of a launch.
 
 In the first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's

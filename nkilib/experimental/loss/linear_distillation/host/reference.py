@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Distillation from hidden states and its gradients in float64, from the very inputs: the kernels' reference.
 
 Products, divergences and gradients are float64 throughout. Positions are taken in blocks: no [N, V] is in memory.

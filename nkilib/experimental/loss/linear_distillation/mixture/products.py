@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The sums of the mixture from products that are computed for them: nothing is kept of the logits.
 
 X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the sums of a second visit say in the end.
 
 With S and A the sums of e and of e * log(M / Q) of the student, KL(student || mixture) is -A / S, and likewise for the

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The per-row scalars that a second visit of the classes needs, once the log-sum-exps of both models are known.
 
 With r = log P - log Q, the scores y of both models and log odds = log(beta / (1 - beta)),

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a second visit takes of the scores of both models: sums that give the divergences from the mixture.
 
 With M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The second visit of scores that are kept, beside the first visit of the next block of positions.
 
 It has no product: what it takes of Scalar, Vector and GpSimd fits beside the products of another block, between whose

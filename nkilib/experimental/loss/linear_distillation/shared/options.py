@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch of the kernels works on, and what can be chosen.
 
 A backward is also given results of the forward and gradients of them, :class:`PairUpstream`.

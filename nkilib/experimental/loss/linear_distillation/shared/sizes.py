@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The sizes and the needs of launches, forward and backward, as host code has them that chooses a tiling."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How rows are cut into chunks: arithmetic only, for host code."""
 
 from __future__ import annotations

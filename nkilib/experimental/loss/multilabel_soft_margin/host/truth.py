@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Multi-label soft margin, with s = softplus(-|x|) to u / 2 and h = x ([x > 0] - t), which rounds twice.
 
 Each is summed with n additions in a row, n u / 2 of the sum of magnitudes. The sum of both sums, 1 / C and the product

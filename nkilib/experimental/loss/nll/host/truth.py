@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels should give, in float64 from the very inputs that they get, and how far they may be off, derived.
 
 Numpy only, for host code.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The skeleton of losses whose elements have nothing to do with each other.
 
 It streams the tensors, sums, stores, multiplies with weights and upstream gradients, and splits the work between two

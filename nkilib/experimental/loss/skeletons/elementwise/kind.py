@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loss of elements is to the skeleton: three functions of tiles.
 
 The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and

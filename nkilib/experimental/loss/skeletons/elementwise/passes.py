@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The passes of a core over its tiles: its losses, their gradients, or both.
 
 A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses and gradients come from one

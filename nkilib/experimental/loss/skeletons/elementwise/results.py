@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where the losses of a piece go, into a tile or into sums of runs of it, and those of a core: stored, or summed."""
 
 from __future__ import annotations

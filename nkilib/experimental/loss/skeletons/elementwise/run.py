@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels of all losses of elements do: check, allocate, compute. A kernel gives names, tensors and a kind."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of several tensors, loaded ahead of the computation, and cut into pieces.
 
 How each tensor of a launch comes on chip: its own tiles, or numbers of rows or of columns that many elements share.

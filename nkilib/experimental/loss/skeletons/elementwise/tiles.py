@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What every tile of a launch is, however its tensors are cut up: flat (:mod:`.flat`), or by rows (:mod:`.matrix`).
 
 Of a flat stream a tile is some elements of any shape, in a matrix whole rows, or some columns of one row in each

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How a launch is cut up, from its size alone: arithmetic only.
 
 A matrix is cut into rows and columns where a loss has a weight of rows or of columns.

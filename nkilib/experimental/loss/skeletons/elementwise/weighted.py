@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Any loss of elements times a weight for each element."""
 
 from __future__ import annotations

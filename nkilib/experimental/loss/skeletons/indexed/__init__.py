@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What losses of the element at a target share: negative log-likelihood, and the margin of a target.
 
 - :mod:`.positions`: how positions are divided into blocks and batches;

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The elements at the targets of a batch of positions, and what the positions weigh.
 
 An invalid target must not touch another element. So it is clamped to a class, and where that changed it and it is not

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the positions of [N, C, D] are divided: D are the elements of all dimensions after the classes, 1 where none are.
 
 A batch is worked on at a time, one position a partition. Its positions lie along N, for one place of D, or along D, for

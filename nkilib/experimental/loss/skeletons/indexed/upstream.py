@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Upstream gradients of the losses of positions: one of their sum, or one of each."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The skeleton of losses of rows: of each row one loss, from sums and maxima of its elements.
 
 It streams tensors [N, D], makes losses of the statistics of rows, and gradients of coefficients that the forward keeps;

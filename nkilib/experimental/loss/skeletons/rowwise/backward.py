@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradients of a core: coefficients of a row, and its elements, rounded once.
 
 The gradient of a row that all rows share: the sum over rows of what each has, the same bits on one core and on two.

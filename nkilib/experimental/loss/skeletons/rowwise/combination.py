@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Sums of tiles, each times a number a row: what gradients are."""
 
 from __future__ import annotations

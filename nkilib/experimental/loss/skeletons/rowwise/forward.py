@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The losses of a core, stored or summed."""
 
 from __future__ import annotations

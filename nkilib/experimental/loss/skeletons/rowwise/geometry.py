@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rows of matrices [N, D], cut into tiles that do not depend on the number of cores, and the tiles of a core in groups.
 
 Long rows: a partition of a tile has one row, which passes in chunks of columns. Short rows: it has several whole rows,

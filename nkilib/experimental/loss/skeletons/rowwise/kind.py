@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loss of rows is to the skeleton: a few functions of tiles.
 
 The skeleton streams tensors [N, D] through SBUF, tile by tile, and cuts each tile into pieces. A kind makes statistics

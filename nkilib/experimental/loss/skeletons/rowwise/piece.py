@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A piece of some rows on chip, and how numbers of its elements are put together to one a row.
 
 Of a long row a piece is some columns, and an engine adds up what it writes: a number a run of columns, of which a

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Arithmetic on numbers of rows, float32 [partitions, rows]: each function makes the tile that it returns."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels of losses of rows have in common: what they accept, reductions, results and gradients.
 
 Everything else is refused here, before the first instruction.

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Chunks of the rows of several tensors, loaded ahead of the computation, and cut into pieces.
 
 Numbers of the rows of a group, in HBM and on chip.

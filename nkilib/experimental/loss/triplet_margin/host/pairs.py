@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Which distances a triplet margin loss takes, and what each gradient needs of them: arithmetic only."""
 
 from __future__ import annotations

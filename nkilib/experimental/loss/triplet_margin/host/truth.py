@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Triplet margin.
 
 A difference d = x - y + eps is off by ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The distance of D

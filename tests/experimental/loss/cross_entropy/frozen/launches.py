@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The launches whose modelled times are frozen, and the switches at which a tiling turns from accepted to refused.
 
 ``python -m tests.experimental.loss.cross_entropy.frozen.launches`` models them all and writes the two files beside this

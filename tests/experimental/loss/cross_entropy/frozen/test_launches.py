@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """No launch may become slower than it was frozen, and nothing that was accepted may be refused."""
 
 from __future__ import annotations

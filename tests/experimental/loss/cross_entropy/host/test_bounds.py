@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bounds themselves: their values at points that can be worked out by hand, and what the checks refuse."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bounds of the extended forward: what they say where a term vanishes, and terms worked out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The oracle of the extended kernels against float64 autograd of PyTorch, and both generations of the kernels."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Time, memory and tiling of the extended kernels: modelled, not measured."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The float64 oracle against PyTorch in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How close the kernels are modelled to come to what trn2 allows: modelled, not measured.
 
 The bound is worked out here from the rates of a core, with no regard to what the kernels do: 16 DMA engines of 23 GB/s,

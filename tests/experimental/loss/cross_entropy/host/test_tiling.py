@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The choice of a tiling: the kernels accept it, and no other one is modelled to be much faster."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The truth of CTC is PyTorch's in float64: losses, and the gradient.
 
 The bounds of CTC: their values at points that can be worked out by hand.

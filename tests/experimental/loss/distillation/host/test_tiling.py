@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How rows are cut up: every plan fits the chip, and is what is documented."""
 
 from __future__ import annotations

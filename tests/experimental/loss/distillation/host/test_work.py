@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a launch moves and takes, modelled, beside what its work needs."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of classes of a program that has room for two copies of a block and no more."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The power of two that float16 gradients carry: which one it is, to the last digit."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Where tiles of X^T of two operand pairs stand: in rings of their own, or side by side in halves of one memory."""
 
 from __future__ import annotations

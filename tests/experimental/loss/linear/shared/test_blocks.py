@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of rows: what each core works on, what it loads ahead, and the loop that runs them."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_cross_entropy.logits``: a tile against float64, with bias and cap, of any depth."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_cross_entropy.operands``: what is loaded is where it is said to be, of any shape and type."""
 
 from __future__ import annotations

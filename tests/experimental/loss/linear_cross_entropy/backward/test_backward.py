@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradients of ``linear_cross_entropy_backward``, held against float64 of the very inputs within derived bounds."""
 
 from __future__ import annotations

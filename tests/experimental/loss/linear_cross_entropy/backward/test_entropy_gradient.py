@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The gradients of entropies, log-probabilities and lse together, against float64 within derived bounds."""
 
 from __future__ import annotations

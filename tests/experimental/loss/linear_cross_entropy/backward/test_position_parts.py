@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """More positions than a launch keeps: split by the kernels, here from fewer positions on than usual."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Gradients of log-probabilities and entropies, as trainers ask for them: how large their errors are, and their bias.
 
 X ~ N(0, 1), W ~ N(0, (2.5 / sqrt D)^2), uniform targets, upstream gradients N(0, 1) of the log-probability and a tenth

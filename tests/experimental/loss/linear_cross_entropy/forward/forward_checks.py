@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Launching the forward, and holding all of its results against float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """``linear_cross_entropy_forward`` against float64 from the very inputs, within derived bounds."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the forward goes through its classes: loops of the device, the length of programs, what a launch reads."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Scores of the forward beside loss and log-sum-exp: entropy, log sum p^2, mean logit and argmax, of hard rows."""
 
 from __future__ import annotations

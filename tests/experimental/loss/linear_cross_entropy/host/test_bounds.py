@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bounds: values worked out by hand, that plain arithmetic keeps them, and that wrong results do not."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels take of HBM, worked out by hand, and that no choice takes more than it may."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The table of docs/linear-cross-entropy.md that says what losses of well-known models take is what arithmetic says."""
 
 from __future__ import annotations

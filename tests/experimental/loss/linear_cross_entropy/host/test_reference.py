@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The reference against float64 autograd of PyTorch."""
 
 from __future__ import annotations

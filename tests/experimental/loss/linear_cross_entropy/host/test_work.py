@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The work of the kernels: bytes that have to cross HBM, for each gradient that is wanted."""
 
 from __future__ import annotations

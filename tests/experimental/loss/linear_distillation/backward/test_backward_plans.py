@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Gradients by every way in which the backward of two models is cut up, on small shapes, beside float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Modelled times and programs of the backward of two models, beside the time of its products and the limit."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Errors of the forward at the size of real models: in norm over the positions, against float64 of the same inputs."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The forward gives the same whatever its plan is: loops, tilings, classes that the cores share, groups of pairs."""
 
 from __future__ import annotations

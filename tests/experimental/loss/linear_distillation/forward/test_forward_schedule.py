@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """How the forward goes through its classes: modelled times, the length of programs, what a launch reads and keeps."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Inputs of both models for tests: normal hidden states and weights, biases, labels, weights of positions."""
 
 from __future__ import annotations

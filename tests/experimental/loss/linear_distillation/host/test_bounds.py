@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The derived bounds hold for logits that are off by what a product may be off by, and refuse wrong results."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Blocks of positions of a divergence from a mixture: they cover all positions, fit the memory and are the fastest."""
 
 from __future__ import annotations

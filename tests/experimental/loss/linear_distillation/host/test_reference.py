@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The float64 reference gives what PyTorch's autograd gives in float64."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tilings that are chosen for launches of two models: they fit, and are about as fast as any."""
 
 from __future__ import annotations

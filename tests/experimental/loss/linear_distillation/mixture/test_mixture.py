@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A divergence from a mixture is the same with scores that are kept, whatever their blocks and loops, and without."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """A divergence from a mixture: modelled times, the length of programs, what a launch takes of SBUF."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The bounds of the margin of a target: their values at points that can be worked out by hand."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Losses and gradients in one launch: the bits of both launches, in less time."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Tiles of a matrix: every element once, whole rows or a part of one a partition, whatever the number of cores."""
 
 from __future__ import annotations

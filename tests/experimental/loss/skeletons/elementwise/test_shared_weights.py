@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Weights of rows and of columns: the same losses and gradients as of weights that were copied to every element."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Positions of [N, C, D]: each in one batch, and no row in two blocks."""
 
 from __future__ import annotations

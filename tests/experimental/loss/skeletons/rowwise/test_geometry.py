@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Rows are cut into tiles that cover each of them once, whatever the number of cores."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loss of elements is, as one row of data, and what follows from it. For host code.
 
 A row says what nothing else does: names, kernels, the formula in words, errors, modelled times, and the forms that are

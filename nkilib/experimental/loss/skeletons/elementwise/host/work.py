@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the kernels work on, whatever the tiling: every tensor that is needed crosses HBM once.
 
 For host code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.

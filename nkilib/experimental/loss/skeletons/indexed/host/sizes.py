@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What the tensors of a launch are: of one target a row."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """What a loss of rows is, as one row of data, and what follows from it.
 
 A row says what nothing else does; tensors, gradients and options are read off the signatures of the kernels. What the

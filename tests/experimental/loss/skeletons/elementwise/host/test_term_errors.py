@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The error of each loss of elements in u of its largest term: truths derive what is stated, and kernels keep it."""
 
 from __future__ import annotations

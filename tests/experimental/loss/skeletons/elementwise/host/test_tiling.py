@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tiling of flat streams, and what the model says of it."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """The tiling that is chosen fits, and its modelled times hold."""
 
 from __future__ import annotations

@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Poisson's likelihood: what Stirling's estimate adds to the error, worked out by hand."""
 
 from __future__ import annotations

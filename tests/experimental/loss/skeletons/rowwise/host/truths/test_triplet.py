@@ -1,3 +1,6 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
 """Triplet margin: what the bounds set aside for numbers that float32 or a logarithm loses, worked out by hand."""
 
 from __future__ import annotations
