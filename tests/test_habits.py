@@ -55,9 +55,9 @@ def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
     test = commands_of("test")
     assert test[: len(lint)] == lint
     assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]
-    assert commands_of("test-torch") == test
-    without_torch = [command.replace("nkilib --any", "nkilib --exclude '^nkilib/torch/' --any") for command in test]
-    assert commands_of("test-core") == without_torch
+    # Packages that are not there leave types unknown: of the tests and benchmarks that use them, and of nkilib.torch.
+    for target, checked_alone in (("test-torch", "nkilib"), ("test-core", "nkilib --exclude '^nkilib/torch/'")):
+        assert commands_of(target) == [each.replace("mypy --any", f"mypy {checked_alone} --any") for each in test]
 
 
 def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
