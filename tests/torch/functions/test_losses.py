@@ -188,7 +188,7 @@ def test_a_full_graph_gives_equal_results(loss: Loss, reduction: str) -> None:
 
 
 def _assert_same(loss: Loss, found: Tensor, expected: Tensor) -> None:
-    """In every bit; of CTC, whose lengths a graph may take in another order, within PyTorch's tolerance."""
+    """In every bit, but those of CTC within the tolerance of PyTorch."""
     if loss is CTC:
         torch.testing.assert_close(found, expected)
     else:
