@@ -19,7 +19,7 @@ TORCH, JAX = frozenset({"torch"}), frozenset({"jax"})
     ("path", "without_torch", "without_jax"),
     [
         ("tests/torch/conftest.py", "torch", ""),
-        ("tests/torch/functions/kl_div/test_kl_div.py", "torch", ""),
+        ("tests/torch/functions/test_kl_div.py", "torch", ""),
         ("tests/jax/functions/test_names.py", "", "jax"),
         ("tests/examples/test_grpo.py", "torch", ""),  # by the example
         ("tests/benchmarks/test_bench.py", "torch", ""),  # by the benchmark
