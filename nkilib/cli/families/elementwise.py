@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any, ClassVar, NamedTuple
 
-from .loss import LossKernels, TensorSize
+from .loss import SizedKernels
 from .names import names_of_losses
 
 _COLUMNS = (512, 1024, 2048, 4096, 8192)
@@ -25,7 +25,7 @@ class ElementwiseSizes(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ElementwiseKernels(LossKernels):
+class ElementwiseKernels(SizedKernels):
     """Of tensors of one type, and in the backward the gradient of the first one."""
 
     NAMES: ClassVar[Sequence[str]] = names_of_losses("ElementwiseLoss")
@@ -43,7 +43,3 @@ class ElementwiseKernels(LossKernels):
         """To try."""
         sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
         return {ElementwiseSizes(*each) for each in sizes}
-
-    def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """All have one shape."""
-        return self.matrix

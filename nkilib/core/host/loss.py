@@ -89,35 +89,6 @@ class Form:
     label: str = ""
 
 
-def modelled_launch(
-    label: str,
-    forward: bool,
-    held: tuple[float, float],
-    tensors: Mapping[str, Shape],
-    fixed: Mapping[str, Mapping[str, Shape]] | None = None,
-    **options: Any,
-) -> ModelledLaunch:
-    """A launch in bfloat16 and in float32.
-
-    Args:
-        label, forward: as of :class:`ModelledLaunch`.
-        held: times over the bound that it is held to, in bfloat16 and in float32.
-        tensors: shapes of those that have the type of the launch, by their names without ``_hbm``.
-        fixed: by the name of a type, the same of those that always have it.
-        options: further arguments.
-    """
-
-    def arguments(dtype: str) -> dict[str, Any]:
-        # Who reads the registry need not load the simulator.
-        from nkilib.simulator import spec
-
-        groups = [(dtype, tensors), *(fixed or {}).items()]
-        given = {f"{name}_hbm": spec(shape, each) for each, shapes in groups for name, shape in shapes.items()}
-        return {**given, **options}
-
-    return ModelledLaunch(label, forward, arguments, dict(zip(("bfloat16", "float32"), held, strict=True)))
-
-
 def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
     """The tensors of a kernel function by their names without ``_hbm``, in its order: whether each may be None."""
     return {

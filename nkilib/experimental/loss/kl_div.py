@@ -33,18 +33,16 @@ from nkilib.core.hbm import HbmTensor
 from nkilib.core.host.exact import Derived, Exact, Float64Array, Tensors
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
-from nkilib.core.host.loss import Form, modelled_launch
+from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.experimental.loss.skeletons.elementwise.host.row import (
-    SHAPE,
     Functions,
     GradientError,
-    backward_launch,
     elementwise_loss,
-    launches_of,
+    launch_of,
 )
 from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import BATCHMEAN, run_backward, run_forward
@@ -306,7 +304,6 @@ def _kind(function: str, log_target: bool) -> Kind:
     return KlDivOfLogTarget() if log_target else KlDiv()
 
 
-_PAIR: Final = {INPUT: SHAPE, TARGET: SHAPE}
 _BY_TARGET: Final = {"grad_input_wanted": False, "grad_target_wanted": True}
 KL_DIV: Final = elementwise_loss(
     "kl_div",
@@ -331,10 +328,11 @@ KL_DIV: Final = elementwise_loss(
         ),
     ),
     further_launches=(
-        modelled_launch("forward, none", True, (1.05, 1.05), _PAIR, reduction="none"),
-        backward_launch("backward by the target", (3.6, 1.95), _PAIR, **_BY_TARGET),
-        *launches_of(kl_div_forward, ((1.15, 1.05), (1.05, 1.05)), ", log_target", log_target=True),
-        backward_launch("backward by the target, log_target", (1.05, 1.05), _PAIR, log_target=True, **_BY_TARGET),
+        launch_of("forward, none", kl_div_forward, (1.05, 1.05), reduction="none"),
+        launch_of("backward by the target", kl_div_backward, (3.6, 1.95), **_BY_TARGET),
+        launch_of("forward, mean, log_target", kl_div_forward, (1.15, 1.05), log_target=True),
+        launch_of("backward, mean, log_target", kl_div_backward, (1.05, 1.05), log_target=True),
+        launch_of("backward by the target, log_target", kl_div_backward, (1.05, 1.05), log_target=True, **_BY_TARGET),
     ),
     edges="t = 0 gives 0, or NaN where x is infinite",
     differences="no warning of a mean; log t is log(t + 2^-64)",

@@ -352,7 +352,9 @@ def test_a_copy_that_leaves_elements_as_they_were_changes_no_group() -> None:
         product(sums[:, 4:], False)
         product(sums[:, :4])
 
-    refused(body)
+    message = refused(body)
+    assert "goes on with the group of products in [8, 4] float32, bytes 0 to 16 of PSUM bank 0" in message
+    assert "has started another group in this bank, in [8, 4] float32, bytes 16 to 32" in message
 
 
 def test_matmuls_of_mx_matrices_are_matmuls() -> None:

@@ -107,7 +107,7 @@ def in_shards(input: Any, target: Any, weight: Any = None, class_dim: Any = 1, *
 FUNCTIONS: dict[str, Callable[..., Any]] = {"cross_entropy": cross_entropy, "vocab_parallel_cross_entropy": in_shards}
 
 
-def refused(function: str, error: type[BaseException], call: Call, message: str) -> None:
+def assert_refused(function: str, error: type[BaseException], call: Call, message: str) -> None:
     """The error has this very type and the message, which names the function, and nothing was communicated before."""
     with two_ranks(), mock.patch.object(dist, "all_reduce") as all_reduce:
         with pytest.raises(error, match=message.replace("input", "(?:input|logits_shard)")) as raised:
@@ -131,7 +131,7 @@ def test_errors_have_the_type_that_pytorchs_have(function: str, case: str) -> No
     call, message = REFUSED_BY_BOTH[case]
     with pytest.raises((TypeError, ValueError, RuntimeError, IndexError)) as theirs:
         call(F.cross_entropy)
-    refused(function, theirs.type, call, message)
+    assert_refused(function, theirs.type, call, message)
 
 
 REFUSED_HERE: dict[str, tuple[type[Exception], Call, str]] = {
@@ -236,7 +236,7 @@ def test_a_weight_that_requires_grad_is_a_weight_without_autograd() -> None:
 
 @pytest.mark.parametrize(("function", "case"), _cases(REFUSED_HERE))
 def test_what_pytorch_accepts_and_the_kernels_do_not(function: str, case: str) -> None:
-    refused(function, *REFUSED_HERE[case])
+    assert_refused(function, *REFUSED_HERE[case])
 
 
 def test_a_target_far_outside_of_int32_does_not_wrap_into_range() -> None:

@@ -15,15 +15,15 @@ from typing import Any, Final
 
 from nkilib.base.guarantee import Guarantee, TermError
 from nkilib.core.host.launchable import launchable
-from nkilib.core.host.loss import Form, Loss, ModelledLaunch, gradients_of, modelled_launch, options_of, tensors_of
+from nkilib.core.host.loss import Form, ModelledLaunch, gradients_of, options_of, tensors_of
 from nkilib.core.host.samples import Sample
+from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, sized_launch
 from nkilib.experimental.loss.skeletons.elementwise.host.work import backward_work, forward_backward_work, forward_work
 from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET
 
 # Arguments of every kernel.
 _OF_EVERY_LOSS: Final = ("reduction", "dtype", "columns", "buffers")
-SHAPE: Final = (4096, 32128)
-_OF_SUM: Final[dict[str, dict[str, tuple[int, ...]]]] = {"float32": {"grad_loss": (1,)}}
+_SHAPE: Final = (4096, 32128)
 _RUNS: Final = (
     "sums: runs of 512 elements, of 16-bit tensors of 2,048, in the order of the engine's accumulator, then 32 at a "
     "time; the tiling depends on shape and types alone"
@@ -70,7 +70,7 @@ class Functions:
 
 
 @dataclass(frozen=True)
-class ElementwiseLoss(Loss):
+class ElementwiseLoss(SizedLoss):
     """A loss of elements.
 
     Attributes:
@@ -133,38 +133,24 @@ def elementwise_loss(
         tests=("tests/experimental/loss/skeletons/elementwise", "tests/torch/functions"),
         edges=edges,
         differences=differences,
-        launches=(*launches_of(forward, held), *further_launches),
+        launches=(
+            launch_of("forward, mean", forward, held[0]),
+            launch_of("backward, mean", backward, held[1]),
+            *further_launches,
+        ),
+        size_of=size_of,
         forms=forms,
     )
 
 
-def launches_of(
-    forward: Callable[..., Any],
-    held: tuple[tuple[float, float], tuple[float, float]],
-    label: str = "",
-    **options: Any,
-) -> tuple[ModelledLaunch, ...]:
-    """Forward and backward of a mean of matrices, without optional tensors.
-
-    Args:
-        forward: the kernel function.
-        held: times over the bound that either is held to, in bfloat16 and in float32.
-        label: what is special.
-        options: of both kernels.
-    """
-    given = {name: SHAPE for name, may_be_none in tensors_of(forward).items() if not may_be_none}
-    absent = {f"{name}_hbm": None for name, may_be_none in tensors_of(forward).items() if may_be_none}
-    return (
-        modelled_launch(f"forward, mean{label}", True, held[0], given, **absent, **options),
-        backward_launch(f"backward, mean{label}", held[1], given, **absent, **options),
-    )
+def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
+    """All tensors have one shape, but for the upstream gradient of a mean."""
+    return SCALAR if tensor == "grad_loss" else TensorSize(shape)
 
 
-def backward_launch(
-    label: str, held: tuple[float, float], given: Mapping[str, tuple[int, ...]], **options: Any
-) -> ModelledLaunch:
-    """A backward of a mean."""
-    return modelled_launch(label, False, held, given, _OF_SUM, **options)
+def launch_of(label: str, kernel: Callable[..., Any], held: tuple[float, float], **options: Any) -> ModelledLaunch:
+    """A launch on matrices, without optional tensors, as :func:`nkilib.core.host.sized_loss.sized_launch` has it."""
+    return sized_launch(label, kernel, held, size_of, _SHAPE, **options)
 
 
 def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
