@@ -10,13 +10,15 @@ PIP := $(RUN) -m pip --disable-pip-version-check --quiet
 unexport NEURON_LOGICAL_NC_CONFIG NEURON_CC_FLAGS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-core test-torch lint sweep fuzz bench profile clean
+.PHONY: help demo test test-core test-torch lint docs docs-serve dist sweep fuzz bench profile clean
 
 help:
 	@echo "make demo     the kernels on two simulated cores beside float64, and a model trained with them"
-	@echo "make test     linters, type checker and tests"
+	@echo "make test     what make lint does, and all tests"
 	@echo "make test-core, make test-torch   what of it runs without PyTorch and JAX, and without JAX, installed without them"
-	@echo "make lint     linters and type checker only"
+	@echo "make lint     linters, type checker, rules of prose and a strict build of the documentation site only"
+	@echo "make docs     the documentation site, in build/docs; make docs-serve serves it on http://127.0.0.1:8000 (PORT)"
+	@echo "make dist     wheel and sdist, in dist; the same sources give the same bytes"
 	@echo "make sweep    the kernels over real vocabularies and many tunings (long)"
 	@echo "make fuzz     random calls of nkilib.torch against float64; SECONDS=60, SEED, WORKERS, LOG, CALL"
 	@echo "make bench    speed and memory of the simulation and of nkilib.torch, what an instruction and a long profile cost"
@@ -50,9 +52,26 @@ test-core test-torch: test-%: $(VENV)/.installed-test-%
 
 lint: $(VENV)/.installed-test
 	$(run_linters)
+	$(RUN) -m tools.check_prose
+	$(build_docs)
+
+docs: $(VENV)/.installed-test
+	$(build_docs)
+	@echo "open build/docs/index.html"
+
+PORT ?= 8000
+docs-serve: docs
+	$(RUN) -m http.server --bind 127.0.0.1 --directory build/docs $(PORT)
 
 define run_tests
 $(RUN) -m pytest -n 2 --dist loadfile
+endef
+
+# Warnings are errors: links and anchors that lead nowhere, pages that no group lists, docstrings that are no valid text.
+# Sphinx is pinned to a release that needs Python 3.11.
+define build_docs
+@if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+  $(RUN) -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/docs; fi
 endef
 
 define run_linters
@@ -62,6 +81,9 @@ $(RUN) -m mypy $(MYPY_OPTIONS)--any-exprs-report .mypy_cache/any_exprs
 $(RUN) -m tools.any_share .mypy_cache/any_exprs
 @if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then $(VENV)/bin/lint-imports --no-cache; fi
 endef
+
+dist: $(VENV)/.installed-test-core
+	$(RUN) -m hatchling build -d dist
 
 sweep: $(VENV)/.installed-cli
 	$(RUN) -m benchmarks.sweep
@@ -88,7 +110,7 @@ profile: $(VENV)/.installed-cli
 	@status=0; for table in profile_table "linear_table --quick"; do $(RUN) -m benchmarks.$$table || status=1; done; exit $$status
 
 clean:
-	rm -rf $(VENV) .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build .hypothesis .mypy_cache .pytest_cache .ruff_cache
 
 $(VENV)/.created:
 	@$(PYTHON) -m venv $(VENV) || { \

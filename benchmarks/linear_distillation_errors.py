@@ -3,9 +3,9 @@
 
 """Errors of distillation from hidden states: ``python -m benchmarks.linear_distillation_errors``.
 
-Xs, Xt ~ N(0, 1), Ws ~ N(0, (2 / sqrt Ds)^2), Wt ~ N(0, (2.5 / sqrt Dt)^2), in bfloat16, on two cores. The truth is
-float64 from the very bfloat16 operands. Errors are those in norm, over the norm of the truth; of gradients, which have
-the type of the operands, of the worst row too. The gradient is that of the mean, with the statistics that the forward
+Xs, Xt ~ N(0, 1), Ws ~ N(0, (2 / sqrt Ds)^2), Wt ~ N(0, (2.5 / sqrt Dt)^2), in bfloat16, on two cores. The reference is
+float64 from the very bfloat16 operands. Errors are those in norm, over the norm of the reference; of gradients, which
+have the type of the operands, of the worst row too. The gradient is that of the mean, with the statistics that the forward
 gave. A near teacher has the student's weights, 1% off.
 """
 
@@ -46,7 +46,7 @@ class Sizes(NamedTuple):
 
 
 class Errors(NamedTuple):
-    """Errors in norm, over the norm of the truth; None where there is no gradient.
+    """Errors in norm, over the norm of the reference; None where there is no gradient.
 
     Attributes:
         divergence, entropy: of the forward.
@@ -95,16 +95,16 @@ def errors_of(problem: PairProblem, with_gradients: bool = True) -> Errors:
     given: dict[str, Any] = {f"{name}_hbm": each for name, each in zip(_STATISTICS, statistics, strict=True)}
     given["grad_divergence_hbm"] = upstream
     gradients = linear_distillation_backward[2](*operands, **given, beta=problem.beta)
-    truth = pair_backward_reference(problem, PairUpstream.of_results(exact, upstream))
+    expected = pair_backward_reference(problem, PairUpstream.of_results(exact, upstream))
     # Without a bias there are two: of the input and of the weight.
-    pairs = [(np.asarray(each).astype(np.float64), other) for each, other in zip(gradients, truth[:2], strict=True)]
+    pairs = [(np.asarray(each).astype(np.float64), other) for each, other in zip(gradients, expected[:2], strict=True)]
     rows = max(float((np.linalg.norm(a - b, axis=1) / np.linalg.norm(b, axis=1)).max()) for a, b in pairs)
     of_input, of_weight = (in_norm(*pair) for pair in pairs)
     return errors._replace(input=of_input, weight=of_weight, worst_row=rows)
 
 
 def in_norm(found: Array, exact: Array) -> float:
-    """The norm of the error over that of the truth."""
+    """The norm of the error over that of the reference."""
     return float(np.linalg.norm(found.astype(np.float64) - exact) / np.linalg.norm(exact))
 
 
@@ -115,7 +115,7 @@ def main() -> None:
         "--large", action="store_true", help=f"N, Ds, Dt, V = {', '.join(map(str, LARGE))} too: minutes"
     )
     options = parser.parse_args()
-    table = Table(title="Error in norm over the norm of the float64 truth, bfloat16, simulated")
+    table = Table(title="Error in norm over the norm of the float64 reference, bfloat16, simulated")
     for heading in ("N; Ds, Dt; V", "loss", "teacher", *Errors._fields):
         table.add_column(heading.replace("_", " "), justify="right")
     for sizes in (*SMALL, *([LARGE] if options.large else [])):

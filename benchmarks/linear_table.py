@@ -7,7 +7,7 @@
 
 From shapes alone, on two cores of trn2. Modelled, not measured: a loop of the device is charged where it starts, where
 it ends and at the edge of every trip, and stores to addresses that it counts wait for each other
-(docs/performance-model.md).
+(docs/explanation/performance_model.md).
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def all_rows() -> list[Row]:
 
 
 def markdown(found: Sequence[Row]) -> str:
-    """The table of docs/performance-model.md."""
+    """The table of docs/evidence/model_figures.md."""
     lines = [
         "| what (trn2) | published | modelled, not measured | ratio | within | source |",
         "|---|---|---|---|---|---|",
@@ -187,7 +187,9 @@ def markdown(found: Sequence[Row]) -> str:
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line; ``None`` means that of this process."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.model_figures", description=__doc__)
-    parser.add_argument("--markdown", action="store_true", help="print the table of docs/performance-model.md only")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the table of docs/evidence/model_figures.md only"
+    )
     return parser.parse_args(arguments)
 
 

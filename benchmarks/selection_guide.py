@@ -3,7 +3,7 @@
 
 """Print what ``choose_tiling`` chooses for usual launches, beside what the choice is modelled to take.
 
-The table of docs/kernels.md. Modelled, not measured.
+The table of docs/reference/kernels.md. Modelled, not measured.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def row(positions: int, vocabulary: int, dtype: str) -> Row:
 
 
 def markdown(rows: list[Row]) -> str:
-    """The table of docs/kernels.md."""
+    """The table of docs/reference/kernels.md."""
     lines = [
         f"Two cores of {TARGET}, lse in float32, gradient in place. Times are modelled, not measured.",
         "",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The worked examples of docs/contributing.md: their diffs apply, touch what the page says, and their tests pass."""
+"""The worked examples of docs/how_to/add_a_loss.md: their diffs apply, touch the named files, and their tests pass."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from tests.fresh_python import CHECKOUT, with_checkout
 
-PAGE = CHECKOUT / "docs" / "contributing.md"
-SECTIONS = ("Adding a loss", "Adding a loss of elements", "Adding an option")
+PAGE = CHECKOUT / "docs" / "how_to" / "add_a_loss.md"
+SECTIONS = ("Add a loss with its own kernels", "Add an elementwise loss", "Add an option to cross-entropy")
 # The losses are public, and the tests that are named pass.
 TESTS = """
 import sys
@@ -33,7 +33,7 @@ OF_TABLES = (
     "tests/torch/functions/test_losses.py",
     "tests/torch/losses/test_elementwise.py",
 )
-CHOSEN = "squared_error or smoothing_skips_target or (soft_margin_loss and not multilabel) or all_kinds"
+CHOSEN = "squared_error or smoothing_skips_target or (soft_margin_loss and not multilabel) or listed_once"
 COPIED = ("nkilib", "tests", "docs", "tools", "pyproject.toml", "README.md", "constraints.txt")
 
 
@@ -139,7 +139,7 @@ def test_all_apply_pass_ruff_and_their_own_tests(tmp_path: Path) -> None:
 
 
 def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
-    paths = paths_of("Adding a loss")
+    paths = paths_of("Add a loss with its own kernels")
     assert {path.rpartition("/")[0] for path in paths if "experimental" in path} == {
         "nkilib/experimental/loss/squared_error"
     }
@@ -147,14 +147,14 @@ def test_a_loss_is_a_kernel_folder_a_file_for_torch_tests_and_a_row() -> None:
     assert others == [
         "nkilib/torch/functions/squared_error.py",
         "nkilib/torch/__init__.py",
-        "docs/torch.md",
+        "docs/reference/torch.md",
         "tests/torch/functions/test_squared_error.py",
     ]
 
 
 def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
     """Nothing that is there changes: lines are added."""
-    changes = changes_of("Adding a loss of elements")
+    changes = changes_of("Add an elementwise loss")
     assert [change.path for change in changes if change.is_new] == [
         "nkilib/experimental/loss/soft_margin.py",
         "nkilib/torch/functions/soft_margin_loss.py",
@@ -170,7 +170,7 @@ def test_a_loss_of_elements_is_two_files_names_and_a_row_of_a_test() -> None:
 
 
 def test_an_option_takes_at_most_five_files_and_no_code_of_torch() -> None:
-    paths = paths_of("Adding an option")
+    paths = paths_of("Add an option to cross-entropy")
     assert len(paths) == len(set(paths)) <= 5
     assert not [path for path in paths if path.startswith("nkilib/torch")]
-    assert [path for path in paths if path.startswith("tests")] and "docs/torch.md" in paths
+    assert [path for path in paths if path.startswith("tests")] and "docs/reference/torch.md" in paths

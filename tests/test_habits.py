@@ -55,9 +55,19 @@ def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
     test = commands_of("test")
     assert test[: len(lint)] == lint
     assert [command.split()[2] for command in test[len(lint) :]] == ["pytest"]
+    # The pages are the same whatever is installed, and the site needs everything.
+    prose = ".venv/bin/python -m tools.check_prose"
+    assert lint[-1] == prose
     # Packages that are not there leave types unknown: of the tests and benchmarks that use them, and of nkilib.torch.
     for target, checked_alone in (("test-torch", "nkilib"), ("test-core", "nkilib --exclude '^nkilib/torch/'")):
-        assert commands_of(target) == [each.replace("mypy --any", f"mypy {checked_alone} --any") for each in test]
+        expected = [command.replace("mypy --any", f"mypy {checked_alone} --any") for command in test]
+        assert commands_of(target) == [command for command in expected if command != prose]
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+def test_make_lint_builds_the_documentation_site_with_warnings_as_errors() -> None:
+    done = subprocess.run(["make", "--dry-run", "lint"], cwd=CHECKOUT, capture_output=True, text=True, env=os.environ)
+    assert "-m sphinx --fail-on-warning --keep-going" in done.stdout
 
 
 def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
@@ -70,10 +80,10 @@ def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:
     assert re.findall(r'"(3\.\d+)"', pythons) == re.findall(r"Python :: (3\.\d+)", project)
 
 
-def test_the_changelog_has_what_is_coming_before_the_versions_and_this_version_among_them() -> None:
+def test_the_changelog_has_the_versions_newest_first_this_one_among_them_and_unreleased_changes_before() -> None:
     headings = re.findall(r"^## (.*)$", CHANGELOG, re.MULTILINE)
-    assert headings[0] == "Unreleased"
-    versions = [heading.split()[0] for heading in headings[1:]]
+    assert "Unreleased" not in headings[1:]
+    versions = [heading.split()[0] for heading in headings if heading != "Unreleased"]
     assert versions == sorted(set(versions), key=lambda version: [*map(int, version.split("."))], reverse=True)
     assert __version__ in versions
     kinds = set(re.findall(r"^### (.*)$", CHANGELOG, re.MULTILINE))

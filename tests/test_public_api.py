@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""docs/public-api.txt has what the code offers, and the pages use nothing else."""
+"""docs/reference/public_api.txt has what the code offers, and the pages use nothing else."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ BLOCKS = dict(block.partition("\n")[::2] for block in WRITTEN.removeprefix(HEAD)
 LISTED = {
     module: dict(line.strip().partition(": ")[::2] for line in lines.splitlines()) for module, lines in BLOCKS.items()
 }
-# Pages for who works on nkilib itself; of the changelog, what earlier versions had stays written.
-OF_DEVELOPERS = {"contributing.md", "CONTRIBUTING.md"}
+# Pages for contributors to nkilib itself.
+OF_DEVELOPERS = {"contribute.md", "add_a_loss.md", "CONTRIBUTING.md"}
 
 
 def needs_what_is_there(module: str) -> None:
@@ -47,7 +47,7 @@ def test_each_name_of_the_file_is_offered_as_it_says_and_no_other(module: str) -
     """A changed signature shows here: run ``python -m tools.write_public_api`` and read what changed."""
     needs_what_is_there(module)
     offered = import_module(module).__all__
-    assert sorted(offered) == list(LISTED[module]), f"__all__ of {module} and docs/public-api.txt differ"
+    assert sorted(offered) == list(LISTED[module]), f"__all__ of {module} and docs/reference/public_api.txt differ"
     assert len(set(offered)) == len(offered)
     found = {name: described(imported(module, name)) for name in offered}
     assert found == LISTED[module]
@@ -77,7 +77,7 @@ def test_a_public_path_has_no_private_part(module: str) -> None:
 
 
 def test_the_page_names_each_module_and_each_command() -> None:
-    page = (CHECKOUT / "docs" / "public-api.md").read_text(encoding="utf-8")
+    page = (CHECKOUT / "docs" / "reference" / "public_api.md").read_text(encoding="utf-8")
     assert [module for module in LISTED if f"`{module}`" not in page] == []
     [commands] = (action for action in parser()._actions if action.choices)
     assert [name for name in commands.choices or () if f"python -m nkilib {name}" not in page] == []
@@ -89,7 +89,7 @@ def test_the_page_names_each_module_and_each_command() -> None:
 def documented() -> Iterator[tuple[str, str, str]]:
     """Page or example, module and name of each import of nkilib in the pages for users and the examples."""
     pages = [
-        path for path in (CHECKOUT / "README.md", *(CHECKOUT / "docs").glob("*.md")) if path.name not in OF_DEVELOPERS
+        path for path in (CHECKOUT / "README.md", *(CHECKOUT / "docs").rglob("*.md")) if path.name not in OF_DEVELOPERS
     ]
     sources = [
         (path.name, block)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tables of docs/simulator.md name every documented function once, with its true state, engines and generation, and
-which of them are held against NKI 0.7; docs/simulator-readings.md marks the questions that 0.7 leaves."""
+"""The tables of docs/reference/simulator_functions.md name every documented function once, with its true state, engines
+and generation, and tell which names are compared with NKI 0.7; docs/reference/simulator_readings.md marks the questions
+that 0.7 leaves open."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from nkilib.simulator.machine.issue import REGISTRY
 from tests.simulator.api.documented import DOCUMENTED, READ_OF_0_7
 from tests.simulator.api.test_names import MODULES, is_implemented, missing_methods
 
-DOCS = Path(__file__).resolve().parent.parent / "docs"
-PAGE = (DOCS / "simulator.md").read_text(encoding="utf-8")
-READINGS = (DOCS / "simulator-readings.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).resolve().parent.parent / "docs" / "reference"
+PAGE = (DOCS / "simulator_functions.md").read_text(encoding="utf-8")
+READINGS = (DOCS / "simulator_readings.md").read_text(encoding="utf-8")
 GENERATIONS = {2: "trn1", 3: "trn2", 4: "trn3"}
 RUNS, OPERATOR, MISSING = "runs", "operator", "NotImplementedError"
 
@@ -80,8 +81,8 @@ def test_instructions_have_their_engines_and_generation() -> None:
         assert name != "`dma_copy`" or engines == "dma; with hardware descriptors sync, scalar"
 
 
-def test_names_that_are_held_against_0_7_are_told_from_those_of_0_6() -> None:
-    section = PAGE.partition("\n## Held against NKI 0.7\n")[2].partition("\n## ")[0]
+def test_names_that_are_compared_with_0_7_are_told_from_those_of_0_6() -> None:
+    section = PAGE.partition("\n## Compared with NKI 0.7\n")[2].partition("\n## ")[0]
     dated, undated, others = [line for line in section.splitlines() if line.startswith("| ") and "---" not in line][1:]
     read = {
         f"{module}.{name}": what["read"] == "latest"

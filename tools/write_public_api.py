@@ -3,9 +3,9 @@
 
 """Write which import paths are public, and with which parameters: ``python -m tools.write_public_api``.
 
-docs/public-api.txt has a module a block: each name of its ``__all__`` with its kind and, of what can be called, the
-parameters: ``name`` is required, ``name=`` has a default. Annotations and the values of defaults are left out: they are
-not the same text under every Python. Writing needs PyTorch, JAX and the simulator.
+docs/reference/public_api.txt has a block for each module: each name of its ``__all__`` with its kind and, if it can be
+called, its parameters: ``name`` is required, ``name=`` has a default. Annotations and the values of defaults are left
+out: they are not the same text under every Python. Writing needs PyTorch, JAX and the simulator.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any, Final, get_origin
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "public-api.txt"
-HEAD = """# The public import paths of nkilib: docs/public-api.md says what that means.
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "public_api.txt"
+HEAD = """# The public import paths of nkilib: docs/reference/public_api.md says what that means.
 # Written by `python -m tools.write_public_api`; tests/test_public_api.py compares it with the code.
 """
 MODULES = (

@@ -3,8 +3,8 @@
 
 """Write the tables that are made from data into the pages: ``python -m tools.write_tables``.
 
-The guarantees of the kernels into docs/kernels.md, the registry of losses into docs/losses.md. Modelled times of all
-losses take a minute; ``--but-times`` leaves them as they are.
+It writes the guarantees of the kernels into docs/reference/guarantees.md and the registry of losses into
+docs/reference/losses.md. Modelled times of all losses take a minute; ``--but-times`` leaves them as they are.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ if __name__ == "__main__":
     parser.add_argument("--but-times", action="store_true", help="leave modelled times as they are")
     tables = [losses.formulas, losses.edges, losses.term_errors, losses.guarantees]
     tables += [] if parser.parse_args().but_times else [losses.times]
-    write("kernels.md", "guarantees: begin", "guarantees: end", guarantees.as_tables())
+    write("reference/guarantees.md", "guarantees: begin", "guarantees: end", guarantees.as_tables())
     for table in tables:
-        write("losses.md", f"losses: {table.__name__}", "losses: end", table())
+        write("reference/losses.md", f"losses: {table.__name__}", "losses: end", table())

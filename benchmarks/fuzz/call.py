@@ -57,8 +57,8 @@ class Expected:
     dtype: Any
 
 
-class Truth(Protocol):
-    """Makes the truth of all results of a call. Some depend on what the backward got: the forward's own results."""
+class Reference(Protocol):
+    """Makes the reference of all results of a call. Some depend on what the backward got: the forward's own results."""
 
     def __call__(self, results: Results) -> dict[str, Expected]: ...
 
@@ -71,7 +71,7 @@ class Call:
         function: public name of a function.
         arguments: by name, those that are no tensors among them.
         differentiated: names of tensors whose gradients are asked for.
-        truth: of its results.
+        reference: of its results.
         settings: sizes, types and options for the log.
         upstream: kind of the upstream gradients.
         results: names of the results that get an upstream gradient, where there are several.
@@ -85,7 +85,7 @@ class Call:
     function: str
     arguments: dict[str, Any]
     differentiated: tuple[str, ...]
-    truth: Truth
+    reference: Reference
     settings: dict[str, Any]
     upstream: str = "ones"
     results: tuple[str, ...] = ("loss",)

@@ -70,7 +70,7 @@ def run_call(seed: int, number: int, limits: Limits, functions: tuple[str, ...] 
         with recorded() as line.plans:
             results = call.run(Draw(seed, number, limits, part=1))
         line.instructions = results.instructions
-        verdict = judged(results.values, call.truth(results))
+        verdict = judged(results.values, call.reference(results))
         line.shares, line.blunt, line.failures = verdict.shares, verdict.blunt, verdict.complaints
     except Exception as error:
         text = f"{type(error).__name__}: {error}"

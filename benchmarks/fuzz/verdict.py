@@ -75,7 +75,7 @@ def _ratios(actual: Array, exact: Array, error: Array, dtype: np.dtype[Any]) -> 
     """Errors over bounds, infinite for NaN; 0 where both are the same infinity, or both NaN.
 
     What the type has no number for is infinite, and so may be what the bound brings there. An infinite bound is that of
-    a truth which has two sides, such as a hinge just at its edge: any finite number passes.
+    a reference which has two sides, such as a hinge just at its edge: any finite number passes.
     """
     ratios = np.where(actual == exact, 0.0, np.abs(actual - exact) / error)
     beyond = in_range(np.copysign(np.abs(exact) + error, exact), dtype)

@@ -3,5 +3,5 @@
 
 """Published device measurements beside the model of time: ``python -m benchmarks.measurements``.
 
-docs/measurements.md shows the table and says how its rows were found, and how they are split.
+docs/evidence/measurements.md shows the table and describes how its rows were found and split.
 """

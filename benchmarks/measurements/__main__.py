@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Published device measurements beside the model of time, in a half to fit and a half to check.
+"""Published device measurements beside the model of time, in a fit half and a check half.
 
 Kernels of others are not part of this repository: rows that need one are modelled with --sources DIR, a directory of
 clones DIR/owner+name; without it they are shown with the factor that was recorded. Modelled, not measured.
@@ -36,7 +36,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--sources", type=Path, metavar="DIR", help="clones of the repositories, DIR/owner+name")
     parser.add_argument("--half", choices=(FIT, CHECK), help="the rows of one half only")
     parser.add_argument("--row", default="", metavar="TEXT", help='only rows whose "source|row" contains the text')
-    parser.add_argument("--page", action="store_true", help="record the figures and rewrite docs/measurements.md")
+    parser.add_argument(
+        "--page", action="store_true", help="record the figures and rewrite docs/evidence/measurements.md"
+    )
     parser.add_argument("--probes", action="store_true", help="single instructions and transfers instead of kernels")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--before", action="store_true", help="with the model as it was before it was fitted")
@@ -135,11 +137,11 @@ def _model(
 def _show(console: Console, half: Half, found: Sequence[Found]) -> None:
     times, ratios = select(found, half, ratios=False), select(found, half, ratios=True)
     if times:
-        _show_rows(console, f"Half to {half}", times)
+        _show_rows(console, f"{half.capitalize()} half", times)
         of = summary(times)
         console.print(f"{of.rows} rows, median of modelled / measured {of.median_ratio:.2f}")
     if ratios:
-        _show_rows(console, f"Half to {half}: time of a baseline over that of an optimised kernel", ratios)
+        _show_rows(console, f"{half.capitalize()} half: time of a baseline over that of an optimised kernel", ratios)
     for goal in goals(times, ratios):
         console.print(f"{goal.text}:", verdict(goal.is_met))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tables of docs/measurements.md."""
+"""The tables of docs/evidence/measurements.md."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from benchmarks.measurements.modelled import Found, Summary, goals, recorded, su
 from benchmarks.measurements.probes import PROBES, Compared, compared, factors
 from benchmarks.measurements.table import CHECK, FIT, Half, Measurement, OwnKernel
 
-PAGE = Path(__file__).parents[2] / "docs" / "measurements.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "measurements.md"
 MARKER = "<!-- {} of `python -m benchmarks.measurements --page` -->"
 PROBES_MARKER = "<!-- {} of `python -m benchmarks.measurements --probes --page` -->"
 # The figures that are recorded: of the model as it was first and as it is, and as it is with software descriptors
 # wherever the compiler chooses.
 BEFORE, NOW, SOFTWARE = "before", "now", "software"
 _PARTS: tuple[tuple[str, Half, bool], ...] = (
-    ("Times, half to check", CHECK, False),
-    ("Times, half to fit", FIT, False),
-    ("Ratios, half to check", CHECK, True),
-    ("Ratios, half to fit", FIT, True),
+    ("Times, check half", CHECK, False),
+    ("Times, fit half", FIT, False),
+    ("Ratios, check half", CHECK, True),
+    ("Ratios, fit half", FIT, True),
 )
 
 
@@ -69,7 +69,7 @@ def probe_tables() -> str:
 
 def _probe_rows(found: Sequence[Compared]) -> str:
     lines = [
-        "| what | hardware | measured | modelled before | now | modelled / measured before | now | source | doubts |",
+        "| what | hardware | measured | modelled before | now | modelled / measured before | now | source | caveats |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -98,10 +98,10 @@ def _both_kinds() -> str:
 
 def _groups(half: Half) -> Iterator[tuple[str, Callable[[Measurement], bool]]]:
     """Parts of a half's rows that are summed up, by title."""
-    rows = f"half to {half}"
+    rows = f"{half} half"
     yield f"Times, {rows}", lambda row: row.half == half and not row.is_ratio
     yield (
-        f"of these: not known before the split, {rows}",
+        f"of these, not known before the split, {rows}",
         lambda row: row.half == half and not (row.is_ratio or row.was_known),
     )
     yield f"Ratios, {rows}", lambda row: row.half == half and row.is_ratio
@@ -125,7 +125,7 @@ def _goals(now: Sequence[Found]) -> str:
     """How the half to check stands."""
     found = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
     lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in found]
-    return "\n".join(["Half to check, now:", "", *lines])
+    return "\n".join(["Check half, now:", "", *lines])
 
 
 def _by_source(before: Sequence[Found], now: Sequence[Found]) -> str:
@@ -152,7 +152,7 @@ def _summary_line(title: str, model: str, of: Summary) -> str:
 
 def _rows(before: Sequence[Found], now: Sequence[Found]) -> str:
     lines = [
-        "| what | hardware | dtype | measured | modelled / measured before | now | kernel | source | doubts |",
+        "| what | hardware | dtype | measured | modelled / measured before | now | kernel | source | caveats |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     earlier = {each.measurement.name: each.ratio for each in before}

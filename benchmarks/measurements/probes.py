@@ -226,7 +226,7 @@ def _gb_per_s(what: str, least: float, most: float, doubts: str = "", **given: A
 
 BF16, FP32 = nl.bfloat16, nl.float32
 _SHORT = "measured at 8 to 64 KiB a row"
-_UNSAID = "what its addresses come from is not said"
+_UNSAID = "where its addresses come from is not stated"
 
 TRANSFERS = (
     _gb_per_s("loads of 128 x 8 KiB, known addresses", 261, 264, _SHORT, chunk=8192, reads=False),
@@ -234,7 +234,9 @@ TRANSFERS = (
     _gb_per_s("loads of 128 x 64 KiB, known addresses", 261, 264, _SHORT, chunk=65536, reads=False),
     _gb_per_s("loads of 32 x 8 KiB, addresses from registers", 196, 196, chunk=8192, rows=32, reads=True),
     _gb_per_s("loads of 128 x 1 KiB, addresses from registers", 95, 95, _UNSAID, chunk=1024, reads=True),
-    _gb_per_s("loads of 128 x 16 runs of 512 B", 160, 160, "about; in a kernel", chunk=8192, runs=16, reads=True),
+    _gb_per_s(
+        "loads of 128 x 16 runs of 512 B", 160, 160, "approximate; within a kernel", chunk=8192, runs=16, reads=True
+    ),
 )
 VECTOR = (
     _ns("tensor_reduce max [128, 512] in PSUM", 494, _reduced_bank),
@@ -271,7 +273,7 @@ TENSOR = (
         _other_product(1),
         hardware="trn2",
         source=_NOTES,
-        doubts="from 375 GB/s of weights a core; once",
+        doubts="derived from 375 GB/s of weights per core, a single figure",
     ),
 )
 # By what is probed.

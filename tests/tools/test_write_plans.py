@@ -47,9 +47,7 @@ def _family(plan: str) -> PlanFamily:
     )
 
 
-def test_a_row_whose_limits_a_plan_refuses_by_now_is_written_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_whose_limits_the_plan_now_refuses_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(coverage, "TABLES", tmp_path)
     earlier = _family("earlier")
     earlier.write(written_rows(earlier))

@@ -72,13 +72,15 @@ def drawn(draw: Draw, function: str) -> Call:
     settings |= {"class_dim": layout.class_dim, "soft": is_soft, **recipe.settings, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
     results = _results_with_upstream(draw, function, recipe, is_soft)
-    truth = _Truth(layout.rows(array_of(x)), targets, recipe, layout, names[0], numpy_dtype(dtype), function, by_target)
+    expected = _Reference(
+        layout.rows(array_of(x)), targets, recipe, layout, names[0], numpy_dtype(dtype), function, by_target
+    )
     differentiated = (names[0], *(("target",) if by_target else ()))
     return Call(
         function,
         arguments,
         differentiated,
-        truth,
+        expected,
         settings,
         settings["upstream"],
         results=results,
@@ -199,7 +201,7 @@ def _results_with_upstream(draw: Draw, function: str, recipe: Recipe, is_soft: b
     return with_upstream(draw, recipe, without=("logprob",) if is_soft else ())
 
 
-class _Truth:
+class _Reference:
     """All results of a call."""
 
     def __init__(

@@ -13,7 +13,7 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, normal, numpy_dtype, tensor_of
-from nkilib.experimental.loss.ctc.host.truth import (
+from nkilib.experimental.loss.ctc.host.reference import (
     ctc_loss_bound,
     ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
@@ -63,11 +63,11 @@ def drawn(draw: Draw, function: str) -> Call:
     }
     settings |= {"zero_infinity": zero_infinity, "is_flat": is_flat, "is_single": is_single, "module": module}
     settings |= {"upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    truth = _Truth(array_of(x), labels, of_inputs, of_targets, arguments, is_single, numpy_dtype(dtype))
-    return Call(function, arguments, ("log_probs",), truth, settings, settings["upstream"], module=module)
+    reference = _Reference(array_of(x), labels, of_inputs, of_targets, arguments, is_single, numpy_dtype(dtype))
+    return Call(function, arguments, ("log_probs",), reference, settings, settings["upstream"], module=module)
 
 
-class _Truth:
+class _Reference:
     def __init__(
         self,
         log_probs: Array,

@@ -14,7 +14,7 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import dtype_of, machine, stored, summed
 from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.distillation.host.truth import (
+from nkilib.experimental.loss.distillation.host.reference import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
@@ -55,12 +55,12 @@ def drawn(draw: Draw, function: str) -> Call:
     arguments = {"student_logits": student, "teacher_logits": teacher, **options}
     arguments |= {} if labels is None else {"labels": tensor_of(labels).long()}
     arguments |= {} if written is None else {"inplace": True}
-    truth = _Truth(array_of(student), array_of(teacher), labels, options, numpy_dtype(dtype))
+    reference = _Reference(array_of(student), array_of(teacher), labels, options, numpy_dtype(dtype))
     return Call(
         function,
         arguments,
         ("student_logits",),
-        truth,
+        reference,
         settings,
         settings["upstream"],
         written=written,
@@ -77,7 +77,7 @@ def _labels(draw: Draw, shape: tuple[int, ...]) -> Array:
     return labels
 
 
-class _Truth:
+class _Reference:
     def __init__(
         self, student: Array, teacher: Array, labels: Array | None, options: dict[str, Any], dtype: np.dtype[Any]
     ) -> None:

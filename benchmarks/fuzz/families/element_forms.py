@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors, options and truths of the losses of elements, drawn by hand, or from the row of the registry."""
+"""Tensors, options and references of the losses of elements, drawn by hand, or from the row of the registry."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import numpy as np
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.values import Array, normal
 from nkilib.core.host.samples import Sample
-from nkilib.experimental.loss.bce import BceTruth
-from nkilib.experimental.loss.bce_with_logits import BceWithLogitsTruth, BceWithPositiveWeightTruth
-from nkilib.experimental.loss.gaussian_nll import GaussianTruth
-from nkilib.experimental.loss.hinge_embedding import HingeEmbeddingTruth
-from nkilib.experimental.loss.kl_div import KlDivTruth
-from nkilib.experimental.loss.l1 import L1Truth
-from nkilib.experimental.loss.margin_ranking import MarginRankingTruth
-from nkilib.experimental.loss.mse import MseTruth
-from nkilib.experimental.loss.poisson_nll import PoissonTruth
+from nkilib.experimental.loss.bce import BceReference
+from nkilib.experimental.loss.bce_with_logits import BceWithLogitsReference, BceWithPositiveWeightReference
+from nkilib.experimental.loss.gaussian_nll import GaussianReference
+from nkilib.experimental.loss.hinge_embedding import HingeEmbeddingReference
+from nkilib.experimental.loss.kl_div import KlDivReference
+from nkilib.experimental.loss.l1 import L1Reference
+from nkilib.experimental.loss.margin_ranking import MarginRankingReference
+from nkilib.experimental.loss.mse import MseReference
+from nkilib.experimental.loss.poisson_nll import PoissonReference
 from nkilib.experimental.loss.registry import LOSSES
+from nkilib.experimental.loss.skeletons.elementwise.host.reference import ElementwiseReference, WeightedReference
 from nkilib.experimental.loss.skeletons.elementwise.host.row import ElementwiseLoss
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import ElementwiseTruth, WeightedTruth
-from nkilib.experimental.loss.smooth_l1 import SmoothL1Truth
+from nkilib.experimental.loss.smooth_l1 import SmoothL1Reference
 
 Shape = tuple[int, ...]
 
@@ -37,7 +37,7 @@ class Form:
 
     Attributes:
         tensors: by name, of the shape, or of one that broadcasts to it.
-        truth: in float64, with the same options.
+        reference: in float64, with the same options.
         options: arguments of the function.
         differentiated: names of those that there are gradients of.
         typed: names of those whose types promote to that of the losses; none: all.
@@ -47,7 +47,7 @@ class Form:
     """
 
     tensors: dict[str, Array]
-    truth: ElementwiseTruth
+    reference: ElementwiseReference
     options: dict[str, Any] = field(default_factory=dict)
     differentiated: tuple[str, ...] = ("input", "target")
     typed: tuple[str, ...] = ()
@@ -85,51 +85,53 @@ def _pair(draw: Draw, shape: Shape) -> dict[str, Array]:
     return {"input": _numbers(draw, shape), "target": _numbers(draw, shape)}
 
 
-def _weighted(draw: Draw, shape: Shape, truth: ElementwiseTruth, divides: bool, **options: Any) -> Form:
+def _weighted(draw: Draw, shape: Shape, reference: ElementwiseReference, divides: bool, **options: Any) -> Form:
     """Of a pair, and perhaps of weights that have gradients."""
     if draw.chance(0.6):
-        return Form(_pair(draw, shape), truth, options)
+        return Form(_pair(draw, shape), reference, options)
     tensors = {**_pair(draw, shape), "weight": _positive(draw, shape)}
     differentiated = ("input", "target", "weight")
-    return Form(tensors, WeightedTruth(truth), options, differentiated, divides_by_weight=divides, may_broadcast=())
+    return Form(
+        tensors, WeightedReference(reference), options, differentiated, divides_by_weight=divides, may_broadcast=()
+    )
 
 
 def _mse(draw: Draw, shape: Shape) -> Form:
-    return _weighted(draw, shape, MseTruth(), True)
+    return _weighted(draw, shape, MseReference(), True)
 
 
 def _l1(draw: Draw, shape: Shape) -> Form:
-    return _weighted(draw, shape, L1Truth(), True)
+    return _weighted(draw, shape, L1Reference(), True)
 
 
 def _huber(draw: Draw, shape: Shape) -> Form:
     delta = draw.one_of((1.0, 0.6, 3.0))
-    form = _weighted(draw, shape, SmoothL1Truth(delta, delta), False, delta=delta)
+    form = _weighted(draw, shape, SmoothL1Reference(delta, delta), False, delta=delta)
     form.typed = ("input", "weight")
     return form
 
 
 def _smooth_l1(draw: Draw, shape: Shape) -> Form:
     beta = draw.one_of((1.0, 0.7, 0.0))
-    return Form(_pair(draw, shape), SmoothL1Truth(beta) if beta else L1Truth(), {"beta": beta})
+    return Form(_pair(draw, shape), SmoothL1Reference(beta) if beta else L1Reference(), {"beta": beta})
 
 
 def _bce(draw: Draw, shape: Shape) -> Form:
     tensors = {"input": _probabilities(draw, shape), "target": _probabilities(draw, shape)}
-    truth: ElementwiseTruth = BceTruth()
+    reference: ElementwiseReference = BceReference()
     if draw.chance(0.4):
-        tensors["weight"], truth = _shared(draw, shape), WeightedTruth(truth)
-    return Form(tensors, truth, typed=("input",), one_type=True, may_broadcast=())
+        tensors["weight"], reference = _shared(draw, shape), WeightedReference(reference)
+    return Form(tensors, reference, typed=("input",), one_type=True, may_broadcast=())
 
 
 def _bce_with_logits(draw: Draw, shape: Shape) -> Form:
     tensors = {"input": 3.0 * _numbers(draw, shape), "target": _probabilities(draw, shape)}
-    truth: ElementwiseTruth = BceWithLogitsTruth()
+    reference: ElementwiseReference = BceWithLogitsReference()
     if draw.chance(0.4):
-        tensors["pos_weight"], truth = _shared(draw, shape), BceWithPositiveWeightTruth()
+        tensors["pos_weight"], reference = _shared(draw, shape), BceWithPositiveWeightReference()
     if draw.chance(0.4):
-        tensors["weight"], truth = _shared(draw, shape), WeightedTruth(truth)
-    return Form(tensors, truth, typed=("target",), may_broadcast=())
+        tensors["weight"], reference = _shared(draw, shape), WeightedReference(reference)
+    return Form(tensors, reference, typed=("target",), may_broadcast=())
 
 
 def _gaussian(draw: Draw, shape: Shape) -> Form:
@@ -137,7 +139,7 @@ def _gaussian(draw: Draw, shape: Shape) -> Form:
     shapes = (shape, shape, (*shape[:-1], 1))
     tensors = {**_pair(draw, shape), "var": _positive(draw, draw.one_of(shapes))}
     differentiated = ("input", "target", "var")
-    return Form(tensors, GaussianTruth(full, eps), {"full": full, "eps": eps}, differentiated)
+    return Form(tensors, GaussianReference(full, eps), {"full": full, "eps": eps}, differentiated)
 
 
 def _poisson(draw: Draw, shape: Shape) -> Form:
@@ -148,20 +150,20 @@ def _poisson(draw: Draw, shape: Shape) -> Form:
     }
     rates = normal(draw, *shape) if options["log_input"] else _positive(draw, shape)
     tensors = {"input": rates, "target": np.float32(draw.one_of((1.0, 10.0))) * _positive(draw, shape)}
-    return Form(tensors, PoissonTruth(**options), options)
+    return Form(tensors, PoissonReference(**options), options)
 
 
 def _hinge(draw: Draw, shape: Shape) -> Form:
     margin, signs = draw.one_of((1.0, 0.3)), _signs(draw, shape)
     signs = np.where(draw.rng.random(shape) < 0.05, np.float32(0.5), signs)
     tensors = {"input": _numbers(draw, shape), "target": signs}
-    return Form(tensors, HingeEmbeddingTruth(margin), {"margin": margin}, ("input",), typed=("input",))
+    return Form(tensors, HingeEmbeddingReference(margin), {"margin": margin}, ("input",), typed=("input",))
 
 
 def _margin_ranking(draw: Draw, shape: Shape) -> Form:
     margin = draw.one_of((0.0, 0.3))
     tensors = {"input1": _numbers(draw, shape), "input2": _numbers(draw, shape), "target": _signs(draw, shape)}
-    return Form(tensors, MarginRankingTruth(margin), {"margin": margin}, ("input1", "input2", "target"))
+    return Form(tensors, MarginRankingReference(margin), {"margin": margin}, ("input1", "input2", "target"))
 
 
 def _kl_div(draw: Draw, shape: Shape) -> Form:
@@ -170,7 +172,7 @@ def _kl_div(draw: Draw, shape: Shape) -> Form:
     if log_target:
         target = np.log(np.maximum(target, np.float32(1e-6)))
     tensors = {"input": -np.abs(3.0 * normal(draw, *shape)), "target": target}
-    return Form(tensors, KlDivTruth(log_target), {"log_target": log_target})
+    return Form(tensors, KlDivReference(log_target), {"log_target": log_target})
 
 
 ROWS: Final = {loss.name: loss for loss in LOSSES if isinstance(loss, ElementwiseLoss)}
@@ -192,7 +194,7 @@ def drawn_form(draw: Draw, function: str, shape: Shape) -> Form:
     form = draw.one_of(loss.forms)
     tensors = {name: _DRAWN[sample](draw, shape) for name, sample in form.samples.items()}
     differentiated = tuple(name for name in loss.differentiated if name in tensors)
-    return Form(tensors, form.truth, dict(form.options), differentiated, one_type=True, may_broadcast=())
+    return Form(tensors, form.reference, dict(form.options), differentiated, one_type=True, may_broadcast=())
 
 
 FORMS: Final[dict[str, Callable[[Draw, Shape], Form]]] = {

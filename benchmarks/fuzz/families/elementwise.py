@@ -19,7 +19,7 @@ from benchmarks.fuzz.families.element_forms import ROWS, Form, Shape, drawn_form
 from benchmarks.fuzz.values import Array, array_of, laid_out, numpy_dtype, tensor_of
 from nkilib.core.host.exact import Exact
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT, rounding
-from nkilib.experimental.loss.skeletons.elementwise.host import truth as derived
+from nkilib.experimental.loss.skeletons.elementwise.host import reference as derived
 from nkilib.experimental.loss.skeletons.elementwise.tiling import RUN_COLUMNS
 
 MODULES: Final = {name: loss.module for name, loss in ROWS.items()}
@@ -61,9 +61,16 @@ def drawn(draw: Draw, function: str) -> Call:
     settings |= {"shapes": {each: tuple(tensor.shape) for each, tensor in tensors.items()}}
     settings |= {"dtypes": {each: str(dtype) for each, dtype in dtypes.items()}, "module": module}
     settings |= {"inplace": written is not None, "upstream": draw.one_of(UPSTREAMS), **machine(draw)}
-    truth = _Truth(form, {each: array_of(tensor) for each, tensor in tensors.items()}, reduction, dtypes)
+    reference = _Reference(form, {each: array_of(tensor) for each, tensor in tensors.items()}, reduction, dtypes)
     return Call(
-        function, arguments, form.differentiated, truth, settings, settings["upstream"], written=written, module=module
+        function,
+        arguments,
+        form.differentiated,
+        reference,
+        settings,
+        settings["upstream"],
+        written=written,
+        module=module,
     )
 
 
@@ -89,8 +96,8 @@ def _loss_dtype(form: Form, dtypes: Mapping[str, torch.dtype]) -> torch.dtype:
     return reduce(torch.promote_types, typed)
 
 
-class _Truth:
-    """Loss and gradients, from the truth of the form."""
+class _Reference:
+    """Loss and gradients, from the reference of the form."""
 
     def __init__(
         self, form: Form, tensors: dict[str, Array], reduction: str, dtypes: Mapping[str, torch.dtype]
@@ -107,7 +114,7 @@ class _Truth:
             divisor, relative = self._divisor(is_weighted)
             computed = {"loss": self._loss(divisor, relative)}
             upstream = results.upstream["loss"].astype(np.float64) / divisor
-            exact = derived.gradients(self._form.truth, self._tensors, upstream, "sum")
+            exact = derived.gradients(self._form.reference, self._tensors, upstream, "sum")
             for name in self._form.differentiated:
                 value, error = exact[name]
                 error = error + (relative + 2.0 * UNIT) * np.abs(value)
@@ -129,9 +136,9 @@ class _Truth:
 
     def _loss(self, divisor: float, relative: float) -> Expected:
         if self._reduction == "none":
-            exact = derived.losses(self._form.truth, self._tensors, self._dtype)
+            exact = derived.losses(self._form.reference, self._tensors, self._dtype)
             return Expected(exact.value, exact.error, self._dtype)
-        sums = [derived.reduced(self._form.truth, self._tensors, "sum", columns) for columns in _COLUMNS]
+        sums = [derived.reduced(self._form.reference, self._tensors, "sum", columns) for columns in _COLUMNS]
         total, error = sums[0].value[0] / divisor, max(each.error[0] for each in sums) / abs(divisor)
         return Expected(np.array(total), np.array(error + (relative + UNIT) * abs(total)), np.float32)
 

@@ -75,13 +75,13 @@ def drawn(draw: Draw, function: str) -> Call:
     if "memory_limit" not in arguments and settings["module"] is None and draw.chance(0.2):
         settings["compute_dtype"], compute = dtype_of(draw)
         arguments["compute_dtype"] = compute
-    truth = _Truth(arguments, targets, recipe, wanted, form, dtype, compute)
+    exact = _Reference(arguments, targets, recipe, wanted, form, dtype, compute)
     # A weight whose gradient is added to a sum requires grad too, and gets none.
     return Call(
         function,
         arguments,
         wanted,
-        truth,
+        exact,
         settings,
         settings["upstream"],
         results=results,
@@ -177,7 +177,7 @@ def _through_module(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, 
     return {"module": _MODULE, "made": made, "held": _HELD}
 
 
-class _Truth:
+class _Reference:
     """All results of a call."""
 
     def __init__(

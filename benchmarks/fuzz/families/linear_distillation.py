@@ -78,7 +78,7 @@ def drawn(draw: Draw, function: str) -> Call:
         function,
         arguments,
         wanted,
-        _Truth(arguments, labels, wanted),
+        _Reference(arguments, labels, wanted),
         settings,
         settings["upstream"],
         results=("loss", "logprob") if is_scored else ("loss",),
@@ -132,7 +132,7 @@ def _options(draw: Draw) -> dict[str, Any]:
     return given
 
 
-class _Truth:
+class _Reference:
     """All results of a call, of the operands as they are rounded for the products."""
 
     def __init__(self, arguments: dict[str, Any], labels: Array, wanted: tuple[str, ...]) -> None:

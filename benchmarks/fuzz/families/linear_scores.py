@@ -74,7 +74,7 @@ def drawn(draw: Draw, function: str) -> Call:
         function,
         arguments,
         wanted,
-        (_TruthOfIds if ids > 0 else _Truth)(arguments, targets, wanted, compute),
+        (_ReferenceOfIds if ids > 0 else _Reference)(arguments, targets, wanted, compute),
         settings,
         settings["upstream"],
         results=("logprob", *there) if draw.chance(0.8) or not there else tuple(there),
@@ -95,7 +95,7 @@ def _recipe(draw: Draw, ignored: int) -> dict[str, Any]:
     return given
 
 
-class _Truth:
+class _Reference:
     """All results of a call, of the operands as they are rounded for the products."""
 
     def __init__(
@@ -202,7 +202,7 @@ class _Truth:
         return LinearGradients(of_input, of_weight, of_bias)
 
 
-class _TruthOfIds(_Truth):
+class _ReferenceOfIds(_Reference):
     """Likewise of several target ids of a position, [N, K]."""
 
     def _scores(self) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -14,10 +14,10 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine, stored
 from benchmarks.fuzz.values import INDEX_DTYPES, Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.multi_margin.host import truth as of_one
-from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth
-from nkilib.experimental.loss.multilabel_margin.host import truth as of_several
-from nkilib.experimental.loss.multilabel_margin.host.truth import MultilabelMarginTruth
+from nkilib.experimental.loss.multi_margin.host import reference as of_one
+from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginReference
+from nkilib.experimental.loss.multilabel_margin.host import reference as of_several
+from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginReference
 
 _MOST_LABELS = 40
 
@@ -43,8 +43,10 @@ def drawn(draw: Draw, function: str) -> Call:
     arguments: dict[str, Any] = {"input": x, "reduction": reduction}
     arguments |= {} if written is None else {"inplace": True}
     made = _one_target if is_one else _several_targets
-    truth = made(draw, array_of(x).reshape(rows, classes), numpy_dtype(dtype), arguments, settings, is_single)
-    return Call(function, arguments, ("input",), truth, settings, settings["upstream"], written=written, module=module)
+    reference = made(draw, array_of(x).reshape(rows, classes), numpy_dtype(dtype), arguments, settings, is_single)
+    return Call(
+        function, arguments, ("input",), reference, settings, settings["upstream"], written=written, module=module
+    )
 
 
 def _one_target(
@@ -59,8 +61,8 @@ def _one_target(
     settings |= {"p": p, "margin": margin, "weight": weight is not None}
     reduction = arguments["reduction"]
 
-    def truth(results: Results) -> dict[str, Expected]:
-        computed = MultiMarginTruth.of(given, targets, weight, p, margin)
+    def reference(results: Results) -> dict[str, Expected]:
+        computed = MultiMarginReference.of(given, targets, weight, p, margin)
         upstream = _upstream(results, reduction, rows)
         loss = _loss(computed.losses(), of_one.loss_bounds(given, computed, margin), reduction, dtype, single)
         if reduction != "none":
@@ -69,7 +71,7 @@ def _one_target(
         shape = (classes,) if single else given.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 
-    return truth
+    return reference
 
 
 def _several_targets(
@@ -86,8 +88,8 @@ def _several_targets(
     settings["most_targets"] = int((targets >= 0).sum(axis=1).max())
     reduction = arguments["reduction"]
 
-    def truth(results: Results) -> dict[str, Expected]:
-        computed = MultilabelMarginTruth.of(given, targets)
+    def reference(results: Results) -> dict[str, Expected]:
+        computed = MultilabelMarginReference.of(given, targets)
         upstream = _upstream(results, reduction, rows)
         loss = _loss(computed.losses(), of_several.loss_bounds(given, computed), reduction, dtype, single)
         if reduction != "none":
@@ -96,7 +98,7 @@ def _several_targets(
         shape = (classes,) if single else given.shape
         return {"loss": loss, "grad_input": Expected(exact.reshape(shape), error.reshape(shape), dtype)}
 
-    return truth
+    return reference
 
 
 def _upstream(results: Results, reduction: str, rows: int) -> Array:

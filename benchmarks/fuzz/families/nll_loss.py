@@ -13,7 +13,7 @@ from benchmarks.fuzz.call import UPSTREAMS, Call, Expected, Results
 from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import INDEX_DTYPES, array_of, laid_out, normal, numpy_dtype, tensor_of
-from nkilib.experimental.loss.nll.host.truth import (
+from nkilib.experimental.loss.nll.host.reference import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
@@ -61,7 +61,7 @@ def drawn(draw: Draw, function: str) -> Call:
     given, of_input = array_of(x).reshape((1, *shape) if len(shape) == 1 else shape), numpy_dtype(dtype)
     indices = target.reshape((1,) if len(shape) == 1 else of_target)
 
-    def truth(results: Results) -> dict[str, Expected]:
+    def reference(results: Results) -> dict[str, Expected]:
         computed = nll_loss_reference(given, indices, weight, ignored)
         of_loss = of_input if reduction == "none" else np.dtype(np.float32)
         loss = np.asarray(computed.reduced(reduction))
@@ -77,4 +77,6 @@ def drawn(draw: Draw, function: str) -> Call:
             "grad_input": Expected(exact.reshape(shape), of_exact.reshape(shape), of_input),
         }
 
-    return Call(function, arguments, ("input",), truth, settings, settings["upstream"], written=written, module=module)
+    return Call(
+        function, arguments, ("input",), reference, settings, settings["upstream"], written=written, module=module
+    )

@@ -18,23 +18,23 @@ from benchmarks.fuzz.draw import Draw
 from benchmarks.fuzz.families.common import REDUCTIONS, dtype_of, machine
 from benchmarks.fuzz.values import Array, array_of, laid_out, normal, numpy_dtype, tensor_of
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.cosine_embedding import CosineTruth
-from nkilib.experimental.loss.multilabel_soft_margin.host.truth import MultilabelSoftMarginTruth
+from nkilib.experimental.loss.cosine_embedding import CosineReference
+from nkilib.experimental.loss.multilabel_soft_margin.host.reference import MultilabelSoftMarginReference
 from nkilib.experimental.loss.registry import LOSSES
-from nkilib.experimental.loss.skeletons.rowwise.host import truth as derived
+from nkilib.experimental.loss.skeletons.rowwise.host import reference as derived
+from nkilib.experimental.loss.skeletons.rowwise.host.reference import RowwiseReference
 from nkilib.experimental.loss.skeletons.rowwise.host.row import RowwiseLoss
-from nkilib.experimental.loss.skeletons.rowwise.host.truth import RowwiseTruth
-from nkilib.experimental.loss.triplet_margin.host.truth import TripletTruth
+from nkilib.experimental.loss.triplet_margin.host.reference import TripletReference
 
 MODULES: Final = {loss.name: loss.module for loss in LOSSES if isinstance(loss, RowwiseLoss)}
 
 
 @dataclass
 class _Form:
-    """Tensors by name, [N, D] or [N], and the truth of a loss with options."""
+    """Tensors by name, [N, D] or [N], and the reference of a loss with options."""
 
     tensors: dict[str, Array]
-    truth: RowwiseTruth
+    reference: RowwiseReference
     options: dict[str, Any] = field(default_factory=dict)
     differentiated: tuple[str, ...] = ()
 
@@ -73,16 +73,16 @@ def drawn(draw: Draw, function: str) -> Call:
     matrices = [dtypes[each] for each in tensors if form.tensors[each].ndim == 2]
     of_loss = numpy_dtype(reduce(torch.promote_types, matrices)) if reduction == "none" else np.dtype(np.float32)
 
-    def truth(results: Results) -> dict[str, Expected]:
+    def reference(results: Results) -> dict[str, Expected]:
         with np.errstate(all="ignore"):
             if reduction == "none":
-                loss = derived.losses(form.truth, given, of_loss)
+                loss = derived.losses(form.reference, given, of_loss)
                 computed = {"loss": Expected(loss.value, loss.error, of_loss)}
             else:
-                loss = derived.reduced(form.truth, given, reduction)
+                loss = derived.reduced(form.reference, given, reduction)
                 computed = {"loss": Expected(loss.value.reshape(()), loss.error.reshape(()), of_loss)}
             upstream = results.upstream["loss"].astype(np.float64).reshape(-1)
-            exact = derived.gradients(form.truth, given, upstream, reduction)
+            exact = derived.gradients(form.reference, given, upstream, reduction)
             for each in differentiated:
                 value, error = exact[each]
                 shape = tuple(tensors[each].shape)
@@ -91,7 +91,7 @@ def drawn(draw: Draw, function: str) -> Call:
         return computed
 
     return Call(
-        function, arguments, differentiated, truth, settings, settings["upstream"], written=written, module=module
+        function, arguments, differentiated, reference, settings, settings["upstream"], written=written, module=module
     )
 
 
@@ -100,7 +100,7 @@ def _triplet(draw: Draw, rows: int, columns: int) -> _Form:
     options: dict[str, Any] = {"margin": draw.one_of((1.0, 4.0)), "p": p, "eps": 1e-6, "swap": draw.chance(0.4)}
     names = ("anchor", "positive", "negative")
     tensors: dict[str, Array] = {name: normal(draw, rows, columns) for name in names}
-    return _Form(tensors, TripletTruth(**options), options, names)
+    return _Form(tensors, TripletReference(**options), options, names)
 
 
 def _cosine(draw: Draw, rows: int, columns: int) -> _Form:
@@ -108,7 +108,7 @@ def _cosine(draw: Draw, rows: int, columns: int) -> _Form:
     second = draw.one_of((0.0, 1.0)) * first + normal(draw, rows, columns)
     target = np.where(draw.rng.random(rows) < 0.5, np.float32(-1.0), np.float32(1.0))
     tensors = {"input1": first, "input2": second, "target": target}
-    return _Form(tensors, CosineTruth(margin), {"margin": margin}, ("input1", "input2"))
+    return _Form(tensors, CosineReference(margin), {"margin": margin}, ("input1", "input2"))
 
 
 def _multilabel(draw: Draw, rows: int, columns: int) -> _Form:
@@ -118,7 +118,7 @@ def _multilabel(draw: Draw, rows: int, columns: int) -> _Form:
     if draw.chance(0.4):
         tensors["weight"] = np.abs(normal(draw, 1, columns)) + np.float32(0.125)
         names = (*names, "weight")
-    return _Form(tensors, MultilabelSoftMarginTruth("weight" in tensors), {}, names)
+    return _Form(tensors, MultilabelSoftMarginReference("weight" in tensors), {}, names)
 
 
 _FORMS: Final = {

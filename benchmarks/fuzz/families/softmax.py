@@ -55,14 +55,14 @@ def drawn(draw: Draw, function: str) -> Call:
     exact_gradient, off_gradient = _BACKWARD[function]
     given, of_result, of_gradient = array_of(x), numpy_dtype(result), numpy_dtype(dtype)
 
-    def truth(results: Results) -> dict[str, Expected]:
+    def expected(results: Results) -> dict[str, Expected]:
         y, dy = results.values["loss"], results.upstream["loss"]
         return {
             "loss": Expected(exact(given, axis), off(given, axis, of_result), of_result),
             "grad_input": Expected(exact_gradient(dy, y, axis), off_gradient(dy, y, axis, of_gradient), of_gradient),
         }
 
-    return Call(function, arguments, ("input",), truth, settings, settings["upstream"], module=module)
+    return Call(function, arguments, ("input",), expected, settings, settings["upstream"], module=module)
 
 
 def _shape(draw: Draw) -> tuple[tuple[int, ...], int]:

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Configuration of the documentation site: Sphinx reads the Markdown pages and the docstrings of the public names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+DOCS = Path(__file__).resolve().parent
+sys.path[:0] = [str(DOCS / "_ext"), str(DOCS.parent)]
+
+import nkilib  # noqa: E402
+
+project = "nkilib"
+author = "The nkilib authors"
+copyright = "The nkilib authors, Apache-2.0"
+version = release = nkilib.__version__
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "api_pages", "navigation"]
+exclude_patterns = ["_ext"]
+
+# A newcomer reads from top to bottom.
+navigation = {
+    "Start": [
+        "how_to/install",
+        "tutorials/first_loss_in_torch",
+        "how_to/choose_a_loss",
+        "tutorials/first_kernel_on_the_simulator",
+        "tutorials/from_a_slow_kernel_to_the_bound",
+        "reference/promises",
+        "glossary",
+    ],
+    "In training": [
+        "how_to/hugging_face",
+        "how_to/trl",
+        "how_to/torchtitan",
+        "how_to/reinforcement_learning",
+        "how_to/loss_recipes",
+        "how_to/fsdp",
+        "how_to/tensor_parallel",
+        "how_to/jax",
+    ],
+    "Kernels, simulator, profiles": [
+        "how_to/own_kernels",
+        "how_to/run_other_kernels",
+        "how_to/profile_a_kernel",
+        "how_to/verify_on_a_device",
+    ],
+    "Reference": [
+        "reference/torch",
+        "reference/torch_operators",
+        "reference/losses",
+        "reference/linear_cross_entropy",
+        "reference/distillation",
+        "reference/softmax",
+        "reference/jax",
+        "reference/kernels",
+        "reference/guarantees",
+        "reference/simulator",
+        "reference/simulator_functions",
+        "reference/simulator_readings",
+        "reference/cli",
+        "reference/public_api",
+        "reference/api/index",
+    ],
+    "Explanation": [
+        "explanation/cross_entropy",
+        "explanation/linear_cross_entropy",
+        "explanation/losses",
+        "explanation/softmax",
+        "explanation/distillation",
+        "explanation/simulator",
+        "explanation/performance_model",
+    ],
+    "Evidence": ["evidence/measurements", "evidence/model_figures", "evidence/peers"],
+    "Contributing": ["how_to/contribute", "how_to/add_a_loss", "how_to/newcomers_path", "changelog"],
+}
+
+# Anchors of headings as GitHub makes them, so that a link works there and on the site.
+myst_heading_anchors = 5
+
+autodoc_typehints = "none"  # argument lines state shapes and dtypes, which the types of arrays do not
+autodoc_member_order = "bysource"
+napoleon_numpy_docstring = False
+napoleon_use_ivar = True  # else a field is described twice: by its class and as its member
+napoleon_use_rtype = False
+napoleon_custom_sections = [("Dimensions", "params_style"), ("Results", "params_style")]
+add_module_names = False
+default_role = "code"
+
+html_theme = "furo"
+html_title = f"nkilib {release}"
+html_copy_source = False
+html_show_sphinx = False
