@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A numpy simulator of NKI: runs kernels eagerly on the CPU and checks them against the documented rules.
+"""A numpy simulator of NKI that runs kernels eagerly on the CPU and checks them against the documented rules.
 
-The modules that stand for ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get
-them from :mod:`nkilib.nki`. This module holds what AWS's API does not have.
+The modules that replace ``nki``, ``nki.isa`` and ``nki.language`` are in :mod:`nkilib.simulator.api`; kernels get
+them from :mod:`nkilib.nki`. This module contains the functions and classes that AWS's API does not have.
 """
 
 import nkilib._unmixed  # noqa: F401

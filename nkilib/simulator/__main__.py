@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m nkilib.simulator script.py [arguments]``: run a file that says ``import nki`` on the simulator."""
+"""The command ``python -m nkilib.simulator script.py [arguments]``: the script's ``import nki`` is the simulator."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m nkilib.simulator",
         usage="%(prog)s [options] (script.py | -m module) [arguments]",
-        description="Run a script or a module whose 'import nki' shall mean nkilib's simulator.",
-        epilog="An option that is left out keeps what the environment says, or its default: see docs/simulator.md. "
-        "Exit code: that of the script; 130 after Ctrl-C; 141 where nobody reads the output.",
+        description="Run a script or a module on nkilib's simulator, which its 'import nki' then imports.",
+        epilog="An option that is left out keeps the value from the environment, or its default: see "
+        "docs/reference/simulator.md. Exit code: that of the script; 130 after Ctrl-C; 141 if nobody reads the output.",
     )
     parser.add_argument("--version", action="version", version=f"nkilib {__version__}")
     for name, choices in _CHOICES.items():
@@ -45,14 +45,18 @@ def _parser() -> argparse.ArgumentParser:
         "-m", dest="module", metavar="module", nargs=argparse.REMAINDER, help="run a module, as python -m"
     )
     parser.add_argument("script", nargs="?", help="the Python file to run")
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="what it finds in sys.argv[1:]")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the arguments of the script, in its sys.argv[1:]")
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Install the simulator as ``nki`` and run what the command line names; ``None`` means that of this process.
+    """Install the simulator as ``nki`` and run the script or module that the command line names.
 
-    A script that lacks a part of the Neuron software ends with one line that says what to do.
+    If a script needs a part of the Neuron software that is missing, the process ends with one line that says what to
+    do.
+
+    Args:
+        arguments: the command line; None for the command line of this process.
     """
     parser = _parser()
     options = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Let files that say ``import nki`` run on the simulator, unmodified."""
+"""Installation of the simulator as ``nki``, so that files that contain ``import nki`` run on it unmodified."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from .terms.packed_arrays import register_names
 
 
 def install() -> None:
-    """Make ``import nki``, ``nki.isa`` and its other modules give the simulator, in this process.
+    """Make ``import nki``, ``nki.isa`` and its other modules import the simulator in this process.
 
-    The modules of older releases in :mod:`nkilib.simulator.api.aliases` come with them, those in the package of the
-    compiler (``neuronxcc.nki.typing``) only where that is not installed. Calling it again changes nothing.
-    Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the real NKI.
-    ``python -m nkilib.simulator script.py`` does this and runs a script.
+    The modules of older releases in :mod:`nkilib.simulator.api.aliases` are installed too; the modules of the
+    compiler's package (``neuronxcc.nki.typing``) are installed only where that package is not. A second call changes
+    nothing. Numpy learns the names of the packed types, so that ``array.view(nl.float8_e4m3fn_x4)`` works as with the
+    real NKI. ``python -m nkilib.simulator script.py`` calls this function and runs a script.
 
     Raises:
-        RuntimeError: if the real ``nki`` is installed, or another ``nki`` imported already: a Neuron machine must not
-            simulate unnoticed.
+        RuntimeError: if the real ``nki`` is installed, or another ``nki`` is already imported: a Neuron machine must
+            not simulate unnoticed.
     """
     modules = _modules()
     loaded = sys.modules.get("nki")
@@ -45,7 +45,10 @@ def install() -> None:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """What stands for every module of NKI, by its name. Imported here: the package itself must not need all of it."""
+    """Return the simulator's module for every module of NKI, by name.
+
+    They are imported here, because the package itself must not need all of them.
+    """
     from .api import aliases, collectives, compiler, isa, language, nki
 
     documented = {"nki": nki, "nki.isa": isa, "nki.language": language}
@@ -59,9 +62,9 @@ def _origin(module: ModuleType) -> str:
 
 
 def _place_of(package: str, part: str) -> str:
-    """Where a package is installed that has a module ``part``, or an empty string.
+    """Return where a package is installed that has a module ``part``, or an empty string.
 
-    The stubs on the public index have the packages' names and nothing in them.
+    The stubs on the public index have the packages' names but no content.
     """
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:

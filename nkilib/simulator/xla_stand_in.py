@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator as they are.
+"""A stand-in for ``torch_xla``, so that AWS's example scripts run on the simulator unmodified.
 
-``python -m nkilib.simulator`` installs it. The scripts ask for a device, move tensors there and mark steps; here the
-device is the CPU, where the simulator takes tensors, and every operation has run when it returns, so that a step has
-nothing left to do. What cannot mean anything without a Neuron device is not there, and says so.
+``python -m nkilib.simulator`` installs it. The scripts ask for a device, move tensors there and mark steps. Here the
+device is the CPU, where the simulator takes tensors, and every operation has run when it returns, so that marking a
+step does nothing. Functions that make sense only on a Neuron device are absent; using one raises an error that says so.
 
-Nothing here imports torch: the simulator needs none, and a script that works with tensors has imported it itself. A
-real ``torch_xla`` that is installed comes first.
+Nothing here imports torch: the simulator does not need it, and a script that works with tensors has imported it
+itself. A real ``torch_xla`` takes precedence where it is installed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _RENAMED = {"nki_jit": "it is nki.jit now", "nki_call": "call the kernel of nki.
 
 
 class NotInStandInError(AttributeError):
-    """A script asks the stand-in for something that it does not have, or not yet."""
+    """A script uses a name that the stand-in does not have, or asks for a device before it imports torch."""
 
 
-# -- what there is -------------------------------------------------------------------------------------------------
+# -- contents of the stand-in --------------------------------------------------------------------------------------
 
 
 def _has_torch() -> bool:
@@ -64,12 +64,12 @@ def _torch() -> Any:
 
 
 def _device(*_: Any, **__: Any) -> Any:
-    """The device on which the simulator takes tensors; which one of several was asked for is of no matter."""
+    """Return the device on which the simulator takes tensors; it ignores which one of several was asked for."""
     return _torch().device("cpu")
 
 
 def _nothing(*_: Any, **__: Any) -> None:
-    """A step, a synchronization: every operation has run when it returns."""
+    """Do nothing for a step or a synchronization: every operation has run when it returns."""
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def _optimizer_step(optimizer: Any, *_: Any, optimizer_args: dict[str, Any] | No
 
 
 def _mesh_reduce(_tag: str, data: Any, reduce_fn: Callable[[Sequence[Any]], Any]) -> Any:
-    """Over all processes, of which there is one."""
+    """Reduce over all processes; there is only one."""
     return reduce_fn([data])
 
 
@@ -114,7 +114,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 class _StandIn(MetaPathFinder, Loader):
-    """Finds the modules above, behind all that is installed."""
+    """Finds the modules of ``_MODULES``, after all installed modules."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in _MODULES or not _has_torch():
@@ -137,13 +137,13 @@ class _StandIn(MetaPathFinder, Loader):
 
 
 def install_stand_in() -> None:
-    """Let scripts of this process import ``torch_xla`` and ``torch_neuronx``, where these are not installed."""
+    """Let scripts of this process import ``torch_xla`` and ``torch_neuronx`` where these are not installed."""
     if not any(isinstance(finder, _StandIn) for finder in sys.meta_path):
         sys.meta_path.append(_StandIn())
 
 
 def advice(error: BaseException) -> str | None:
-    """One line that says what to do about an error of a script; None if it is no matter of the Neuron software."""
+    """Return one line of advice about an error of a script, or None if it does not concern Neuron software."""
     if isinstance(error, NotInStandInError):
         return str(error)
     if isinstance(error, AttributeError) and getattr(error.obj, "__name__", None) == "neuronxcc.nki":
@@ -151,10 +151,10 @@ def advice(error: BaseException) -> str | None:
     if not isinstance(error, ImportError) or error.name is None:
         return None
     package = error.name.partition(".")[0]
-    said = re.split(r"; | \(", error.msg)[0]  # what Python adds is about packages and files
+    problem = re.split(r"; | \(", error.msg)[0]  # the part that Python adds is about packages and files
     for name, instead in _RENAMED.items():
-        if f"'{name}'" in said:
-            return f"{said}: {instead}"
+        if f"'{name}'" in problem:
+            return f"{problem}: {instead}"
     if package in ("torch_xla", "torch_neuronx") and _has_torch():
-        return f"{said}: {_HINT}"
-    return f"{said}: {_ADVICE[package]}" if package in _ADVICE else None
+        return f"{problem}: {_HINT}"
+    return f"{problem}: {_ADVICE[package]}" if package in _ADVICE else None

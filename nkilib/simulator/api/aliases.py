@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Names that older public NKI kernels use and NKI does not document, 0.7 included. Nothing here is needed by new code.
+"""Names that older public NKI kernels use and NKI, 0.7 included, does not document. New code needs none of them.
 
-Each comes from a kernel that somebody published: ``nki.dtype`` as a type in annotations and as a module of types,
+Each comes from a published kernel: ``nki.dtype`` as a type in annotations and as a module of types,
 ``nki.typing.tensor`` in annotations, ``nki.isa.constants`` as the home of the enumerations, and ``nl.bool`` and
-``nl.range``. ``nki.experimental.while_loop`` stands in a note of the documentation. Kernels that import ``nki`` for all
-else take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, where the first release of NKI had it.
+``nl.range``. ``nki.experimental.while_loop`` appears in a note of the documentation. Kernels that import ``nki`` for
+everything else take ``mutable_tensor``, an annotation, from ``neuronxcc.nki.typing``, where the first release of NKI
+had it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from ..terms import dtypes, enums
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
-    module = ModuleType(name, f"Stands for the module ``{name}`` of older NKI releases.")
+    module = ModuleType(name, f"The replacement of the module ``{name}`` of older NKI releases.")
     for key, value in {**contents, "__all__": sorted(contents)}.items():
         setattr(module, key, value)
     return module
 
 
 class TensorAnnotation:
-    """A parameter that is a tensor: ``nki.typing.tensor``, or ``nki.typing.tensor[128, 512]`` with its expected shape.
+    """The annotation ``nki.typing.tensor``, or ``nki.typing.tensor[128, 512]`` with the expected shape, of a parameter.
 
-    The shape is for readers: the documentation does not say that a launch checks it, and none is checked here.
+    The shape is for readers: the documentation does not say that a launch checks it, and the simulator checks none.
     """
 
     def __class_getitem__(cls, shape: object) -> object:
@@ -67,7 +68,7 @@ _ATTRIBUTES: dict[str, dict[str, Any]] = {
     "nki.language": {"bool": dtypes.bool_, "range": range, "dtype": dtypes.DType, "tensor": NkiTensor},
 }
 
-# What was removed, and what took its place (nki/migration/index.rst).
+# Removed names and their replacements (nki/migration/index.rst).
 _REMOVED: dict[str, dict[str, str]] = {
     "nki": {},
     "nki.isa": {
@@ -82,22 +83,22 @@ _REMOVED: dict[str, dict[str, str]] = {
 }
 
 
-# What each documented module has, as it says itself, and what kernels call the module.
+# The names that each documented module offers, and the name under which kernels know the module.
 _OFFERED: dict[str, Sequence[str]] = {}
 _CALLED = {"nki": "nki", "nki.isa": "nisa", "nki.language": "nl", "nki.collectives": "nki.collectives"}
 
 
 def offer(module: str, names: Sequence[str]) -> None:
-    """Say what a module has, for those who misspell it or look for it in another one."""
+    """Register the names that a module has, for hints when one is misspelt or looked for in another module."""
     _OFFERED[module] = names
 
 
 def alias(module: str, name: str) -> Any:
-    """The object that older kernels know as ``module.name``.
+    """Return the object that older kernels know as ``module.name``.
 
     Raises:
-        AttributeError: if there is none; for a name that was removed, with what took its place, for one that is
-            misspelt or of another module, with what was likely meant.
+        AttributeError: if there is none. For a name that was removed the message names its replacement, and for a
+            name that is misspelt or of another module the name that was likely meant.
     """
     submodule = MODULES.get(f"{module}.{name}")
     if submodule is not None:
@@ -111,16 +112,19 @@ def alias(module: str, name: str) -> Any:
 
 
 def _likely(module: str, name: str) -> str:
-    """What was likely meant: the name in another module, or one that is spelt like it, in this one before others."""
+    """Return a hint at the likely name.
+
+    It is the same name in another module, or a similar one, in this module before others.
+    """
     if name.startswith("_"):
         return ""
     others = [other for other in _OFFERED if other != module]
     for other in others:
         if name in _OFFERED[other]:
             return f"; it is {_CALLED[other]}.{name}"
-    for each in (module, *others):
-        spelt = {candidate.lower(): candidate for candidate in _OFFERED.get(each, ())}
-        close = get_close_matches(name.lower(), spelt, 1, cutoff=0.6 if each == module else 0.8)
+    for candidate_module in (module, *others):
+        spelt = {candidate.lower(): candidate for candidate in _OFFERED.get(candidate_module, ())}
+        close = get_close_matches(name.lower(), spelt, 1, cutoff=0.6 if candidate_module == module else 0.8)
         if close:
-            return f"; did you mean {_CALLED[each]}.{spelt[close[0]]}?"
+            return f"; did you mean {_CALLED[candidate_module]}.{spelt[close[0]]}?"
     return ""

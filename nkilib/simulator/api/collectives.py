@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stands for the module ``nki.collectives``: operations among the ranks of :func:`nkilib.simulator.ranks`."""
+"""The replacement of the module ``nki.collectives``: operations among the ranks of :func:`nkilib.simulator.ranks`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stands for the module ``nki.compiler``."""
+"""The replacement of the module ``nki.compiler``."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stands for the module ``nki.isa``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
+"""The replacement of the module ``nki.isa``.
+
+It has every public name of NKI 0.7, implemented or raising NotImplementedError.
+"""
 
 from __future__ import annotations
 
@@ -159,5 +162,5 @@ offer("nki.isa", __all__)
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """A name of an older release; see ``aliases.py``."""
+        """Return the object under a name of an older release; see ``aliases.py``."""
         return alias("nki.isa", name)

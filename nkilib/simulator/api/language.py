@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stands for the module ``nki.language``: every public name of NKI 0.7, implemented or raising NotImplementedError."""
+"""The replacement of the module ``nki.language``.
+
+It has every public name of NKI 0.7, implemented or raising NotImplementedError.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +130,7 @@ tanh = OPERATORS["tanh"]
 
 
 def ds(start: int | DeviceInteger, size: int) -> DynamicSlice:
-    """The slice of ``size`` elements from ``start``, for use in an index expression."""
+    """Return the slice of ``size`` elements from ``start``, for use in an index expression."""
     return DynamicSlice(start, size)
 
 
@@ -281,5 +284,5 @@ offer("nki.language", __all__)
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """A name of an older release; see ``aliases.py``."""
+        """Return the object under a name of an older release; see ``aliases.py``."""
         return alias("nki.language", name)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Stands for the module ``nki``."""
+"""The replacement of the module ``nki``."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ offer("nki.collectives", collectives.__all__)
 if not TYPE_CHECKING:  # a type checker would take every name for a known one
 
     def __getattr__(name: str) -> Any:
-        """A name of an older release; see ``aliases.py``."""
+        """Return the object under a name of an older release; see ``aliases.py``."""
         return alias("nki", name)

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 def pending(name: str) -> Callable[..., NoReturn]:
-    """A function that raises NotImplementedError with ``name``, the documented name it stands for."""
+    """Return a function that raises NotImplementedError with ``name``, the documented name that it replaces."""
 
     def not_implemented(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not implemented in the simulator yet")

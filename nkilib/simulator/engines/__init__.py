@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions, in a package for each engine; ``api/isa.py`` names them all."""
+"""The instructions, one package for each engine; ``api/isa.py`` lists the names of all of them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Reading the accumulator registers of an engine into a tile."""
+"""Functions that read the accumulator registers of an engine into a tile."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ CONTINUES = "reduce_cmd=reduce continues from accumulator registers that hold no
 
 
 def lanes_of(data: NkiTensor) -> slice:
-    """The registers that an instruction on ``data`` uses: those of its partitions."""
+    """Return the registers that an instruction on ``data`` uses, one for each of its partitions."""
     start = first_lane(data)
     return slice(start, start + data.shape[0])
 
 
 def check_known(core: Core, registers: Accumulators, lanes: slice, message: str) -> None:
-    """Refuse, as the options say, to go on from registers that hold no defined value.
+    """Check that registers hold defined values before an instruction continues from them.
+
+    The options decide how a violation is reported.
 
     Raises:
-        UninitializedReadError: with ``message``, at ``uninitialized="error"``.
+        UninitializedReadError: with ``message``, if a register holds none and ``uninitialized="error"``.
     """
     level = core.options.uninitialized
     if (level == "ignore" and not core.is_recorded) or registers.known[lanes].all():
@@ -43,10 +45,12 @@ def check_known(core: Core, registers: Accumulators, lanes: slice, message: str)
 
 
 def check_stored(core: Core, registers: Accumulators, lanes: slice) -> None:
-    """Refuse, as the options say, to store registers that hold no defined value.
+    """Check that registers hold defined values before they are stored.
+
+    The options decide how a violation is reported.
 
     Raises:
-        UninitializedReadError: at ``uninitialized="error"``.
+        UninitializedReadError: if a register holds none, with ``uninitialized="error"``.
     """
     check_known(
         *(core, registers, lanes),
@@ -63,7 +67,7 @@ def read_accumulators(
     *,
     negate: bool = False,
 ) -> None:
-    """Store the registers of ``lanes`` into ``destination``, elements of a (P, 1) tile of type ``dtype``.
+    """Store the registers of ``lanes`` into ``destination``, the elements of a (P, 1) tile of type ``dtype``.
 
     Raises:
         UninitializedReadError: if a register holds no defined value, with ``uninitialized="error"``.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``act``: what an instruction does to whole arrays, at once or as a step of a plan."""
+"""``act``: the effect of an instruction on whole arrays, applied at once or recorded as a step of a plan."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def act(
 ) -> None:
     """Call ``function`` with the arrays of ``writes``, ``updates`` and ``reads``, in this order.
 
-    That is all that it reads and writes. It may be called again with other elements in arrays of the same shapes, and
-    must not keep anything of a call. Where what it writes has no values, it is not called.
+    ``function`` reads and writes nothing else. It may be called again with other elements in arrays of the same
+    shapes, and must not keep anything from a call. It is not called if a tensor that it writes has no values.
 
     Args:
-        core: that runs the instruction.
-        function: what is done.
-        writes: tensors of which it writes every element and reads none before.
+        core: the core that runs the instruction.
+        function: the function that computes the effect.
+        writes: tensors whose elements ``function`` all writes, without reading any of them before.
         reads: tensors that it only reads.
-        updates: tensors of which it writes some elements, or whose elements it needs as they were.
+        updates: tensors of which it writes some elements, or whose previous elements it needs.
         may_refuse: whether it raises an error for some elements.
     """
     if core.emitter is not None:
@@ -47,13 +47,16 @@ def fill(core: Core, tensor: NkiTensor, value: Any) -> None:
     """Write the number ``value`` into every element of ``tensor``.
 
     Raises:
-        NkiValidationError: as :func:`filling`.
+        NkiValidationError: see :func:`filling`.
     """
     put(core, tensor, filling(tensor, value))
 
 
 def put(core: Core, tensor: NkiTensor, elements: npt.NDArray[Any]) -> None:
-    """Write ``elements``, known before the instruction runs, into ``tensor``: of its shape and type, or one for all."""
+    """Write ``elements``, known before the instruction runs, into ``tensor``.
+
+    They have the shape and type of ``tensor``, or are a single element for all.
+    """
 
     def write(into: npt.NDArray[Any]) -> None:
         into[...] = elements

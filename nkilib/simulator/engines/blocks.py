@@ -19,20 +19,20 @@ from ..terms.dtypes import tfloat32
 # is small beside the work, and two cores seldom wait for each other's. 256 Ki are level on one core and up to 5% slower
 # on two.
 BLOCK_ELEMENTS = 512 * 1024
-# Smaller contents are made at once: it takes no longer than to remember how. 256 KiB stay in a core's cache anyway.
+# Smaller contents are computed at once: it takes no longer than remembering how. 256 KiB stay in a core's cache anyway.
 SMALLEST_DEFERRED_BYTES = 1 << 18
 
 
 def is_worth_deferring(tensor: NkiTensor) -> bool:
-    """Whether making the elements of ``tensor`` takes long beside remembering how."""
+    """Return whether computing the elements of ``tensor`` takes much longer than remembering how to."""
     return tensor.size * tensor.dtype.itemsize >= SMALLEST_DEFERRED_BYTES
 
 
 def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]:
-    """Slices of partitions, each of about ``BLOCK_ELEMENTS`` elements if a partition has ``width``.
+    """Return slices of partitions, each of about ``BLOCK_ELEMENTS`` elements if a partition has ``width``.
 
-    One slice of all partitions where a source shares the destination's storage other than as the very same view: all
-    of it must be read before anything is stored.
+    There is a single slice of all partitions if a source shares the destination's storage through a different view:
+    all of the source must then be read before anything is stored.
     """
     rows = destination.shape[0]
     if rows * width > BLOCK_ELEMENTS and _overlaps(destination, sources):
@@ -41,7 +41,7 @@ def row_blocks(destination: NkiTensor, width: int, *sources: Any) -> list[slice]
 
 
 def blocks_of_rows(rows: int, width: int) -> list[slice]:
-    """``rows`` rows of ``width`` elements in slices of about ``BLOCK_ELEMENTS`` elements."""
+    """Return ``rows`` rows of ``width`` elements as slices of about ``BLOCK_ELEMENTS`` elements."""
     if rows * width <= BLOCK_ELEMENTS:
         return [slice(0, rows)]
     step = max(1, BLOCK_ELEMENTS // width)
@@ -49,7 +49,7 @@ def blocks_of_rows(rows: int, width: int) -> list[slice]:
 
 
 def is_same_view(first: NkiTensor, second: NkiTensor) -> bool:
-    """Whether both are the same elements, read as the same type."""
+    """Return whether two tensors are the same elements, read as the same type."""
     return first.storage is second.storage and first.layout == second.layout and first.dtype == second.dtype
 
 
@@ -64,10 +64,10 @@ def _overlaps(destination: NkiTensor, sources: tuple[Any, ...]) -> bool:
 class SourceRows:
     """Rows of a tensor as float32 arrays (rows, elements per partition), which the caller does not write to.
 
-    They are read in place where the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
+    The rows are read in place if the tensor is dense float32 already, else cast into the scratch buffer ``slot``.
 
     Attributes:
-        memory: what they are read from, an array with the tensor's rows.
+        memory: the array from which the rows are read, with the rows of the tensor.
     """
 
     __slots__ = ("_core", "_is_direct", "_slot", "_width", "memory")
@@ -81,12 +81,12 @@ class SourceRows:
         self._is_direct = flat is not None and flat.dtype == FLOAT32
 
     def load(self, rows: slice, landing: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
-        """The values of some rows; valid until the next call.
+        """Return the values of some rows; they are valid until the next call.
 
         Args:
-            rows: which ones.
-            landing: an array (rows, elements per partition) apart from the tensor's memory, which takes the values if
-                they have to be cast: what is computed from them in place stays in a smaller cache.
+            rows: the slice of rows.
+            landing: an array (rows, elements per partition) apart from the tensor's memory, which receives the values
+                if they have to be cast. Results computed in place from it then stay in a smaller cache.
         """
         source = self.memory[rows]
         if self._is_direct:
@@ -100,8 +100,11 @@ class SourceRows:
 
 
 class ResultRows:
-    """Where an instruction puts the float32 results of some rows: the tensor itself if it is dense float32, else the
-    scratch buffer ``slot``, from which :meth:`store` casts them into the tensor."""
+    """The place for the float32 results of some rows of an instruction.
+
+    It is the tensor itself if that is dense float32, else the scratch buffer ``slot``, from which :meth:`store` casts
+    the results into the tensor.
+    """
 
     __slots__ = ("_array", "_core", "_dtype", "_flat", "_slot", "_storage", "_width")
 
@@ -116,23 +119,26 @@ class ResultRows:
         self._flat = tensor.flat_rows if is_float32 else None
 
     def open(self, rows: slice) -> npt.NDArray[np.float32]:
-        """An array (rows, elements per partition) for the results of some rows."""
+        """Return an array (rows, elements per partition) for the results of some rows."""
         if self._flat is not None:
             return self._flat[rows]
         return self._core.scratch(self._slot, (rows.stop - rows.start) * self._width).reshape(-1, self._width)
 
     def is_apart_from(self, source: NkiTensor) -> bool:
-        """Whether :meth:`open` gives memory that ``source`` does not live in."""
+        """Return whether the memory that :meth:`open` returns is not the memory of ``source``."""
         return self._flat is None or source.storage is not self._storage
 
     def store(self, rows: slice, values: npt.NDArray[np.float32]) -> None:
-        """Cast into the tensor what was computed in the array that :meth:`open` gave for the same rows."""
+        """Cast ``values``, computed in the array that :meth:`open` returned for the same rows, into the tensor."""
         if self._flat is None:
             store_float(self._array[rows], values, self._dtype)
 
 
 def float32_rows(elements: npt.NDArray[Any], width: int) -> npt.NDArray[np.float32]:
-    """Some rows as a float32 array (rows, ``width``), which the caller does not write to: in place where they are."""
+    """Return some rows as a float32 array (rows, ``width``), which the caller does not write to.
+
+    No copy is made if the rows are float32 already.
+    """
     rows = elements if elements.ndim == 2 else elements.reshape(len(elements), width)
     if rows.dtype == FLOAT32:
         return rows
@@ -142,7 +148,7 @@ def float32_rows(elements: npt.NDArray[Any], width: int) -> npt.NDArray[np.float
 
 
 def column(value: Any, rows: slice) -> Any:
-    """A scalar operand for some rows: a float32 number as it is, a (P, 1) tensor as a float32 column (a copy)."""
+    """Return a scalar operand for some rows: a number as float32, a (P, 1) tensor as a float32 column (a copy)."""
     if isinstance(value, NkiTensor):
         array = value.array if len(value.shape) == 2 else value.array.reshape(value.shape[0], 1)
         return array[rows].astype(FLOAT32)
@@ -150,5 +156,5 @@ def column(value: Any, rows: slice) -> Any:
 
 
 def rows_of(operand: Any, rows: slice) -> Any:
-    """Some rows of what :func:`column` gave for all of them."""
+    """Return some rows of an operand that :func:`column` returned for all rows."""
     return operand[rows] if isinstance(operand, np.ndarray) else operand

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Exact arithmetic of 32-bit integers, as GpSimd has it."""
+"""Exact arithmetic of 32-bit integers, as on the GpSimd engine."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .actions import act
 Integers = npt.NDArray[Any]
 
 _INTEGERS = frozenset({int32, uint32})
-# Operators that give in 32 bits what they give in more, wrapped. Not so a magnitude: that of the lowest int32 needs 33.
+# Operators whose 32-bit result is the wrapped wide result. A magnitude is not: the lowest int32 has one of 33 bits.
 _CLOSED = frozenset(ARITHMETIC) - {"power", "abs_max", "abs_min"}
 
 
 def are_integers(*tiles: NkiTensor) -> bool:
-    """Whether all tiles are of the types with which GpSimd computes exactly."""
+    """Return whether all tiles have types with which GpSimd computes exactly."""
     return _INTEGERS.issuperset([tile.dtype for tile in tiles])
 
 
 def compute_integers(core: Core, key: str, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor) -> None:
-    """``data1 <key> data2`` into ``dst``, all int32 or uint32: exact, and wrapped to 32 bits."""
+    """Compute ``data1 <key> data2`` into ``dst``, all int32 or uint32: exact, and wrapped to 32 bits."""
     function, dtype = ARITHMETIC[key], dst.dtype
     is_closed = dtype == data1.dtype == data2.dtype and key in _CLOSED
 

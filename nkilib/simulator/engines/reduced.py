@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``reduce_rows``: each row of a tile becomes a few numbers, a block of rows after the other."""
+"""``reduce_rows``: the reduction of each row of a tile to a few numbers, one block of rows after the other."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ Reduce = Callable[[npt.NDArray[Any], Float32s], object]
 
 
 def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, reads_bfloat16: bool = False) -> None:
-    """Put what ``reduce`` makes of the rows of ``tile`` into ``dst``, which has as many partitions.
+    """Reduce the rows of ``tile`` with ``reduce`` and store the results in ``dst``, which has as many partitions.
 
     Args:
-        core: that runs the instruction.
+        core: the core that runs the instruction.
         dst: the tile of the results.
-        tile: what is read.
-        reduce: given some rows in float32, and an array (rows, elements of ``dst`` in a partition) for their results.
-        reads_bfloat16: whether it takes rows in bfloat16 as they are, where they are dense and held in 16 bits.
+        tile: the tile that is read.
+        reduce: the reduction. It receives some rows in float32, and an array (rows, elements of ``dst`` in a
+            partition) for their results.
+        reads_bfloat16: whether ``reduce`` takes rows in bfloat16 unchanged, where they are dense and stored in 16
+            bits.
     """
     if core.emitter is not None:
         core.emitter.reduce_rows(dst, tile, reduce, reads_bfloat16)
@@ -49,5 +51,8 @@ def reduce_rows(core: Core, dst: NkiTensor, tile: NkiTensor, reduce: Reduce, *, 
 
 
 def is_in_16_bits(tile: NkiTensor) -> bool:
-    """Whether a tile has elements of bfloat16 that are held as such, which those of precise_fp=False are not."""
+    """Return whether a tile has elements of bfloat16 that are stored in 16 bits.
+
+    With precise_fp=False bfloat16 elements are not stored so.
+    """
     return tile.size > 0 and tile.dtype == bfloat16 and not tile.storage.is_widened

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that compute element by element: at once, a few rows after the other, or when somebody reads them.
+"""Elementwise instructions: computed at once, a few rows after the other, or when an instruction reads the results.
 
-Large results are left to who reads them; see memory/deferred.py. A store to HBM has them written there. An instruction
-that computes with them has each block of rows computed when it comes to that block, in a buffer that stays in a cache,
-so that of a chain of instructions only the last results go to memory. The operations on an element and their order are
-the same as at once, and so are its bits.
+Large results are computed by their reader; see memory/deferred.py. A store to HBM has them written there. An
+instruction that computes with them has each block of rows computed when it comes to that block, in a buffer that
+stays in a cache, so that only the last results of a chain of instructions go to memory. The operations on an element
+and their order are the same as in immediate execution, and the results are bitwise identical.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from .blocks import ResultRows, SourceRows, blocks_of_rows, column, is_worth_def
 
 Float32s = npt.NDArray[np.float32]
 # Computes the results of some rows from the elements of the tiles and of the columns there. The array for the results
-# may be the first of the tiles, and in place any of them.
+# may be the first of the tiles or, in place, any of them.
 Apply = Callable[[list[Float32s], list[Any], Float32s], object]
 
-# A content that is made from so many others, one in the other, is made before anything else is computed from it.
+# A content with this many nested deferred contents is computed before anything else is computed from it.
 _DEEPEST = 4
 
 
 class Reduction(Protocol):
-    """What an instruction does with its results besides: it reduces each row into an accumulator register.
+    """The second effect of an instruction: a reduction of each row of its results into an accumulator register.
 
     Attributes:
         destination: the (P, 1) tile that receives the registers afterwards, or None.
-        initial: what the reduction starts from besides the registers: a number, a (P, 1) tile or None.
+        initial: the value besides the registers that the reduction starts from: a number, a (P, 1) tile or None.
     """
 
     @property
@@ -53,16 +53,16 @@ class Reduction(Protocol):
     def initial(self) -> Any: ...
 
     def begin(self) -> None:
-        """Read what it starts from, before the instruction writes anything."""
+        """Read the initial value before the instruction writes anything."""
 
     def add_rows(self, rows: slice, values: Float32s, /) -> None:
         """Reduce the results of some rows."""
 
     def finish(self, rows: slice) -> None:
-        """Bring what was reduced of some rows into their registers, and these into the destination."""
+        """Put the reductions of some rows into their registers, and the registers into the destination."""
 
     def pass_over(self, rows: slice) -> None:
-        """Note what :meth:`finish` does, where nothing was computed."""
+        """Record the effect of :meth:`finish` when no results were computed."""
 
 
 def compute(
@@ -73,26 +73,26 @@ def compute(
     reduction: Reduction | None = None,
     columns: Sequence[Any] = (),
 ) -> None:
-    """Put what ``apply`` computes from ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
+    """Compute ``apply`` of ``tiles``, which have as many elements in a partition as ``dst``, into ``dst``.
 
     Args:
-        core: that runs the instruction.
+        core: the core that runs the instruction.
         dst: the tile of the results.
-        tiles: what is read.
-        apply: computes some rows.
-        reduction: takes the results, before they are cast, whatever becomes of them.
-        columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` is given float32 copies, made before anything
+        tiles: the tiles that are read.
+        apply: the function that computes some rows.
+        reduction: the reduction that receives the results before they are cast, whether or not they are stored.
+        columns: the scalar operands, numbers or (P, 1) tiles; ``apply`` receives float32 copies, made before anything
             is written.
     """
     if core.emitter is not None:
         core.emitter.elementwise(dst, tiles, apply, reduction, columns)
         return
     every_row = slice(0, dst.shape[0])
-    if dst.storage.is_abstract:  # what the registers take is noted alone
+    if dst.storage.is_abstract:  # only the effect on the registers is recorded
         if reduction is not None:
             reduction.pass_over(every_row)
         return
-    scalars = [column(each, every_row) for each in columns]
+    scalars = [column(operand, every_row) for operand in columns]
     if reduction is not None:
         reduction.begin()
     _compute_now_or_later(core, dst, tiles, Rowwise(apply, scalars), reduction)
@@ -101,13 +101,13 @@ def compute(
 
 
 class Rowwise(NamedTuple):
-    """What computes the results, with the scalar operands of all rows."""
+    """A function that computes some rows of the results, with the scalar operands of all rows."""
 
     apply: Apply
     scalars: list[Any]
 
     def __call__(self, tiles: list[Float32s], rows: slice, values: Float32s) -> None:
-        self.apply(tiles, [rows_of(each, rows) for each in self.scalars], values)
+        self.apply(tiles, [rows_of(scalar, rows) for scalar in self.scalars], values)
 
 
 def _compute_now_or_later(
@@ -116,7 +116,7 @@ def _compute_now_or_later(
     if core.defers_results and is_worth_deferring(dst):
         inputs = _inputs(dst, tiles)
         if inputs is not None:
-            _leave(core, dst, inputs, apply, reduction)
+            _defer_results(core, dst, inputs, apply, reduction)
             return
     sources = [SourceRows(core, f"source {number}", tile) for number, tile in enumerate(tiles)]
     if dst.storage.parts:
@@ -126,7 +126,7 @@ def _compute_now_or_later(
     first, *others = sources
     for rows in row_blocks(dst, dst.free_size, *tiles):
         values = result.open(rows)
-        apply([first.load(rows, values if is_apart else None), *[other.load(rows) for other in others]], rows, values)
+        apply([first.load(rows, values if is_apart else None), *[source.load(rows) for source in others]], rows, values)
         if reduction is not None:
             reduction.add_rows(rows, values)
         result.store(rows, values)
@@ -136,12 +136,12 @@ class _Input(NamedTuple):
     """A tile as it was when the instruction was issued.
 
     Attributes:
-        memory: its elements, or None where they are deferred.
-        content: what they are then.
-        at: the rows and columns of the content that they are.
-        sources: the memory in HBM that they come from.
+        memory: the elements of the tile, or None if they are deferred.
+        content: the deferred content, or None.
+        at: the rows and columns of the content that the tile covers.
+        sources: the memory in HBM that the elements come from.
         operands: the other storages whose memory they come from.
-        is_own: whether they come from the memory of the very view that takes the results.
+        is_own: whether they come from the memory of the very view that receives the results.
         numpy_type: the type in which the storage holds them.
     """
 
@@ -158,7 +158,10 @@ class _Input(NamedTuple):
         return 0 if self.content is None else self.content.depth
 
     def load(self, core: Core, block: Block, slot: str, landing: Float32s | None) -> Float32s:
-        """The elements in some rows and columns; in ``landing``, if it is given, where they are not float32 memory."""
+        """Return the elements in some rows and columns as float32.
+
+        Elements that are not in float32 memory are written to ``landing`` if it is given.
+        """
         rows, columns = block
         if self.memory is not None and self.memory.dtype == FLOAT32:
             return self.memory[rows, columns]
@@ -169,10 +172,10 @@ class _Input(NamedTuple):
             return landing
         assert self.content is not None
         is_float32 = self.numpy_type == FLOAT32
-        held = landing if is_float32 else _held(core, f"{slot} as held", landing.shape, self.numpy_type)
-        self.content.write(held, _shifted(rows, self.at[0].start), _shifted(columns, self.at[1].start))
+        stored = landing if is_float32 else _storage_buffer(core, f"{slot} as held", landing.shape, self.numpy_type)
+        self.content.write(stored, _shifted(rows, self.at[0].start), _shifted(columns, self.at[1].start))
         if not is_float32:
-            copy_as_float32(landing, held)
+            copy_as_float32(landing, stored)
         return landing
 
 
@@ -180,8 +183,8 @@ def _scratch(core: Core, slot: str, rows: int, columns: int) -> Float32s:
     return core.scratch(slot, rows * columns).reshape(rows, columns)
 
 
-def _held(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-    """A work buffer for elements of at most four bytes, in the type in which a tile holds them."""
+def _storage_buffer(core: Core, slot: str, shape: tuple[int, ...], numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return a work buffer for elements of at most four bytes, in the type in which a tile stores them."""
     size = shape[0] * shape[1]
     return core.scratch(slot, size).view(numpy_type)[:size].reshape(shape)
 
@@ -191,18 +194,18 @@ def _shifted(span: slice, by: int) -> slice:
 
 
 def _inputs(dst: NkiTensor, tiles: Sequence[NkiTensor]) -> list[_Input] | None:
-    """What the results can be made from later; None if they have to be made at once."""
+    """Return the inputs from which the results can be computed later; None if they must be computed at once."""
     target = dst.storage.block_of(dst.layout, dst.dtype)
     if target is None or dst.indirect_access is not None:
         return None
-    # First, since to read them may make what is deferred.
+    # First, because reading them may compute deferred contents.
     columns = {number: _copy_of_column(tile) for number, tile in enumerate(tiles) if _is_column(tile)}
     inputs: list[_Input] = []
     for number, tile in enumerate(tiles):
-        found = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
-        if found is None or dst.storage in found.operands:
+        source = _input(tile, dst, target) if number not in columns else _input_of_column(columns[number])
+        if source is None or dst.storage in source.operands:
             return None
-        inputs.append(found)
+        inputs.append(source)
     return inputs
 
 
@@ -231,13 +234,13 @@ def _input(tile: NkiTensor, dst: NkiTensor, target: Rectangle) -> _Input | None:
 
 
 def _is_column(tile: NkiTensor) -> bool:
-    """Whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
+    """Return whether all elements of a partition are one and the same: a (P, 1) tile that was broadcast."""
     is_static = tile.indirect_access is None and not tile.storage.is_abstract
     return is_static and len(tile.shape) == 2 and tile.shape[1] > 1 and tile.strides[1] == 0
 
 
 def _copy_of_column(tile: NkiTensor) -> Float32s:
-    """The elements of such a tile, as it is now; one number a partition."""
+    """Return the current elements of a broadcast (P, 1) tile, one number a partition."""
     return np.broadcast_to(to_float32(tile.array[:, :1]), tile.shape)
 
 
@@ -248,18 +251,20 @@ def _input_of_column(elements: Float32s) -> _Input:
 _NOWHERE: Block = (slice(0, 0), slice(0, 0))
 
 
-def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None) -> None:
-    """Leave the results to who reads them: a store to HBM, or often nobody."""
+def _defer_results(
+    core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise, reduction: Reduction | None
+) -> None:
+    """Defer the results to their reader, which is a store to HBM, or often does not exist."""
     results = _Results(core, inputs, apply, dst)
     if reduction is not None and reduction.is_active:
         for rows, values in results.blocks((slice(0, dst.shape[0]), slice(0, dst.free_size))):
             reduction.add_rows(rows, values)
         results.computed = dst.size
-    operands: set[object] = set().union(*[each.operands for each in inputs])
+    operands: set[object] = set().union(*[item.operands for item in inputs])
     for operand in operands:
         assert isinstance(operand, Storage)
         operand.derive().readers.add(dst.storage)
-    sources = tuple(source for each in inputs for source in each.sources)
+    sources = tuple(source for item in inputs for source in item.sources)
     dst.storage.defer(
         Deferred(
             dst.layout,
@@ -267,7 +272,7 @@ def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise,
             results.write,
             sources,
             operands=operands,
-            reads_itself=any(each.is_own for each in inputs),
+            reads_itself=any(item.is_own for item in inputs),
             depth=results.depth,
         )
     )
@@ -275,12 +280,13 @@ def _leave(core: Core, dst: NkiTensor, inputs: Sequence[_Input], apply: Rowwise,
 
 
 class _Results:
-    """The results of an instruction, where they are deferred.
+    """The deferred results of an instruction.
 
-    A launch in which all of them are computed twice, to be reduced and to be read, defers none after that.
+    A launch in which all results of an instruction are computed twice, to be reduced and to be read, defers none
+    afterwards.
 
     Attributes:
-        computed: how many were, so far.
+        computed: the number of results computed so far.
         depth: see ``Deferred``.
     """
 
@@ -291,13 +297,15 @@ class _Results:
         self._dtype: DType = dst.dtype
         self._size = dst.size
         self.computed = 0
-        self.depth = 1 + max(each.depth for each in inputs)
+        self.depth = 1 + max(item.depth for item in inputs)
         self._slots = [f"source {number} of depth {self.depth}" for number in range(len(inputs))]
         self._result = f"result of depth {self.depth}"
 
     def blocks(self, part: Block, into: Float32s | None = None) -> Iterator[tuple[slice, Float32s]]:
-        """The results in some rows and columns: a few rows after the other, in the array ``into`` or each in the same
-        scratch buffer, valid until the next."""
+        """Yield the results in some rows and columns, a few rows after the other.
+
+        They are in the array ``into``, or each in the same scratch buffer, where they are valid until the next block.
+        """
         rows, columns = part
         width = columns.stop - columns.start
         for block in blocks_of_rows(rows.stop - rows.start, width):
@@ -309,14 +317,14 @@ class _Results:
             # ``into`` may be memory from which the other tiles come.
             landing = values if into is None or len(self._inputs) == 1 else None
             loaded = [
-                each.load(self._core, (of_results, columns), slot, landing if number == 0 else None)
-                for number, (each, slot) in enumerate(zip(self._inputs, self._slots, strict=True))
+                item.load(self._core, (of_results, columns), slot, landing if number == 0 else None)
+                for number, (item, slot) in enumerate(zip(self._inputs, self._slots, strict=True))
             ]
             self._apply(loaded, of_results, values)
             yield block, values
 
     def write(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Put the results in some rows and columns into an array of just those."""
+        """Write the results in some rows and columns into an array of exactly these rows and columns."""
         is_direct = elements.dtype == FLOAT32 and self._dtype != tfloat32
         for block, values in self.blocks((rows, columns), elements if is_direct else None):
             if not is_direct:

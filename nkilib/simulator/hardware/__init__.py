@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is simulated: the hardware generations, their limits, and the options in force."""
+"""The simulated hardware: its generations, their limits, and the options in force."""

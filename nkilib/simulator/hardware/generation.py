@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is known of one hardware generation: sizes, and the constants of the model of time."""
+"""The description of one hardware generation: sizes, and the constants of the model of time."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ..terms.enums import Engine, nc_version
 
 @dataclass(frozen=True)
 class DmaTiming:
-    """The DMA engines of one core.
+    """The timing of the DMA engines of one core.
 
     Attributes:
-        engines: how many there are.
-        gb_per_s: rate of one, in practice.
-        row_ns: least time that an engine spends on a row, that is on contiguous bytes on both sides.
-        fixed_ns: from the trigger to the first byte, and what a transfer takes besides its rows.
-        to_consumer_ns: from the last byte to the instruction that waits for it.
-        trigger_ns: from one trigger of a queue to the next.
-        software_ns: what GpSimd takes to write the descriptors of a transfer, from one to the next of a queue.
-        has_hardware_descriptors: whether there are units that write descriptors; without, the host has written those of
-            addresses that are known before the launch, and GpSimd writes the others.
-        transpose_from_hbm, transpose_from_sbuf: share of the rate that a transpose reaches at best.
+        engines: the number of engines.
+        gb_per_s: the rate of one engine in practice, in GB/s.
+        row_ns: the least time that an engine spends on a row (bytes that are contiguous on both sides).
+        fixed_ns: the time from the trigger to the first byte, which a transfer takes besides its rows.
+        to_consumer_ns: the time from the last byte to the instruction that waits for it.
+        trigger_ns: the time from one trigger of a queue to the next.
+        software_ns: the time in which GpSimd writes the descriptors of a transfer, from one to the next of a queue.
+        has_hardware_descriptors: whether there are units that write descriptors; without them the host has written the
+            descriptors of addresses that are known before the launch, and GpSimd writes the others.
+        transpose_from_hbm, transpose_from_sbuf: the share of the rate that a transpose reaches at best.
     """
 
     engines: int
@@ -41,7 +41,7 @@ class DmaTiming:
 
     @property
     def core_gb_per_s(self) -> float:
-        """What all engines of a core move together."""
+        """The rate of all engines of a core together, in GB/s."""
         return self.engines * self.gb_per_s
 
 
@@ -50,14 +50,14 @@ class Timing:
     """Constants of the model of time; see each generation's file for their sources.
 
     Attributes:
-        clock_ghz: of the engines that compute.
-        result_ns: from the last cycle of an instruction until another engine can use its result.
-        sync_ns: what an engine takes to notice that another one has finished.
-        issue_cycles: between two instructions of an engine; the Tensor engine has none.
-        activation_table_ns: to load another table of activation functions.
+        clock_ghz: the clocks of the compute engines, in GHz.
+        result_ns: the time from the last cycle of an instruction until another engine can use its result.
+        sync_ns: the time that an engine takes to notice that another one has finished.
+        issue_cycles: the cycles between two instructions of an engine; the Tensor engine has none.
+        activation_table_ns: the time to load another table of activation functions.
         has_fast_vector_modes: whether Vector takes 2 or 4 elements a cycle of 16-bit types.
         scalar_bf16_per_cycle: elements a cycle and partition of the Scalar engine in bfloat16.
-        dma: the DMA engines.
+        dma: the timing of the DMA engines.
     """
 
     clock_ghz: Mapping[Engine, float]
@@ -77,8 +77,8 @@ class Generation:
     Attributes:
         name: ``"trn1"``, ``"trn2"``, ``"trn3"``, or ``"trn3_a0"`` for the first silicon of trn3.
         version: the value of ``nisa.get_nc_version()``.
-        sbuf_partition_bytes: physical SBUF bytes of a partition.
-        sbuf_usable_bytes: bytes of it that a kernel may use.
+        sbuf_partition_bytes: physical bytes of SBUF in a partition.
+        sbuf_usable_bytes: bytes of SBUF in a partition that a kernel may use.
         timing: constants of the model of time.
         revision: the value of ``nisa.get_nc_sub_version()``: 0 is the first silicon of a generation.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Limits that all hardware generations share, and how a generation is named; a file for each says what differs."""
+"""Limits that all hardware generations share, and names of generations; each generation's own values have a file."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ TARGETS = tuple(_BY_NAME)
 
 
 def generation(target: str) -> Generation:
-    """The generation that ``target`` names, in the spelling of ``NEURON_PLATFORM_TARGET_OVERRIDE``.
+    """Return the generation that ``target`` names, in the spelling of ``NEURON_PLATFORM_TARGET_OVERRIDE``.
 
     Raises:
         ValueError: if ``target`` names none.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of a simulation: one frozen dataclass, its defaults, and how to change them for a while."""
+"""Options of a simulation: a frozen dataclass, its defaults, and a context manager that changes them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from .generation import Generation
 from .limits import generation
 
-# What a check does with what it finds.
+# The reaction of a check to a finding.
 Level = Literal["error", "warn", "ignore"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 # The checks that have one; NKILIB_RACES and so on set them.
@@ -26,7 +26,7 @@ _NAN = "nan"
 # The rules for loops and registers.
 Frontend = Literal["tracer", "custom"]
 FRONTENDS: tuple[Frontend, ...] = get_args(Frontend)
-# AWS's variable for the way in which kernels are specialized, and what its values mean; unset is the tracer.
+# AWS's variable for the way in which kernels are specialized, and the meaning of its values; unset is the tracer.
 _FRONTEND_VARIABLE = "NKI_COMPILER_FRONTEND"
 _FRONTENDS: dict[str, Frontend] = {
     "": "tracer",
@@ -44,36 +44,39 @@ _REPLAYS = {"": True, "1": True, _STRICT: True, "0": False}
 
 @dataclass(frozen=True)
 class Options:
-    """How kernels are simulated.
+    """The options of a simulation.
 
     Attributes:
-        target: generation to simulate: ``trn1|inf2|gen2``, ``trn2|gen3`` or ``trn3|gen4``. The environment variable
+        target: the generation to simulate: ``trn1|inf2|gen2``, ``trn2|gen3`` or ``trn3|gen4``. The environment variable
             ``NEURON_PLATFORM_TARGET_OVERRIDE`` sets it; unset means ``trn2`` (AWS's simulator takes trn3).
             ``trn3_a0|trn3pre`` is the first silicon of trn3.
-        precise_fp: store bfloat16 and float8 in their own width. ``NKI_PRECISE_FP=0`` keeps them in float32, so that
-            an error of the algorithm can be told from a rounding.
-        uninitialized: a read of an element that was never written: ``"error"`` (:class:`UninitializedReadError`),
-            ``"warn"`` or ``"ignore"``; with these two it reads as NaN, and as 4 in integers, as in AWS's simulator.
-            ``"nan"`` is an older name of ``"ignore"``.
-        capacity: a kernel whose live tensors do not fit SBUF or PSUM, as soon as that is certain, at the latest at its
-            end: ``"error"`` (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
-        races: the two cores access the same elements of a shared tensor, one of them writing, without a barrier in
-            between: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. What is read
-            there is then what the memory holds at that moment.
-        identical_writes: both cores write the same values to the same elements without a barrier in between, which is
-            no race, and one of them works for nothing: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``.
-        psum_groups: a matmul adds to a group of products in PSUM after another group was started in the same bank:
-            ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The sum is then
-            that of the documentation. A device has lost a part of it, and public kernels do it nevertheless
-            (docs/simulator-readings.md), hence ``"warn"``.
-        frontend: the rules for loops and registers: ``"tracer"``, those of NKI 0.7, where no run-time value steers
-            Python; or ``"custom"``, those of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
+        precise_fp: whether bfloat16 and float8 are stored in their own width. ``NKI_PRECISE_FP=0`` keeps them in
+            float32, so that an error of the algorithm can be told from a rounding.
+        uninitialized: the reaction to a read of an element that was never written: ``"error"``
+            (:class:`UninitializedReadError`), ``"warn"`` or ``"ignore"``; with these two it reads as NaN, and as 4 in
+            integers, as in AWS's simulator. ``"nan"`` is an older name of ``"ignore"``.
+        capacity: the reaction to a kernel whose live tensors do not fit SBUF or PSUM, as soon as that is certain, at
+            the latest at its end: ``"error"`` (:class:`CapacityError`), ``"warn"`` or ``"ignore"``, as in AWS's
+            simulator.
+        races: the reaction if the two cores access the same elements of a shared tensor, one of them writing, without a
+            barrier in between: ``"error"`` (:class:`RaceError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator.
+            Such a read then returns the content of the memory at that moment.
+        identical_writes: the reaction if both cores write the same values to the same elements without a barrier in
+            between, which is no race, but the work of one core is wasted: ``"error"`` (:class:`RaceError`), ``"warn"``
+            or ``"ignore"``.
+        psum_groups: the reaction if a matmul adds to an accumulation group in PSUM after another group was started in
+            the same bank: ``"error"`` (:class:`PsumGroupError`), ``"warn"`` or ``"ignore"``, as in AWS's simulator. The
+            sum is then the documented one. A device has lost a part of such a sum, but public kernels do this
+            nevertheless (docs/reference/simulator_readings.md), hence ``"warn"``.
+        frontend: the rules for loops and registers: ``"tracer"``, the rules of NKI 0.7, where no run-time value steers
+            Python; or ``"custom"``, the rules of 0.6, with ``nl.dynamic_range`` and ``while`` on a register. The
             environment variable ``NKI_COMPILER_FRONTEND`` sets it.
-        replay: whether a launch that equals earlier ones may run from a plan of what they did, with the same bits.
+        replay: whether a launch that equals earlier ones may run from a recorded plan, with bitwise identical results.
             ``NKILIB_REPLAY=0`` turns it off.
 
-    The checks are set by ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``, ``NKILIB_IDENTICAL_WRITES``
-    and ``NKILIB_PSUM_GROUPS``. ``"warn"`` is a :class:`SimulatorWarning`, one for each line of a kernel and process.
+    The environment variables ``NKILIB_UNINITIALIZED``, ``NKILIB_CAPACITY``, ``NKILIB_RACES``,
+    ``NKILIB_IDENTICAL_WRITES`` and ``NKILIB_PSUM_GROUPS`` set the checks. ``"warn"`` gives a :class:`SimulatorWarning`,
+    one for each line of a kernel and process.
     """
 
     target: str = "trn2"
@@ -105,7 +108,7 @@ class Options:
 
     @classmethod
     def from_environment(cls) -> Options:
-        """Options as the environment sets them, by the variables of AWS's simulator and by ``NKILIB_RACES`` and so on.
+        """Return the options set by the environment: variables of AWS's simulator, ``NKILIB_RACES`` and so on.
 
         Raises:
             ValueError: if a variable has a value that is not documented.
@@ -149,10 +152,10 @@ def _check_level(what: str, value: object) -> None:
 
 
 class RawEnvironment:
-    """Environment variables as the process holds them, read in a microsecond: ``os.environ`` decodes each one.
+    """A fast reader of environment variables in raw form, in a microsecond: ``os.environ`` decodes each variable.
 
     Args:
-        names: the variables.
+        names: the names of the variables.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -160,10 +163,10 @@ class RawEnvironment:
         self._keys: tuple[Any, ...] = tuple(map(getattr(os.environ, "encodekey", str), self._names))
 
     def __call__(self) -> tuple[Any, ...]:
-        """Their values in order, None where one is not set; for comparison only, they may be bytes."""
-        held = getattr(os.environ, "_data", None)
+        """Return the values in order, None where one is not set; for comparison only, since they may be bytes."""
+        raw = getattr(os.environ, "_data", None)
         # A test may have put another mapping in the place of os.environ.
-        return tuple(map(os.environ.get, self._names)) if held is None else tuple(map(held.get, self._keys))
+        return tuple(map(os.environ.get, self._names)) if raw is None else tuple(map(raw.get, self._keys))
 
 
 # The variables that options are read from.
@@ -178,11 +181,11 @@ _raw_environment = RawEnvironment(OPTION_VARIABLES)
 
 
 class _Changes(NamedTuple):
-    """What :func:`using` changes.
+    """The changes that :func:`using` makes.
 
     Attributes:
-        values: by field.
-        key: the same to compare, in which True is not 1.
+        values: the changed values by field.
+        key: the same values for comparison, in which True differs from 1.
     """
 
     values: dict[str, Any]
@@ -191,13 +194,13 @@ class _Changes(NamedTuple):
 
 _NO_CHANGES = _Changes({}, ())
 _CHANGES: ContextVar[_Changes] = ContextVar("nkilib_simulator_option_changes", default=_NO_CHANGES)
-# Options by raw environment and changes. A program has a handful; what makes more of them starts again.
+# Options by raw environment and changes. A program has a handful; a larger cache is cleared.
 _KNOWN: dict[tuple[Any, ...], Options] = {}
 _MOST_KNOWN = 64
 
 
 def current_options() -> Options:
-    """The options in force: the environment's, with what :func:`using` changes.
+    """Return the options in force: the environment's, with the changes of :func:`using`.
 
     Raises:
         ValueError: if a variable has a value that is not documented.
@@ -214,7 +217,7 @@ def current_options() -> Options:
 
 
 def raises_errors_of_replay() -> bool:
-    """Whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised, and not only counted."""
+    """Return whether ``NKILIB_REPLAY=strict``: errors in recording and planning are raised, and not only counted."""
     return os.environ.get(REPLAY_VARIABLE) == _STRICT
 
 
@@ -235,7 +238,7 @@ def using(**changes: Any) -> Iterator[Options]:
     for name in changes.keys() - set(known):
         raise TypeError(f"using: there is no option {name!r}; there are {', '.join(known)}")
     values = {**_CHANGES.get().values, **changes}
-    # Before anything is looked up by them: what is refused may not have a hash.
+    # Before anything is looked up by them: invalid values may not be hashable.
     replace(Options.from_environment(), **values)
     token = _CHANGES.set(_Changes(values, tuple((name, type(value), value) for name, value in sorted(values.items()))))
     try:

@@ -5,11 +5,11 @@
 
 Sources, in aws-neuron/aws-neuron-sdk: ``nki/guides/architecture/trainium_inferentia2_arch.rst`` (sizes, clocks);
 ``nki/deep-dives/nki-dma-bandwidth-guide.rst`` (rate of a DMA engine). Usable SBUF: ``Trace.lean`` of leanprover/KLR.
-No hardware writes descriptors (``nki/deep-dives/nki-dge.rst``): those of known addresses are written by the host before
-the launch, all others by GpSimd (``nki/guides/architecture/trainium2_arch.rst``, Descriptor Generation Engine).
-Latencies and the cost of a row are published for trn2 only and taken over: see trn2.py.
+No hardware writes descriptors (``nki/deep-dives/nki-dge.rst``): the host writes the descriptors of known addresses
+before the launch, and GpSimd writes all others (``nki/guides/architecture/trainium2_arch.rst``, Descriptor Generation
+Engine). Latencies and the cost of a row are published for trn2 only and used here too: see trn2.py.
 
-Measured on trn1 by foxl-ai/kiln (``docs/neuron-notes.md`` at fc21e10d), and compared in docs/measurements.md:
+Measured on trn1 by foxl-ai/kiln (``docs/neuron-notes.md`` at fc21e10d), and compared in docs/evidence/measurements.md:
 
 - descriptors of GpSimd: loads of 32 rows of 8 KiB at 196 GB/s, of 128 rows of 1 KiB at 95 GB/s, and gathers of 128 rows
   of 2 KiB in 1,419 ns are 1.34, 1.38 and 1.42 us a transfer. 1.36 fits the two that the simulator runs on trn1;

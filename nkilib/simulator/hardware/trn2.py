@@ -7,15 +7,17 @@ Sources, in aws-neuron/aws-neuron-sdk unless another is named:
 
 - sizes, clocks, fast modes of Vector: ``nki/guides/architecture/trainium2_arch.rst``;
 - usable SBUF: ``Trace.lean`` of leanprover/KLR;
-- share of it that a transpose reaches (defaults of ``DmaTiming``): ``nki/guides/architecture/trainium2_arch.rst``;
-- rate of a DMA engine: ``nki/deep-dives/nki-dma-bandwidth-guide.rst``; 16 of them a core:
+- share of the DMA rate that a transpose reaches (defaults of ``DmaTiming``):
+  ``nki/guides/architecture/trainium2_arch.rst``;
+- rate of a DMA engine: ``nki/deep-dives/nki-dma-bandwidth-guide.rst``; 16 DMA engines a core:
   ``nki/get-started/about/nki-dma-overview.rst``;
 - read off the profile images of ``nki/get-started/about/nki-dma-overview.rst`` and of the tutorials, and therefore
   rough: latencies of DMA and compute, the loading of a table, the time of a row. 58 ns a row and 1 us a transfer fit
   both single transfers that the overview shows within 1%.
 
-Nothing is published of what GpSimd takes for the descriptors of a transfer: taken to be what a unit of the hardware
-takes. Public notes on trn2 (NKI 0.6, once) stream 128 rows of 1.2 KiB at 230 GB/s by such descriptors: at most 684 ns.
+The time that GpSimd takes for the descriptors of a transfer is not published; it is assumed to equal the time of a
+hardware unit. Public notes on trn2 (NKI 0.6, once) stream 128 rows of 1.2 KiB at 230 GB/s by such descriptors: at most
+684 ns.
 """
 
 from __future__ import annotations

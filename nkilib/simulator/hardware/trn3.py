@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""trn3 (NeuronCore-v4). Little of its timing is published: what is not is taken over from trn2.
+"""trn3 (NeuronCore-v4). Little of its timing is published; the unpublished values are those of trn2.
 
 Sources, in aws-neuron/aws-neuron-sdk: ``nki/guides/architecture/trainium3_arch.rst`` (sizes, clocks, rates of Vector
 and Scalar); ``nki/deep-dives/nki-dma-bandwidth-guide.rst`` (rate of a DMA engine). Usable SBUF: ``Trace.lean`` of
-leanprover/KLR. Revisions, and what the first one lacks: kernels of aws-neuron/nki-library, which ask for
+leanprover/KLR. Revisions and the features that the first one lacks: kernels of aws-neuron/nki-library, which ask for
 ``nisa.get_nc_sub_version() == 1`` before they use ``nisa.exponential``, on "Trn3 B0+" and not on "A0 (trn3pre)".
 """
 

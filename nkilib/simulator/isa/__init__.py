@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction is, how its operands are checked, and how it is issued."""
+"""The definition of an instruction, the checks of its operands, their indirection, and the handle of a call."""

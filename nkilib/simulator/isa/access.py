@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a compute engine may access an on-chip tensor (trainium_inferentia2_arch.rst, Data Access)."""
+"""The rules for accesses of a compute engine to an on-chip tensor (trainium_inferentia2_arch.rst, Data Access)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..terms.errors import NkiValidationError
 
 
 def check_engine_access(name: str, tensor: View) -> None:
-    """The limits of a compute engine's access to an on-chip tensor.
+    """Check the limits of a compute engine's access to an on-chip tensor.
 
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
@@ -24,7 +24,7 @@ def check_engine_access(name: str, tensor: View) -> None:
 
 
 def _is_plain(tensor: View) -> bool:
-    """Whether a view is of two dimensions, from partition 0 on, and within all limits: most are."""
+    """Return whether a view has two dimensions, starts at partition 0 and is within all limits, as most views are."""
     if len(tensor.shape) != 2:
         return False
     (partitions, elements), (step, stride), row = tensor.shape, tensor.strides, partition_elements(tensor)
@@ -34,7 +34,9 @@ def _is_plain(tensor: View) -> bool:
 
 
 def check_free_pattern(name: str, tensor: View) -> None:
-    """How a compute engine may walk a partition (trainium_inferentia2_arch.rst, Data Access). DMA has other limits.
+    """Check the pattern of accesses within a partition (trainium_inferentia2_arch.rst, Data Access).
+
+    The limits are those of compute engines. DMA has other limits.
 
     Raises:
         NkiValidationError: if there are too many dimensions, or a size or stride exceeds its field in an instruction.
@@ -54,10 +56,10 @@ def check_free_pattern(name: str, tensor: View) -> None:
 
 
 def check_partitions(name: str, tensor: View) -> None:
-    """The rules which partitions a compute engine may access (trainium_inferentia2_arch.rst, Data Access).
+    """Check that a compute engine may access the partitions (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
-        NkiValidationError: if they do not follow each other, or do not start where their number allows.
+        NkiValidationError: if they are not consecutive, or do not start where their number allows.
     """
     check_consecutive_partitions(name, tensor)
     start, partitions = start_partition(tensor), tensor.shape[0]
@@ -70,10 +72,10 @@ def check_partitions(name: str, tensor: View) -> None:
 
 
 def check_consecutive_partitions(name: str, tensor: View) -> None:
-    """Require that the partitions of an on-chip view follow each other.
+    """Check that the partitions of an on-chip view are consecutive.
 
     Raises:
-        NkiValidationError: if the view leaves some out.
+        NkiValidationError: if the view skips some.
     """
     row = partition_elements(tensor)
     if tensor.shape[0] > 1 and tensor.strides[0] != row:

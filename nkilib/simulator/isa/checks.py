@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What several operands of an instruction must have in common."""
+"""Checks of properties that several operands of an instruction must share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..terms.regions import MemoryRegion
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
-    """Require that tensors have as many partitions as operand ``first``.
+    """Check that tensors have as many partitions as operand ``first``.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -27,7 +27,7 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
-    """Require the same number of partitions and of elements per partition as operand ``first``.
+    """Check that tensors have as many partitions, and elements per partition, as operand ``first``.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -41,7 +41,7 @@ def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
-    """Require as many elements per partition as operand ``first`` has.
+    """Check that tensors have as many elements per partition as operand ``first``.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -55,7 +55,7 @@ def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
-    """Require that at most one of two inputs is in PSUM.
+    """Check that at most one of two inputs is in PSUM.
 
     Raises:
         NkiValidationError: naming both.
@@ -65,7 +65,7 @@ def not_both_in_psum(values: dict[str, Any], first: str, second: str) -> None:
 
 
 def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
-    """Require one type of two ends of a copy if either is packed: its bits are moved as they are.
+    """Check that the two ends of a copy have one type if either is packed, because packed bits are moved unchanged.
 
     Raises:
         NkiValidationError: naming both.
@@ -78,9 +78,9 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
 
 
 def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
-    """Require that tensors have at most ``limit`` dimensions, the partitions included.
+    """Check that tensors have at most ``limit`` dimensions, the partitions included.
 
-    NKI 0.7 writes a smaller limit than that of engine accesses for some instructions.
+    For some instructions NKI 0.7 documents a smaller limit than that of engine accesses.
 
     Raises:
         NkiValidationError: naming the operand and its shape.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Definition``: what is known of an instruction before it is called."""
+"""``Definition``: the static properties of an instruction."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _UNKNOWN = Engine.unknown
 
 
 class Cost(Protocol):
-    """The cycles that a call is modelled to take; what it is told of the call is the affair of the model of time."""
+    """A function that returns the cycles that a call takes in the model of time.
+
+    The model of time decides what the function is given about the call.
+    """
 
     def __call__(self, call: Any, /) -> float: ...
 
@@ -31,20 +34,22 @@ class Definition:
     """A registered instruction.
 
     Attributes:
-        name: without its module.
-        function: ``function(call, **parameters)``: checks what is special to it, computes and stores.
-        operands: its tensor parameters.
+        name: the name of the instruction without its module.
+        function: ``function(call, **parameters)``, which makes the checks special to the instruction, computes and
+            stores.
+        operands: the tensor parameters.
         engines: engines that a caller may ask for.
-        default_engine: runs it where the caller leaves that open.
-        since: first generation that has it.
+        default_engine: the engine that runs it if the caller leaves that open.
+        since: the first generation that has it.
         choose_engine: picks the engine in place of the default, from the parameters; None if nothing depends on them.
-        signature: the public one, ``name=`` included.
-        is_lane_bound: whether the rules which partitions an engine may access hold for its operands (not for DMA).
-        is_matmul: whether a later matmul may add to what it leaves in PSUM.
-        cost: the cycles that it is modelled to take; None for what takes none, and for transfers.
+        signature: the public signature, ``name=`` included.
+        is_lane_bound: whether the rules for the partitions that an engine may access hold for its operands (not for
+            DMA).
+        is_matmul: whether a later matmul may add to its result in PSUM.
+        cost: the cycles that it takes in the model of time; None for instructions that take none, and for transfers.
         is_transfer: whether the DMA engines do the work.
-        is_untimed: whether the model of time lets it take none, because nothing is known of how long it takes.
-        module: under which kernels know it.
+        is_untimed: whether it takes no time in the model of time because nothing is known of its duration.
+        module: the module in which kernels find it.
         names: the parameters of ``signature``.
     """
 
@@ -65,7 +70,7 @@ class Definition:
     names: tuple[str, ...] = field(init=False)
     # Worked out once, because every call needs them: defaults, and positions in ``names``.
     _defaults: tuple[Any, ...] = field(init=False)
-    # By how a call gives its parameters: what picks them from the arguments and the defaults; see ``bind``.
+    # By the form of a call: the getter that picks the parameters from the arguments and the defaults; see ``bind``.
     _orders: dict[tuple[Any, ...], itemgetter[Any]] = field(init=False)
     _engine_position: int | None = field(init=False)
     checks: tuple[tuple[Operand, int, int], ...] = field(init=False)
@@ -92,21 +97,21 @@ class Definition:
             object.__setattr__(self, name, value)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """The values of all parameters, in the order of ``names``.
+        """Return the values of all parameters, in the order of ``names``.
 
         Raises:
-            TypeError: as Python would for a wrong call.
+            TypeError: for a wrong call, as Python raises it.
         """
         # The calls of a program are written in a few ways; each is checked when it comes for the first time.
         way = (len(args), *kwargs)
         order = self._orders.get(way)
         if order is None:
             order = self._orders[way] = itemgetter(*self._order_of(args, kwargs))
-        given = (*args, *kwargs.values(), *self._defaults)
-        return list(order(given))
+        values = (*args, *kwargs.values(), *self._defaults)
+        return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Where each parameter is among the arguments, those by keyword, and the defaults, one after the other."""
+        """Return the index of each parameter in the sequence of arguments, keyword arguments and defaults."""
         error = call_error(self.label, self.signature, args, kwargs)
         if error is not None:
             raise error
@@ -116,7 +121,7 @@ class Definition:
         return (*range(len(args)), *by_name[len(args) :])
 
     def pick_engine(self, values: list[Any]) -> Engine:
-        """The engine that runs this call.
+        """Return the engine that runs this call.
 
         Raises:
             NkiValidationError: if the caller asks for one that cannot run it.

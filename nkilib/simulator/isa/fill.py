@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Compile-time constants as elements of a tensor: shared by ``memset``, the creation functions and the selections."""
+"""Compile-time constants as elements of a tensor, shared by ``memset``, the creation functions and the selections."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from ..terms.errors import NkiValidationError
 
 
 def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
-    """``value`` as an element of ``tensor``, in an array of size 1: an integer exactly in integer types, else by a
-    float cast.
+    """Return ``value`` as an element of ``tensor``, in an array of size 1.
+
+    An integer is exact in integer types; other types get a float cast.
 
     Raises:
-        NkiValidationError: if ``value`` is no number, no integer that the tensor's integer type can hold, or not 0 for
-            a packed type.
+        NkiValidationError: if ``value`` is not a number, not an integer that the tensor's integer type can hold, or
+            not 0 for a packed type.
     """
     require_number("value", value)
     if tensor.dtype == int64:
@@ -39,19 +40,19 @@ def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
             raise NkiValidationError(
                 f"value must be in [{limits.min}, {limits.max}] for {tensor.dtype}, got {int(value)}"
             )
-        return np.full(1, int(value), held_type(tensor))
+        return np.full(1, int(value), stored_type(tensor))
     if tensor.dtype.is_packed:
         if value != 0:
             raise NkiValidationError(
                 f"value must be 0 for the packed type {tensor.dtype}, got {value!r}; load other values with "
                 f"nisa.dma_copy"
             )
-        return np.zeros(1, held_type(tensor))
+        return np.zeros(1, stored_type(tensor))
     return cast_number(value, tensor)
 
 
 def require_number(name: str, value: Any) -> None:
-    """Refuse what is no compile-time number.
+    """Check that ``value`` is a compile-time number.
 
     Raises:
         NkiValidationError: naming the parameter.
@@ -61,12 +62,15 @@ def require_number(name: str, value: Any) -> None:
 
 
 def cast_number(value: Any, tensor: NkiTensor) -> npt.NDArray[Any]:
-    """A number as an element of ``tensor``, in an array of size 1: taken as float32 and cast as the engines do."""
-    cast = np.empty(1, held_type(tensor))
+    """Return a number as an element of ``tensor``, in an array of size 1.
+
+    It is rounded to float32 and cast as on the engines.
+    """
+    cast = np.empty(1, stored_type(tensor))
     store_float(cast, np.full(1, value, np.float32), tensor.dtype)
     return cast
 
 
-def held_type(tensor: NkiTensor) -> np.dtype[Any]:
-    """The numpy type that an element of ``tensor`` is held in."""
+def stored_type(tensor: NkiTensor) -> np.dtype[Any]:
+    """Return the numpy type in which an element of ``tensor`` is stored."""
     return tensor.storage.numpy_type_of(tensor.dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiInstruction``: what a call of an instruction returns."""
+"""``NkiInstruction``: the handle that a call of an instruction returns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NO_KIND = (
 
 
 def check_kind(kind: Any) -> None:
-    """Require a member of ``nki.isa.dependency``, or None.
+    """Check that ``kind`` is a member of ``nki.isa.dependency``, or None.
 
     Raises:
         NkiValidationError: for anything else.
@@ -36,12 +36,15 @@ def check_kind(kind: Any) -> None:
 
 
 def is_around(producer: Scope, consumer: Scope) -> bool:
-    """Whether an instruction in one scope has run whenever one in the other runs: it is the same one, or around it."""
+    """Return whether an instruction in scope ``producer`` has run whenever one in scope ``consumer`` runs.
+
+    This holds if the scopes are the same, or ``producer`` is around ``consumer``.
+    """
     return consumer[: len(producer)] == producer
 
 
 class NkiInstruction(NKIObject):
-    """The handle that every instruction returns; orders it after others with :meth:`depends_on`."""
+    """The handle that every instruction returns; :meth:`depends_on` orders the instruction after others."""
 
     _scope: Scope = ()
 
@@ -51,25 +54,30 @@ class NkiInstruction(NKIObject):
         self._number = next(_NUMBERS)
 
     def issued_in(self, scope: Scope) -> NkiInstruction:
-        """This instruction, which remembers the dynamic loops in whose bodies it was issued. For the simulator."""
+        """Record the dynamic loops in whose bodies the instruction was issued, and return the handle.
+
+        The method is for the simulator.
+        """
         self._scope = scope
         return self
 
     def depends_on(self, *producers: NkiInstruction, kind: dependency | None = None) -> NkiInstruction:
-        """Run after every producer. Here instructions run in program order, so this only checks and remembers.
+        """Run this instruction after every producer.
+
+        The simulator runs instructions in program order, so the method only checks and records the producers.
 
         Args:
             producers: instructions that were issued before.
-            kind: ``runtime`` makes the hardware wait, ``schedule`` only keeps the compiler from issuing them the other
-                way round. None means ``runtime`` and is deprecated since NKI 0.7.
+            kind: ``runtime`` makes the hardware wait, ``schedule`` only keeps the compiler from issuing them in the
+                opposite order. None means ``runtime`` and is deprecated since NKI 0.7.
 
         Returns:
-            This instruction, so that calls chain.
+            This instruction, so that calls can be chained.
 
         Raises:
-            NkiValidationError: if a producer is no instruction, was not issued before this one, so that the simulator
-                has run the two the other way round, or, unless ``kind`` is ``schedule``, is in a dynamic loop, or an
-                iteration of one, that this one is not in; or if ``kind`` is something else.
+            NkiValidationError: if a producer is not an instruction; if it was not issued before this one, so that the
+                simulator has run the two in the opposite order; if, unless ``kind`` is ``schedule``, it is in a
+                dynamic loop, or an iteration of one, that this one is not in; or if ``kind`` is something else.
         """
         if kind is None:
             warnings.warn(_NO_KIND, DeprecationWarning, stacklevel=2)

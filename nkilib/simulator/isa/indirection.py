@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensor indirection of trn3: which instructions take a view of ``NkiTensor.indirect``, and what they do with it.
+"""Tensor indirection of trn3: the instructions that take a view of ``NkiTensor.indirect``, and its gather and scatter.
 
-An input is gathered into a tensor of its own before the instruction runs. So is an output: the instruction may leave
-some of its elements as they were, or add to them; afterwards the elements are scattered back. The instruction itself
-knows nothing of it.
+An input is gathered into a tensor of its own before the instruction runs. So is an output, because the instruction
+may leave some of its elements unchanged, or add to them; afterwards the elements are scattered back. The instruction
+itself is not aware of the indirection.
 
 Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
 """
@@ -56,7 +56,7 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """The operands of ``instruction``, knowing which of them may be a view of ``indirect``."""
+    """Return the operands of ``instruction``, with the rule of those that may be a view of ``indirect``."""
     rule = RULES.get(instruction)
     if rule is None:
         return operands
@@ -67,13 +67,13 @@ def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[O
 
 @dataclass(frozen=True)
 class Choice:
-    """How offsets, of which each group of partitions holds its own, choose free elements of a tensor.
+    """The choice of free elements of a tensor by offsets, of which each group of partitions holds its own.
 
     Attributes:
-        partitions, columns: of the tensor of offsets.
-        group: partitions of a group.
-        count: elements that are chosen in each partition.
-        limit: the offsets must lie in [0, limit).
+        partitions, columns: the shape of the tensor of offsets.
+        group: the number of partitions in a group.
+        count: the number of elements that are chosen in each partition.
+        limit: the upper bound of the offsets, which must lie in [0, limit).
     """
 
     partitions: int
@@ -84,17 +84,17 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """For each partition and chosen element the partition and the column that hold its offset."""
+        """The partition and the column that hold the offset of each partition and chosen element."""
         element = np.arange(self.count)
         first = np.arange(self.partitions) // self.group * self.group
         columns = np.broadcast_to(element // self.group, (self.partitions, self.count))
         return first[:, None] + element % self.group, columns
 
     def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """The chosen elements of each partition.
+        """Return the chosen elements of each partition.
 
         Raises:
-            OutOfRangeError: if an offset is not one of an element.
+            OutOfRangeError: if an offset is not the offset of an element.
         """
         positions = offsets.reshape(self.partitions, self.columns).astype(np.int64)[self.places]
         outside = (positions < 0) | (positions >= self.limit)
@@ -105,17 +105,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class IndirectOperand:
-    """An operand of the running instruction that came as a view of ``indirect``.
+    """An operand of the running instruction that was passed as a view of ``indirect``.
 
     Attributes:
-        name: the operand.
+        name: the name of the operand.
         base: the tensor of which free elements are chosen.
         index: the tensor of their offsets.
-        choice: how the offsets choose elements.
-        positions: for each partition, the free elements, in the order of the gathered ones.
+        choice: the choice of elements by the offsets.
+        positions: the free elements of each partition, in the order of the gathered ones.
         gathered: the tensor that the instruction works on in its place.
-        elements: where the gathered elements are in its storage, as a matrix like ``positions``.
-        is_output: whether the elements go back afterwards.
+        elements: the layout of the gathered elements in its storage, as a matrix like ``positions``.
+        is_output: whether the elements are scattered back afterwards.
     """
 
     name: str
@@ -128,7 +128,10 @@ class IndirectOperand:
     is_output: bool
 
     def finish(self) -> None:
-        """After the instruction, put the elements of an output back; of several for one place the last one stays."""
+        """Scatter the elements of an output back after the instruction.
+
+        If several go to one place, the last one wins.
+        """
         storage, source = self.base.storage, self.gathered.storage
         if not self.is_output or storage.is_shape_only:
             return
@@ -136,7 +139,7 @@ class IndirectOperand:
             to = self.base.flat_rows
             assert to is not None
             _put(to, self.positions, source.array(self.elements, to.dtype))
-        # On trn3 a matmul adds to whatever was written: what holds a matmul result is of no matter.
+        # On trn3 a matmul adds to any written element: the record of matmul results does not matter.
         rows, width = rows_layout(self.base), storage.width_of(self.base.dtype)
         chosen = np.zeros(rows.shape, np.bool_)
         _put(chosen, self.positions, _marks(source.written, self.elements, width))
@@ -180,7 +183,7 @@ def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_outp
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
-    """The chosen elements of ``base``, and what is known of them, to ``gathered``."""
+    """Copy the chosen elements of ``base``, and the record of which were written, to ``gathered``."""
     storage, width = gathered.storage, base.storage.width_of(base.dtype)
     if not storage.is_abstract:
         source = base.flat_rows
@@ -192,22 +195,25 @@ def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View)
 
 
 def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
-    """How the offsets of a view of ``indirect`` choose: down the partitions of a group, then the next column."""
+    """Return the choice made by the offsets of a view of ``indirect``.
+
+    The offsets are read down the partitions of a group, then down the next column.
+    """
     assert isinstance(indirect.index, View)
     partitions, columns = indirect.index.shape
     count = indirect.count
     lanes = partitions % group or group  # of the last group, which may be a part of one
-    held = group * columns if lanes == group else lanes
-    if count > held:
+    offsets = group * columns if lanes == group else lanes
+    if count > offsets:
         raise NkiValidationError(
             f"operand {name!r}: {view} takes {count} offsets of {indirect.index}, of which each group of {group} "
-            f"partitions holds its own: {held} here; pass num_elem={held} or less, or an index of more columns"
+            f"partitions holds its own: {offsets} here; pass num_elem={offsets} or less, or an index of more columns"
         )
     return Choice(partitions, columns, group, count, indirect.limit)
 
 
 def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.int64]:
-    """The free element of each partition and gathered element."""
+    """Return the free element for each partition and gathered element."""
     assert isinstance(indirect.index, View)
     if indirect.index.storage.is_shape_only:
         return np.zeros((choice.partitions, choice.count), np.int64)
@@ -225,7 +231,7 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 def check_indirect_operands(
     instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
 ) -> None:
-    """What the documentation demands of an instruction with indirect operands, beyond each single one.
+    """Check the documented requirements of an instruction with indirect operands, beyond those of each operand.
 
     Raises:
         NkiValidationError: naming operand, requirement and value.
@@ -246,7 +252,7 @@ def check_indirect_operands(
 
 
 def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
-    """The rules for operands that the kernel places itself; a compiler finds places that keep them."""
+    """Check the rules for operands that the kernel places itself; a compiler finds places that satisfy them."""
     for operand in operands.values():
         # Every tensor starts on such a partition, wherever it is placed; a view of one may not.
         start = operand.index.offset // operand.index.strides[0]
@@ -304,7 +310,7 @@ def _place_of_index(operand: IndirectOperand | None) -> tuple[int, Layout] | Non
 
 
 def rows_layout(base: View) -> Layout:
-    """The layout (partitions, free elements) of a tensor that is dense in each partition."""
+    """Return the layout (partitions, free elements) of a tensor that is dense in each partition."""
     return Layout((base.shape[0], base.size // base.shape[0]), (base.strides[0], 1), base.offset)
 
 

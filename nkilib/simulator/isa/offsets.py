@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where a view with a scalar offset points when an instruction uses it."""
+"""The location of a view with a scalar offset at the time when an instruction uses it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ..terms.spec import DataNeeded
 
 
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
-    """The static view to which a view with a scalar offset points now; in a launch without data, to which it may point.
+    """Return the static view to which a view with a scalar offset points now.
+
+    In a launch without data it is a view to which it may point.
 
     Raises:
         OutOfRangeError: if it points outside the tensor.
@@ -40,7 +42,7 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
 
 
 def _index(indirect: Indirect) -> int:
-    """What the index is; 0 where nothing is known of it, since every place has the same shape, checks and costs."""
+    """Return the index; 0 if it is not known, because every location has the same shape, checks and costs."""
     try:
         (index,) = indirect.read()
     except DataNeeded:
@@ -49,7 +51,7 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """An index moves an on-chip view within its partitions, never into the neighbouring one."""
+    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
     row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))

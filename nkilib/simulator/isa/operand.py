@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction demands of its tensors."""
+"""The requirements of an instruction on its tensors."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ HBM_SHARED = frozenset({MemoryRegion.shared_hbm})
 DMA_REACH = frozenset(MemoryRegion) - PSUM
 
 
-# Partitions that share their offsets: those of one core of the GpSimd engine, or one row group of the Tensor engine.
+# Partitions that share their offsets: one core of the GpSimd engine, or one row group of the Tensor engine.
 _GROUP = 16
 _TENSOR_ENGINE_GROUP = 32
 
 
 class Indirection(NamedTuple):
-    """What an instruction documents of views of ``NkiTensor.indirect``.
+    """The documented support of an instruction for views of ``NkiTensor.indirect``.
 
     Attributes:
-        operands: those that may be indirect; the second one is the input that decides where the first one's index is.
-        engines: those that can follow them.
+        operands: the operands that may be indirect; the second is the input that decides the location of the first's
+            index.
+        engines: the engines that support it.
     """
 
     operands: tuple[str, ...]
@@ -44,20 +45,20 @@ class Operand:
     """A tensor parameter of an instruction.
 
     Attributes:
-        name: the parameter.
-        is_output: written by the instruction; else read.
-        regions: memory regions in which it may be.
-        is_optional: may be None.
-        accepts_scalar: may be a Python number instead of a tensor.
-        is_vector: must have shape (partitions of ``like``, 1).
+        name: the name of the parameter.
+        is_output: whether the instruction writes it; else it reads it.
+        regions: the memory regions in which it may be.
+        is_optional: whether it may be None.
+        accepts_scalar: whether it may be a Python number instead of a tensor.
+        is_vector: whether it must have shape (partitions of ``like``, 1).
         like: the operand whose partitions a vector must match.
-        dtypes: allowed types; by default those with which engines compute: all but the packed ones.
-        accepts_indirect: the instruction itself resolves indirect views, vector offsets included (DMA only).
-        marks_itself: the instruction itself marks what it wrote.
-        may_leave: it may leave elements of the view as they were.
-        is_accessed: its elements are read or written; else it only names something to wait for, or the instruction
-            reads a part of it and checks that this was written.
-        indirection: may be a view of ``NkiTensor.indirect``, as ``indirection.RULES`` says for the instruction.
+        dtypes: the allowed types; by default those with which engines compute, which are all but the packed ones.
+        accepts_indirect: whether the instruction itself resolves indirect views, vector offsets included (DMA only).
+        marks_itself: whether the instruction itself marks the elements that it wrote.
+        may_leave: whether it may leave elements of the view unchanged.
+        is_accessed: whether its elements are read or written. Otherwise it only names something to wait for, or the
+            instruction reads a part of it and checks that this part was written.
+        indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``.
     """
 
     name: str
@@ -76,10 +77,10 @@ class Operand:
 
 
 def output(name: str, **rules: Any) -> Operand:
-    """An operand that the instruction writes."""
+    """Return an operand that the instruction writes."""
     return Operand(name, is_output=True, **rules)
 
 
 def vector(name: str, like: str, **rules: Any) -> Operand:
-    """An operand of one element a partition, matching the partitions of operand ``like``."""
+    """Return an operand of one element a partition, matching the partitions of operand ``like``."""
     return Operand(name, is_vector=True, like=like, **rules)

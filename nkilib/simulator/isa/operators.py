@@ -34,7 +34,7 @@ BYPASS = "bypass"
 class Operator:
     """A function of ``nki.language`` that instructions accept as ``op``, for instance ``nl.add`` or ``nl.exp``.
 
-    Called, it works on tiles, with the function that :mod:`nkilib.simulator.language.functions` binds to it.
+    A call works on tiles, with the function that :mod:`nkilib.simulator.language.functions` binds to the operator.
     """
 
     def __init__(self, name: str) -> None:
@@ -43,7 +43,7 @@ class Operator:
         self._function: Callable[..., Any] | None = None
 
     def bind(self, function: Callable[..., Any]) -> None:
-        """Make ``function`` what a call does, and give its signature and documentation."""
+        """Make calls run ``function``, and take over its signature and documentation."""
         self._function = function
         update_wrapper(self, function)
 
@@ -60,10 +60,10 @@ class Operator:
 
 
 def operator_key(parameter: str, op: Any) -> str:
-    """The name under which the tables of this module and of ``activations`` know ``op``.
+    """Return the name of ``op`` in the tables of this module and of ``activations``.
 
     Raises:
-        NkiValidationError: if ``op`` is no operator of ``nki.language``, or one that the target does not have.
+        NkiValidationError: if ``op`` is not an operator of ``nki.language``, or one that the target does not have.
     """
     if not isinstance(op, Operator):
         raise NkiValidationError(f"{parameter} must be an operator such as nl.add, got {op!r}")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Element-wise operators with two operands: which instruction computes them.
+"""Element-wise operators with two operands, and the instruction that computes them.
 
-- A tile with a number, or with a float32 tile of one element a partition: ``nisa.tensor_scalar`` on the Vector engine,
-  whose arithmetic is float32 (integers are exact up to 2^24).
-- Two tiles: ``nisa.tensor_tensor`` on the Vector engine, or on GpSimd where all three are 32-bit integers (then exact)
+- A tile with a number, or with a float32 tile of one element a partition: ``nisa.tensor_scalar`` on the Vector
+  engine, whose arithmetic is float32 (integers are exact up to 2^24).
+- Two tiles: ``nisa.tensor_tensor`` on the Vector engine, or on GpSimd if all three are 32-bit integers (then exact)
   and for ``power``. Sizes of 1 are broadcast.
 """
 
@@ -31,7 +31,7 @@ _TYPE_OF_TILE = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """``x <name> y`` as a new tile of type ``dtype``.
+    """Return ``x <name> y`` as a new tile of type ``dtype``.
 
     Raises:
         NkiValidationError: if neither operand is a tile, one of them is in HBM, or the shapes do not broadcast.
@@ -51,7 +51,7 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def result_type(x: Any, y: Any) -> DType:
-    """The type of an arithmetic result whose caller gives none."""
+    """Return the type of an arithmetic result for which the caller gives none."""
     if is_number(y):
         return with_number(x.dtype, y)
     if is_number(x):
@@ -97,12 +97,12 @@ def _require_integers(*operands: NkiTensor | int | float) -> None:
 
 
 def _is_vector(tile: NkiTensor) -> bool:
-    """Whether ``tensor_scalar`` takes the tile as its operand, with one element a partition."""
+    """Return whether ``tensor_scalar`` takes the tile as its operand, with one element a partition."""
     return is_column(tile) and tile.dtype == float32
 
 
 def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, ...]) -> tuple[NkiTensor, NkiTensor]:
-    """Both operands in the result's shape and where ``tensor_tensor`` can read them."""
+    """Return both operands in the result's shape, in memory that ``tensor_tensor`` can read."""
     if operator.key == "power":
         # It runs on GpSimd, which has no access to PSUM.
         x, y = in_sbuf(x), in_sbuf(y)
@@ -112,5 +112,5 @@ def _sources(operator: Operator, x: NkiTensor, y: NkiTensor, shape: tuple[int, .
 
 
 def _cast(tile: NkiTensor, dtype: Any) -> NkiTensor:
-    """``tile``, copied where another type is asked for."""
+    """Return ``tile``, copied if another type is asked for."""
     return tile if dtype is None or as_dtype(dtype) == tile.dtype else cast_copy(tile, as_dtype(dtype))

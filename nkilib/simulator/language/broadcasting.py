@@ -25,10 +25,10 @@ _MATMUL_TYPES = frozenset({dt.float32, dt.tfloat32, dt.bfloat16, dt.float16})
 
 
 def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
-    """The shape to which tiles broadcast: dimension by dimension the one size that is not 1.
+    """Return the shape to which tiles broadcast, which has the only size other than 1 in each dimension.
 
     Raises:
-        NkiValidationError: if there are several, or unlike numbers of dimensions.
+        NkiValidationError: if a dimension has several such sizes, or the numbers of dimensions differ.
     """
     sizes = [set(dimension) - {1} for dimension in zip(*(tile.shape for tile in tiles), strict=False)]
     if len({tile.ndim for tile in tiles}) > 1 or any(len(others) > 1 for others in sizes):
@@ -40,7 +40,7 @@ def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
 
 
 def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """``x`` with its free dimensions of size 1 repeated as often as ``shape`` has them; a view."""
+    """Return a view of ``x`` with its free dimensions of size 1 repeated to the sizes in ``shape``."""
     if x.shape[1:] == tuple(shape[1:]):
         return x
     strides = [0 if old != new else stride for old, new, stride in zip(x.shape, shape, x.strides, strict=True)]
@@ -48,10 +48,10 @@ def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
 
 
 def spread(x: NkiTensor, partitions: int) -> NkiTensor:
-    """A new tile with the only partition of ``x`` in each of its ``partitions``.
+    """Return a new tile with the only partition of ``x`` in each of its ``partitions``.
 
-    A matmul with ones does it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each product has
-    one term, so that floats stay as they are. Integers go through float32, those of 32 bits in halves of 16.
+    A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each product
+    has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
     """
     is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and start_partition(x) == 0
     row = x if is_ready else cast_copy(x, x.dtype)
@@ -76,7 +76,10 @@ def _flat(x: NkiTensor) -> NkiTensor:
 
 
 def broadcast(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
-    """``x`` in the given shape: itself or a view where its partitions suffice, else a view of a new tile."""
+    """Return ``x`` in the given shape.
+
+    The result is ``x`` or a view of it if its partitions suffice, else a view of a new tile.
+    """
     if x.shape[0] != shape[0]:
         x = spread(x, shape[0])
     return free_view(x, shape)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Constants that the kernel brings along: ``nl.shared_constant`` and ``nl.shared_identity_matrix``."""
+"""Constants that the kernel supplies: ``nl.shared_constant`` and ``nl.shared_identity_matrix``."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _CONSTANT_TYPES = frozenset(
 
 @language_function
 def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiTensor:
-    """A tensor in shared HBM that holds ``constant``, a numpy array or the path of a ``.npy`` file; it is read-only.
+    """Return a read-only tensor in shared HBM that holds ``constant``, a numpy array or the path of a ``.npy`` file.
 
-    On two cores it is one tensor, whether they hand in one array or equal ones. Both make their constants in the same
+    Two cores share one tensor, whether they pass one array or equal ones. Both create their constants in the same
     order.
 
     Raises:
@@ -49,7 +49,7 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
     key = ("constant", core.next_shared_constant())
     tensor = _shared(key, array, dtype)
     is_alike = tensor.shape == array.shape and tensor.dtype == dtype
-    if not is_alike or (core.launch.cores > 1 and not _same_bytes(tensor.array, _held(array, dtype))):
+    if not is_alike or (core.launch.cores > 1 and not _same_bytes(tensor.array, _as_stored(array, dtype))):
         raise NkiValidationError(
             f"the cores must make the same constants in the same order: number {key[1]} is {tensor} on one core and "
             f"{list(array.shape)} {dtype} {'with other values ' if is_alike else ''}on the other"
@@ -59,9 +59,9 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
 
 @language_function
 def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None = None) -> NkiTensor:
-    """The n x n identity matrix in SBUF: a new tile of type ``dtype``, or ``dst`` if that is given.
+    """Return the n x n identity matrix in SBUF: a new tile of type ``dtype``, or ``dst`` if it is given.
 
-    It comes from one constant in shared HBM for each size and type, by one ``nisa.dma_copy``.
+    It is copied from one constant in shared HBM for each size and type, by one ``nisa.dma_copy``.
     """
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= PARTITIONS:
         raise NkiValidationError(f"n must be an integer from 1 to {PARTITIONS}, got {n!r}")
@@ -78,10 +78,10 @@ def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None 
 
 
 def _shared(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """The tensor of the launch under ``key``, made of ``array`` by the core that comes first."""
+    """Return the tensor of the launch under ``key``, which the first core to ask creates from ``array``."""
 
     def make() -> Storage:
-        data = _held(array, dtype).copy()
+        data = _as_stored(array, dtype).copy()
         data.flags.writeable = False
         precise = current_core("nl.shared_constant").options.precise_fp
         return Storage(array.shape, dtype, MemoryRegion.shared_hbm, "constant", precise_fp=precise, data=data)
@@ -91,12 +91,15 @@ def _shared(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
 
 
 def _same_bytes(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Whether two dense arrays hold the same bits; as values, NaN would not be equal to itself."""
+    """Return whether two dense arrays are bitwise equal; compared as values, NaN would differ from itself."""
     return np.array_equal(first.reshape(-1).view(np.uint8), second.reshape(-1).view(np.uint8))
 
 
-def _held(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """``array`` as a storage holds it: dense, in native byte order, and in float32 if low precision is widened."""
+def _as_stored(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
+    """Return ``array`` as a storage holds it.
+
+    It is dense, in native byte order, and in float32 if low precision is widened.
+    """
     is_widened = not current_core("nl.shared_constant").options.precise_fp and dtype in dt.LOW_PRECISION
     return np.ascontiguousarray(array, np.float32 if is_widened else dtype.numpy)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.ndarray`` and the other functions that make tensors."""
+"""``nl.ndarray`` and the other functions that create tensors."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def ndarray(
     name: str = "",
     address: tuple[int, ...] | None = None,
 ) -> NkiTensor:
-    """A new tensor whose elements are unwritten.
+    """Return a new tensor whose elements are unwritten.
 
     Args:
         shape: sizes, all positive; on chip the first one counts partitions (at most 128), and a tensor has at least
             two dimensions: ``(n,)`` makes ``(n, 1)``.
         dtype: type of an element.
-        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore make
+        buffer: memory region. Tensors in ``nl.shared_hbm`` are one and the same on all cores, which therefore create
             them in the same order.
-        name: for messages.
-        address: where the kernel places the tensor itself: on chip the first partition, and the first byte in a
-            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory; it refuses two placed
-            ones that overlap, on chip while both are needed, in HBM at all (:class:`CapacityError`).
+        name: name of the tensor in messages.
+        address: location that the kernel chooses for the tensor: on chip the first partition, and the first byte in a
+            partition; in HBM ``(first byte,)``. The simulator gives every tensor its own memory. Two placed tensors
+            that overlap, on chip while both are needed, in HBM at all, are an error (:class:`CapacityError`).
 
     Raises:
         NkiValidationError: if the tensor cannot exist on the target, naming limit and value.
@@ -93,7 +93,7 @@ def _allocate(
     name: str,
     address: tuple[int, ...] | None,
 ) -> Storage:
-    """The memory of a new tensor; that of one in shared HBM is the same on all cores."""
+    """Return the memory of a new tensor; a tensor in shared HBM has the same memory on all cores."""
     if region is not _SHARED_HBM:
         return _make(core, shape, dtype, region, name, address)
     position = core.next_shared_allocation()
@@ -133,7 +133,7 @@ def _make(
 
 @lru_cache(maxsize=_MOST_CHECKED)
 def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_bytes: int) -> bool:
-    """Whether there can be a tensor of this shape and type where a partition of SBUF has so many bytes."""
+    """Return whether a tensor of this shape and type can exist if a partition of SBUF has ``sbuf_bytes``."""
     if not shape or min(shape) < 1:
         return False
     if region in HBM:
@@ -143,7 +143,7 @@ def _may_exist(shape: tuple[int, ...], dtype: DType, region: MemoryRegion, sbuf_
 
 
 def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, name: str) -> NoReturn:
-    """Say why there can be no such tensor."""
+    """Raise the error that explains why a tensor of this shape and type cannot exist."""
     if not shape or min(shape) < 1:
         raise NkiValidationError(f"shape must be a tuple of positive integers, got {shape!r}")
     if shape[0] > PARTITIONS:
@@ -160,7 +160,7 @@ def _refuse_shape(core: Core, shape: tuple[int, ...], dtype: DType, region: Memo
 def _checked_address(
     core: Core, shape: tuple[int, ...], dtype: DType, region: MemoryRegion, address: Any
 ) -> tuple[int, ...]:
-    """``address`` as integers, if a tensor of this shape may lie there."""
+    """Return ``address`` as integers, after checking that a tensor of this shape may lie there."""
     form = "(first byte,)" if region in HBM else "(first partition, first byte in a partition)"
     try:
         place = tuple(map(index, address))
@@ -202,7 +202,7 @@ def _partition_bytes(core: Core, region: MemoryRegion) -> int:
 def full(
     shape: Sequence[int], fill_value: Any, dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
 ) -> NkiTensor:
-    """A new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
+    """Return a new tensor filled with ``fill_value``: on chip by a ``memset``, in HBM by a DMA."""
     tensor = ndarray(shape, dtype, buffer, name)
     core = current_core("nl.full")
     try:
@@ -213,7 +213,7 @@ def full(
     if tensor.buffer in ON_CHIP:
         report(core, memset, tensor, fill_value)
         return tensor
-    # The same value from both cores is no race; what one of them writes while the other still fills is one.
+    # The same value from both cores is no race; a write of one core while the other still fills is one.
     for tell in core.observers.moved:
         tell(tensor, True, None, np.full(1, fill_value))
     report(core, dma_copy, tensor, None)
@@ -224,17 +224,20 @@ def full(
 def zeros(
     shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = ""
 ) -> NkiTensor:
-    """A new tensor of zeros."""
+    """Return a new tensor of zeros."""
     return full(shape, 0, dtype, buffer, name)
 
 
 @language_function
 def ones(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
-    """A new tensor of ones."""
+    """Return a new tensor of ones."""
     return full(shape, 1, dtype, buffer, name)
 
 
 @language_function
 def zeros_like(x: NkiTensor, dtype: Any = None, buffer: Any = None, name: str = "") -> NkiTensor:
-    """A new tensor of zeros with the shape of ``x``, and its type unless another is given; in SBUF by default."""
+    """Return a new tensor of zeros with the shape of ``x``, and its type unless another is given.
+
+    It is in SBUF by default.
+    """
     return zeros(x.shape, dtype or x.dtype, buffer or MemoryRegion.sbuf, name)

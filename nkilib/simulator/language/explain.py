@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Let a kernel say what a computed index means, so that an out-of-range error speaks of rows and targets."""
+"""``explain_index``: the meaning of a computed index, for out-of-range errors that speak of rows and targets."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from ..tensors.tensor import NkiTensor
 
 
 def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int, row_step: int, limit: int) -> None:
-    """Attach to ``index`` what an error about it shall say first: ``row R has <what> <value>``.
+    """Attach to ``index`` the text with which an error about it starts: ``row R has <what> <value>``.
 
-    Where the value is outside [0, limit), the error says that too.
+    If the value is outside [0, limit), the error says that too.
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.
-        what: what the values are, for instance ``"target"``.
+        what: name of the values, for instance ``"target"``.
         values: SBUF tensor of shape (P, 1): the value behind the index of partition p.
         first_row: row of partition 0.
         row_step: rows from one partition to the next.
-        limit: the values should lie in [0, limit).
+        limit: upper bound of the values, which should lie in [0, limit).
     """
 
     def describe(partition: int) -> str:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``nl.add``, ``nl.exp``, ``nl.max`` and the others do when they are called on tiles.
+"""The functions that ``nl.add``, ``nl.exp``, ``nl.max`` and other operators run when they are called on tiles.
 
-Importing this module gives each operator its function; the operators themselves know nothing of tiles.
+Importing this module gives each operator its function; the operators themselves are not aware of tiles.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from ..tensors.grid_axes import dense_axes, packed_axes, packed_shape
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid, tile_grid_of
 from ..tensors.partitions import partition_elements
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
 from ..terms.regions import ON_CHIP, MemoryRegion
@@ -25,15 +25,17 @@ from .located import language_function
 
 @language_function
 def tiles(source: NkiTensor | NkiTileGrid | NkiBlockGrid, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileGrid:
-    """A view of ``source`` in tiles; see :class:`NkiTileGrid`. The last tile of a dimension has what remains.
+    """Return a view of ``source`` in tiles; see :class:`NkiTileGrid`. The last tile of a dimension has the remainder.
 
     Args:
-        source: a tensor at a static address, or a grid: of blocks, ``tiles(grid[i, j])`` has the tiles of one.
-        tile_shape: elements of a tile along the trailing dimensions, two at least; on chip along all of them. Of a
-            grid its own, which is the default, or another one where its selection is one tensor (``grid.data``).
+        source: a tensor at a static address, or a grid. For a grid of blocks, ``tiles(grid[i, j])`` has the tiles of
+            one block.
+        tile_shape: elements of a tile along the trailing dimensions, at least two; on chip along all of them. The
+            default for a grid is its own tile shape. Another one is possible if its selection is one tensor
+            (``grid.data``).
 
     Raises:
-        GridTypeError: if ``source`` is neither, or ``tile_shape`` no tuple of Python integers.
+        GridTypeError: if ``source`` is neither, or ``tile_shape`` is not a tuple of Python integers.
         GridValueError: if ``tile_shape`` does not fit.
     """
     return _tiles_of(source, tile_shape)
@@ -46,15 +48,15 @@ def blocks(
     tile_shape: tuple[int, ...] | None = None,
     block_shape: tuple[int, ...],
 ) -> NkiBlockGrid:
-    """A view of ``source`` in blocks of tiles; see :class:`NkiBlockGrid`. The last ones have what remains.
+    """Return a view of ``source`` in blocks of tiles; see :class:`NkiBlockGrid`. The last blocks have the remainder.
 
     Args:
-        source: as of :func:`tiles`; the tiles of a grid are grouped anew.
-        tile_shape: as of :func:`tiles`.
+        source: see :func:`tiles`; the tiles of a grid are regrouped.
+        tile_shape: see :func:`tiles`.
         block_shape: tiles of a block along each tiled dimension.
 
     Raises:
-        GridTypeError: if ``source`` is neither tensor nor grid, or a shape no tuple of Python integers.
+        GridTypeError: if ``source`` is neither tensor nor grid, or a shape is not a tuple of Python integers.
         GridValueError: if a shape does not fit.
     """
     grid = _tiles_of(source, tile_shape)
@@ -71,24 +73,24 @@ def alloc_tiles(
     address: tuple[int, ...] | None = None,
     name: str = "",
 ) -> NkiTileGrid:
-    """New unwritten memory in tiles.
+    """Return new unwritten memory in tiles.
 
-    In HBM it is one dense tensor of ``element_shape``. On chip it is one allocation of ``tile_shape[0]`` partitions in
-    which whole tiles lie one beside the other, in the row-major order of the grid, so that a tensor may have more rows
-    than there are partitions; a tile at the edge leaves a part of its room unused.
+    In HBM it is one dense tensor of ``element_shape``. On chip it is one allocation of ``tile_shape[0]`` partitions
+    in which whole tiles lie beside each other, in the row-major order of the grid, so that a tensor may have more
+    rows than there are partitions; a tile at the edge leaves a part of its room unused.
 
     Args:
-        tile_shape: elements of a tile along the trailing dimensions, two at least.
-        element_shape: exact sizes.
+        tile_shape: elements of a tile along the trailing dimensions, at least two.
+        element_shape: exact sizes of the whole.
         buffer: memory region.
         dtype: type of an element.
-        address: as of ``nl.ndarray``.
-        name: for messages.
+        address: see ``nl.ndarray``.
+        name: name in messages.
 
     Raises:
-        GridTypeError: if a shape is no tuple of Python integers, or ``buffer`` no memory region.
+        GridTypeError: if a shape is not a tuple of Python integers, or ``buffer`` is not a memory region.
         GridValueError: if a size is not positive or the shapes do not fit each other.
-        NkiValidationError: if ``nl.ndarray`` cannot make the memory.
+        NkiValidationError: if ``nl.ndarray`` cannot create the memory.
     """
     return new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name)
 
@@ -104,14 +106,14 @@ def alloc_blocks(
     address: tuple[int, ...] | None = None,
     name: str = "",
 ) -> NkiBlockGrid:
-    """New unwritten memory in blocks of tiles, which lies as :func:`alloc_tiles` has it.
+    """Return new unwritten memory in blocks of tiles, in the layout of :func:`alloc_tiles`.
 
     Args:
         block_shape: tiles of a block along each tiled dimension.
-        tile_shape, element_shape, buffer, dtype, address, name: as of :func:`alloc_tiles`.
+        tile_shape, element_shape, buffer, dtype, address, name: see :func:`alloc_tiles`.
 
     Raises:
-        GridTypeError, GridValueError, NkiValidationError: as :func:`alloc_tiles`.
+        GridTypeError, GridValueError, NkiValidationError: see :func:`alloc_tiles`.
     """
     groups = _checked_block_shape(block_shape, _checked_tile_shape(tile_shape))
     return new_tile_grid(tile_shape, element_shape, buffer, dtype, address, name).block_grid(groups)
@@ -125,7 +127,7 @@ def new_tile_grid(
     address: tuple[int, ...] | None,
     name: str,
 ) -> NkiTileGrid:
-    """See :func:`alloc_tiles`."""
+    """Return new unwritten memory in tiles; see :func:`alloc_tiles`."""
     tile, elements = _checked_tile_shape(tile_shape), checked_shape("element_shape", element_shape)
     if len(tile) > len(elements):
         raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")
@@ -139,11 +141,11 @@ def new_tile_grid(
 
 
 def checked_shape(what: str, shape: Any) -> Shape:
-    """``shape``, if it is a tuple of positive Python integers.
+    """Return ``shape`` after checking that it is a tuple of positive Python integers.
 
     Raises:
-        GridTypeError: if it is no tuple of integers.
-        GridValueError: if one is not positive.
+        GridTypeError: if it is not a tuple of integers.
+        GridValueError: if a size is not positive.
     """
     if not isinstance(shape, tuple) or not all(type(size) is int for size in shape):
         raise GridTypeError(f"{what} must be a tuple of Python integers, got {shape!r}")
@@ -175,7 +177,7 @@ def _tiles_of(source: Any, tile_shape: Any) -> NkiTileGrid:
             return grid
         return tile_grid_of(grid.data, tile_shape)
     if not isinstance(source, NkiTensor):
-        raise GridTypeError(f"source must be a tensor or a grid, got {describe_stranger(source)}")
+        raise GridTypeError(f"source must be a tensor or a grid, got {describe_foreign_value(source)}")
     if tile_shape is None:
         raise GridTypeError(f"tile_shape is needed: {source} is no grid, which would have one")
     return tile_grid_of(source, _checked_tile_shape(tile_shape))

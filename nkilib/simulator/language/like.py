@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..hardware.limits import PARTITIONS
 from ..tensors.grids import NkiBlockGrid, NkiGrid, NkiTileGrid
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.errors import GridTypeError, GridValueError
 from ..terms.layout import Shape
 from ..terms.regions import MemoryRegion, as_region
@@ -37,26 +37,27 @@ def empty_like(
     transpose_axes: tuple[int, ...] | None = None,
     address: tuple[int, ...] | None = None,
 ) -> TensorOrGrid:
-    """New unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid of its geometry.
+    """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid of its geometry.
 
-    What a slice of a grid has left out between its tiles is left out here too: the tiles lie one after the other. As of
-    ``x``, the coordinates that integers have taken away are gone.
+    Gaps that a slice of a grid leaves between its tiles are not reproduced: the tiles lie one after the other.
+    Coordinates that integer indices have removed from ``x`` are absent from the result as well.
 
     Args:
         x: a tensor, or a grid of tiles or blocks.
-        dtype: type of an element; that of ``x`` by default.
-        buffer: memory region; that of ``x`` by default.
-        name: for messages.
+        dtype: type of an element; the type of ``x`` by default.
+        buffer: memory region; the region of ``x`` by default.
+        name: name in messages.
         transpose_axes: the order of the tiled dimensions of ``x`` in the result, which will be the destination of
-            ``nisa.dma_transpose``: (1, 0), (2, 1, 0) or (3, 1, 2, 0). ``buffer`` is SBUF then. Nothing is transposed.
-        address: as of ``nl.ndarray``.
+            ``nisa.dma_transpose``: (1, 0), (2, 1, 0) or (3, 1, 2, 0). ``buffer`` must then be SBUF. Nothing is
+            transposed.
+        address: see ``nl.ndarray``.
 
     Raises:
         GridTypeError, GridValueError: if ``x`` is neither, or has no transpose in this order in SBUF.
-        NkiValidationError: if ``nl.ndarray`` cannot make the memory.
+        NkiValidationError: if ``nl.ndarray`` cannot create the memory.
     """
     if not isinstance(x, NkiTensor | NkiGrid):
-        raise GridTypeError(f"x must be a tensor or a grid, got {describe_stranger(x)}")
+        raise GridTypeError(f"x must be a tensor or a grid, got {describe_foreign_value(x)}")
     region = x.buffer if buffer is None else as_region(buffer)
     kind = x.dtype if dtype is None else dtype
     if isinstance(x, NkiTensor):
@@ -75,7 +76,7 @@ def empty_like(
 
 
 def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: MemoryRegion) -> tuple[int, ...]:
-    """The tiled dimensions of a grid in the order in which the result has them."""
+    """Return the tiled dimensions of a grid in the order in which the result has them."""
     if 0 in x.element_shape:
         raise GridValueError(f"{x} has no tiles")
     if transpose_axes is None:
@@ -86,7 +87,7 @@ def _order_of(x: NkiGrid, transpose_axes: tuple[int, ...] | None, region: Memory
 
 
 def _with_leading(leading: int, order: tuple[int, ...]) -> tuple[int, ...]:
-    """All dimensions: those that are not tiled, which come first, and the tiled ones in their order."""
+    """Return all dimensions: first those that are not tiled, then the tiled ones in their order."""
     return (*range(leading), *(leading + dim for dim in order))
 
 

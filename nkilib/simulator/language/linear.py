@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``transpose`` and ``matmul`` on the Tensor engine; both leave their result in PSUM."""
+"""``transpose`` and ``matmul`` on the Tensor engine, which both leave their result in PSUM."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _check_size(name: str, tile: NkiTensor, columns: int) -> None:
 
 
 def _transposed(x: NkiTensor) -> NkiTensor:
-    """The transpose of a tile in SBUF, in PSUM."""
+    """Return the transpose of a tile in SBUF as a tile in PSUM."""
     result = ndarray((x.shape[1], x.shape[0]), x.dtype, MemoryRegion.psum)
     nc_transpose(result, x, engine=Engine.tensor)
     return result
@@ -41,9 +41,10 @@ def _transposed(x: NkiTensor) -> NkiTensor:
 
 @language_function
 def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The transpose of a tile of up to 128 x 128, as ``torch.t``, in a new tile in PSUM: ``nl.copy`` brings it to SBUF.
+    """Return the transpose of a tile of up to 128 x 128, like ``torch.t``, in a new tile in PSUM.
 
-    Its type is ``dtype``, by default that of ``x``; another one is cast before the transpose, which moves bits.
+    ``nl.copy`` brings it to SBUF. Its type is ``dtype``, by default the type of ``x``; ``x`` is cast to another type
+    before the transpose, which moves bits.
     """
     tile = _matrix("x", x)
     _check_size("x", tile, TileSize.pmax)
@@ -53,7 +54,7 @@ def transpose(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def matmul(x: NkiTensor, y: NkiTensor, transpose_x: bool = False) -> NkiTensor:
-    """``x @ y``, or ``x.T @ y`` with ``transpose_x``, as ``torch.matmul``, in a new float32 tile in PSUM.
+    """Return ``x @ y``, or ``x.T @ y`` with ``transpose_x``, like ``torch.matmul``, in a new float32 tile in PSUM.
 
     Both operands are in SBUF, ``x`` of up to 128 x 128 and ``y`` of up to 128 x 512 elements. The Tensor engine
     contracts partitions: without ``transpose_x``, ``x`` is transposed first, by another instruction and a copy.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``language_function``: how a function of ``nki.language`` that runs instructions names itself in their errors."""
+"""``language_function``: the decorator with which functions of ``nki.language`` are named in their errors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ Returned = TypeVar("Returned")
 
 
 def language_function(function: Callable[Parameters, Returned]) -> Callable[Parameters, Returned]:
-    """``function`` with its errors located in the kernel, as ``file:line: nl.name: ...``.
+    """Decorate ``function`` so that its errors have a location in the kernel, ``file:line: nl.name: ...``.
 
-    An instruction inside that refuses is named behind it: ``file:line: nl.softmax: nisa.activation: ...``. Of functions
-    that call each other, the one that the kernel called is named. A wrong call is a TypeError that names it, too. The
-    core knows the function while it runs.
+    If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
+    If such functions call each other, the function that the kernel called is named. A wrong call is a TypeError that
+    names it, too. The core knows the function while it runs.
     """
     signature = inspect.signature(function)
 

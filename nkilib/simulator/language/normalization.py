@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``softmax`` and ``rms_norm``, each a few instructions."""
+"""``softmax`` and ``rms_norm``, each of a few instructions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .tiles import as_tile, is_number, new_tile
 
 @language_function
 def softmax(x: NkiTensor, axis: Axes = -1, dtype: Any = None) -> NkiTensor:
-    """``exp(x - max) / sum(exp(x - max))`` over ``axis``, as ``torch.softmax``.
+    """Return ``exp(x - max) / sum(exp(x - max))`` over ``axis``, like ``torch.softmax``.
 
-    ``axis`` is the last free dimension or several up to it. Computed in float32; the result is a new tile in SBUF of
-    type ``dtype``, by default that of ``x``.
+    ``axis`` is the last free dimension or several up to it. The computation is in float32; the result is a new tile
+    in SBUF of type ``dtype``, by default the type of ``x``.
     """
     tile = as_tile("x", x)
     wanted = tile.dtype if dtype is None else as_dtype(dtype)
@@ -55,11 +55,11 @@ def rms_norm(
     dtype: Any = None,
     compute_dtype: Any = None,
 ) -> NkiTensor:
-    """``x / sqrt(sum(x * x) / n + epsilon) * w``, the sum over ``axis``, as ``torch.nn.functional.rms_norm``.
+    """Return ``x / sqrt(sum(x * x) / n + epsilon) * w``, the sum over ``axis``, like ``torch.nn.functional.rms_norm``.
 
-    ``w`` is a tile of the shape of ``x`` or one that broadcasts to it. ``compute_dtype`` is the type of the tiles in
-    between, float32 unless given (each instruction computes in float32). The result is a new tile in SBUF of type
-    ``dtype``, by default that of ``x``.
+    ``w`` is a tile of the shape of ``x`` or one that broadcasts to it. ``compute_dtype`` is the type of the
+    intermediate tiles, float32 unless given (each instruction computes in float32). The result is a new tile in SBUF
+    of type ``dtype``, by default the type of ``x``.
     """
     tile, weight = as_tile("x", x), as_tile("w", w)
     if not is_number(n) or n <= 0:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.device_print``."""
+"""``nl.device_print``: printing from a kernel."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .located import language_function
 
 @language_function
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
-    """Print ``print_prefix`` and the values of ``tensor``, in SBUF or HBM, at once; on two cores also which core it is.
+    """Print ``print_prefix`` and the values of ``tensor``, in SBUF or HBM, at once; on two cores also the core.
 
     Elements never written show as ``--``. Nothing is recorded, and the elements do not count as read.
     """
@@ -33,4 +33,4 @@ def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     if left_out is None:
         print(line, end="", flush=True)
     else:
-        left_out.say(line)
+        left_out.keep_output(line)

@@ -12,14 +12,14 @@ from ..terms.errors import NkiValidationError
 
 
 def program_id(axis: int = 0) -> int:
-    """Number of the core that runs this, 0 or 1."""
+    """Return the number of the core that runs this, 0 or 1."""
     core = current_core("nl.program_id")
     _check_axis("nl.program_id", axis)
     return core.number
 
 
 def num_programs(axes: int | tuple[int, ...] = 0) -> int:
-    """Number of cores that run the kernel; ``axes`` is 0 or a tuple of it, the one axis of the grid."""
+    """Return the number of cores that run the kernel; ``axes`` is 0 or a tuple of it, the one axis of the grid."""
     core = current_core("nl.num_programs")
     for axis in axes if isinstance(axes, tuple | list) else (axes,):
         _check_axis("nl.num_programs", axis)
@@ -27,7 +27,7 @@ def num_programs(axes: int | tuple[int, ...] = 0) -> int:
 
 
 def program_ndim() -> int:
-    """Dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
+    """Return the number of dimensions of the launch grid: 1 for ``kernel[n](...)``, 0 for ``kernel(...)``."""
     return current_core("nl.program_ndim").launch.grid_dimensions
 
 
@@ -37,10 +37,10 @@ def _check_axis(function: str, axis: int) -> None:
 
 
 def get_nc_version() -> nc_version:
-    """Generation of the NeuronCore that the kernel is simulated for."""
+    """Return the generation of the NeuronCore that the kernel is simulated for."""
     return current_generation().version
 
 
 def get_nc_sub_version() -> int:
-    """Silicon revision within the generation, from 0: 1 on trn3, of which ``trn3_a0`` is the first one."""
+    """Return the silicon revision within the generation, from 0: 1 on trn3, whose first revision is ``trn3_a0``."""
     return current_generation().revision

@@ -3,8 +3,9 @@
 
 """The type of a result for which the caller gives none.
 
-The documentation of NKI says what a result of one tile has (the tile's type), and leaves two tiles of unlike types
-open. Here they give the narrowest type that holds the values of both, as in PyTorch and in the rules of earlier NKI.
+The documentation of NKI defines the type of a result of one tile (the tile's type), and leaves two tiles of different
+types open. Here they give the narrowest type that holds the values of both, as in PyTorch and in the rules of earlier
+NKI.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ _SIGNED = {1: dt.int8, 2: dt.int16, 4: dt.int32}
 
 
 def promoted(first: DType, second: DType) -> DType:
-    """The narrowest type for values of both types.
+    """Return the narrowest type for values of both types.
 
-    A float wins over an integer. Two floats give the wider one, or the next wider type where neither holds the
-    other's values: float32 for bfloat16 with float16, bfloat16 for two 8-bit floats. Signed with unsigned integers
-    give the next wider signed one.
+    A float wins over an integer. Two floats give the wider one, or the next wider type if neither holds the values of
+    the other: float32 for bfloat16 with float16, bfloat16 for two 8-bit floats. Signed with unsigned integers give
+    the next wider signed type.
 
     Raises:
         NkiValidationError: for int32 with uint32, which no type holds.
@@ -62,6 +63,6 @@ def _wider_integer(first: DType, second: DType) -> DType:
 
 
 def with_number(dtype: DType, number: Any) -> DType:
-    """The type of ``dtype`` with a number: ``dtype``, but float32 for an integer type with a float."""
+    """Return the type of ``dtype`` with a number: ``dtype``, but float32 for an integer type with a float."""
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.rand``, ``nl.random_seed`` and ``nl.dropout``. The numbers are reproducible, and not those of a device."""
+"""``nl.rand``, ``nl.random_seed`` and ``nl.dropout``.
+
+The random numbers are reproducible, and differ from those of a device.
+"""
 
 from __future__ import annotations
 
@@ -38,19 +41,19 @@ _HBM_COLUMNS = 2048
 
 @language_function
 def random_seed(seed: NkiTensor) -> None:
-    """Seed what :func:`rand` and :func:`dropout` draw from, with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
+    """Seed the generators of :func:`rand` and :func:`dropout` with a [1, 1] tile of 32 bits: ``nisa.set_rng_seed``."""
     set_rng_seed(seed)
 
 
 @language_function
 def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRegion.sbuf, name: str = "") -> NkiTensor:
-    """A new tensor of uniform random numbers in [0, 1).
+    """Return a new tensor of uniform random numbers in [0, 1).
 
-    They are multiples of 2^-b for the b significant bits of ``dtype``, so that no number rounds up to 1. The bits come
-    from ``nisa.rng`` on the Vector engine.
+    They are multiples of 2^-b for the b significant bits of ``dtype``, so that no number rounds up to 1. The bits
+    come from ``nisa.rng`` on the Vector engine.
 
     Raises:
-        NkiValidationError: if ``dtype`` is no float type that holds such numbers.
+        NkiValidationError: if ``dtype`` is not a float type that holds such numbers.
     """
     kind = dt.as_dtype(dtype)
     if kind not in _SIGNIFICANT_BITS:
@@ -65,10 +68,10 @@ def rand(shape: Sequence[int], dtype: Any, buffer: MemoryRegion | str = MemoryRe
 
 @language_function
 def dropout(x: NkiTensor, rate: float | NkiTensor, dtype: Any = None) -> NkiTensor:
-    """``x`` with every element replaced by 0 with probability ``rate``, the others unscaled: ``nisa.dropout``.
+    """Return ``x`` with every element replaced by 0 with probability ``rate``, the others unscaled: ``nisa.dropout``.
 
     ``rate`` is a number in [0, 1] or a tile of shape (P, 1). The result is a new tile in SBUF of type ``dtype``, by
-    default that of ``x``.
+    default the type of ``x``.
     """
     data = as_tile("x", x)
     dropped = new_tile(data.shape, data.dtype)
@@ -86,7 +89,7 @@ def _fill(tile: NkiTensor) -> None:
 
 
 def _fill_hbm(flat: NkiTensor) -> None:
-    """Fill a tensor of one dimension in HBM by way of tiles in SBUF."""
+    """Fill a tensor of one dimension in HBM with random numbers, through tiles in SBUF."""
     for start in range(0, flat.size, PARTITIONS * _HBM_COLUMNS):
         part = flat[start : min(start + PARTITIONS * _HBM_COLUMNS, flat.size)]
         columns = -(-part.size // PARTITIONS)

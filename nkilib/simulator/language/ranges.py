@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loops of ``nki.language``. All run as Python loops, eagerly; those of the device count in scalars or registers.
+"""The loops of ``nki.language``. All run as Python loops, eagerly; loops of the device count in scalars or registers.
 
 Sources: docstrings of the loops and page of ``fori_loop`` (2.33), ``nki/deep-dives/nki-dynamic-loops.rst``,
 ``nki/get-started/nki-language-guide.rst`` (Dynamic Control Flow) and ``nki/migration/index.rst`` (Rules for migrated
-loops; what 0.7 removed).
+loops; removals of 0.7).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 from ..hardware.current import is_traced
 from ..machine.core import Core, current_core, current_core_or_none
 from ..machine.device_loop import run_loop
-from ..machine.loops import Turns
+from ..machine.loops import LoopRun
 from ..machine.trips import RunTimeLoop, name_of_body
 from ..tensors.registers import VirtualRegister
 from ..tensors.scalars import DeviceInteger, NkiScalar, int32_of
@@ -36,130 +36,133 @@ Bound = int | DeviceInteger
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """``range`` with the documented argument order: a loop that the compiler unrolls."""
+    """Return a ``range`` with the documented argument order, for a loop that the compiler unrolls."""
     return range(0, start, step) if stop is None else range(start, stop, step)
 
 
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:
-    """Removed in NKI 0.7; with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``) a loop that runs on the device.
+    """Iterate on the device from ``start`` (0 if only one bound is given) to ``stop``, exclusive.
 
-    It runs from ``start`` (0 if only one bound is given) to ``stop``, exclusive. Bounds are integers or registers, read
-    when the loop starts. The loop's value is a frozen register.
+    The function was removed in NKI 0.7. It works with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``). Bounds
+    are integers or registers, read when the loop starts. The loop's value is a frozen register.
 
     Raises:
-        RegisterTypeError: by the rules of 0.7.
-        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, or the loop is in
+        RegisterTypeError: under the rules of 0.7.
+        NkiValidationError: if ``step`` is not a positive integer, a bound is not an int32, or the loop is in
             ``nl.no_reorder``.
         UninitializedReadError: if a bound is a register that was never set.
     """
-    what = "nl.dynamic_range"
+    name = "nl.dynamic_range"
     if is_traced():
         raise RegisterTypeError(
-            f"{what} was removed in NKI 0.7: give the body to nl.fori_loop(lower, upper, body), or to "
+            f"{name} was removed in NKI 0.7: give the body to nl.fori_loop(lower, upper, body), or to "
             f"nl.while_loop(register, body). NKI_COMPILER_FRONTEND=custom runs the loops of NKI 0.6"
         )
     lower, upper = (0, start) if stop is None else (start, stop)
-    return _iterate(_checked_loop(what, lower, upper, step, ("start", "stop"), what))
+    return _iterate(_checked_loop(name, lower, upper, step, ("start", "stop"), name))
 
 
 def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
     core = counted.core
-    turns = Turns("nl.dynamic_range", counted.place, len(core.loops.scope), counted.register)
-    core.observers.tell_entered(turns)
-    for turn in range(counted.count):
+    loop_run = LoopRun("nl.dynamic_range", counted.place, len(core.loops.scope), counted.register)
+    core.observers.tell_entered(loop_run)
+    for iteration in range(counted.count):
         with core.loops.iteration():
-            yield VirtualRegister(counted.value(turn), frozen=True)
-        turns.count += 1
-        core.observers.tell_iterated(turns)
-    core.observers.tell_left(turns)
+            yield VirtualRegister(counted.value(iteration), frozen=True)
+        loop_run.count += 1
+        core.observers.tell_iterated(loop_run)
+    core.observers.tell_left(loop_run)
 
 
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
-    """``for i in range(lower, upper, step): body_fun(i)`` on the device.
+    """Run ``for i in range(lower, upper, step): body_fun(i)`` on the device.
 
-    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar`` unless a
-    bound is a register; then it is a register, one for each iteration, so that the body may write it without an effect
-    on the loop. With the front end of NKI 0.6 it always is a register.
+    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar``. If a
+    bound is a register, it is a register instead, a new one for each iteration, so that the body may write it without
+    an effect on the loop. With the front end of NKI 0.6 it is always a register.
 
     Raises:
-        NkiValidationError: if ``step`` is no positive integer, a bound is no int32, the body returns a value or does
-            not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the
-            kernel, if two cores ran it unequally often.
+        NkiValidationError: if ``step`` is not a positive integer, a bound is not an int32, the body returns a value
+            or does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end
+            of the kernel, if two cores ran it unequally often.
         UninitializedReadError: if a bound is a register that was never set.
     """
-    what = "nl.fori_loop"
-    counted = _checked_loop(what, lower, upper, step, ("lower", "upper"), body_fun)
+    name = "nl.fori_loop"
+    counted = _checked_loop(name, lower, upper, step, ("lower", "upper"), body_fun)
     core = counted.core
     counts_in_register = isinstance(lower, VirtualRegister) or isinstance(upper, VirtualRegister)
     counts_in_register |= not core.is_traced
-    turns = core.loops.started(what, counted.register)
+    loop_run = core.loops.started(name, counted.register)
 
     def run() -> None:
-        value = counted.value(turns.count)
+        value = counted.value(loop_run.count)
         with core.loops.iteration() as ran:
             index = VirtualRegister(value) if counts_in_register else NkiScalar.holding(value, int32)
             result = body_fun(index)
-        turns.ended_iteration(ran, is_compared=core.is_traced)
+        loop_run.ended_iteration(ran, is_compared=core.is_traced)
         if result is not None:
             raise NkiValidationError(
-                f"{what}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
+                f"{name}: body_fun must return nothing, got {result!r}; carry values from one iteration to the next in "
                 f"SBUF or HBM"
             )
 
-    run_loop(core, turns, lambda: counted.count - turns.count, run)
+    run_loop(core, loop_run, lambda: counted.count - loop_run.count, run)
 
 
 def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], VirtualRegister]) -> None:
-    """``r = init``, then ``while r != 0: r = body_fun(r)``, on the device.
+    """Run ``r = init``, then ``while r != 0: r = body_fun(r)``, on the device.
 
     The body gets a copy of the condition: ``init`` keeps its value, whatever the body writes.
 
     Raises:
-        NkiValidationError: if ``init`` or what the body returns is no register that holds an integer, the body does not
-            run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the end of the kernel,
-            if two cores ran it unequally often.
+        NkiValidationError: if ``init`` or the value that the body returns is not a register that holds an integer,
+            the body does not run the same instructions in each iteration, or the loop is in ``nl.no_reorder``; at the
+            end of the kernel, if two cores ran it unequally often.
         UninitializedReadError: if the condition is a register that was never set.
     """
-    what = "nl.while_loop"
-    core = _start_loop(what)
-    _check_body(what, body_fun)
+    name = "nl.while_loop"
+    core = _start_loop(name)
+    _check_body(name, body_fun)
     condition = _Condition(core, _loop_of(body_fun))
-    condition.take(f"{what}: init", init)
-    turns = core.loops.started(what, condition.register)
+    condition.take(f"{name}: init", init)
+    loop_run = core.loops.started(name, condition.register)
 
     def run() -> None:
         with core.loops.iteration() as ran:
             result = body_fun(VirtualRegister(condition.value))
-        turns.ended_iteration(ran, is_compared=core.is_traced)
-        condition.take(f"{what}: what body_fun returns", result)
+        loop_run.ended_iteration(ran, is_compared=core.is_traced)
+        condition.take(f"{name}: what body_fun returns", result)
 
-    run_loop(core, turns, lambda: condition.left(turns.count), run)
-    core.launch.trips.add(condition.loop, core.number, turns.count)
+    run_loop(core, loop_run, lambda: condition.left(loop_run.count), run)
+    core.launch.trips.add(condition.loop, core.number, loop_run.count)
 
 
 def no_reorder() -> AbstractContextManager[None]:
-    """A region whose instructions keep program order, without dynamic loops. The simulator keeps it everywhere."""
+    """Return a region whose instructions keep program order, without dynamic loops.
+
+    The simulator keeps program order everywhere.
+    """
     core = current_core_or_none()
     return nullcontext() if core is None else core.loops.no_reorder()
 
 
-def _start_loop(what: str) -> Core:
-    core = current_core(what)
-    core.loops.check_may_start(what)
+def _start_loop(name: str) -> Core:
+    core = current_core(name)
+    core.loops.check_may_start(name)
     return core
 
 
 @dataclass(frozen=True)
 class _Counted:
-    """A counted loop that starts.
+    """A counted loop at its start.
 
     Attributes:
-        core: of this thread.
-        count: how often it runs.
-        first: with which value; None if a launch without data does not know.
-        step: from one value to the next.
+        core: the core of this thread.
+        count: the number of iterations.
+        first: the value of the first iteration; None if it is unknown in a launch without data.
+        step: the difference between the values of consecutive iterations.
         place: ``file:line`` of the kernel.
-        register: as in :class:`Turns`.
+        register: see :class:`LoopRun`.
     """
 
     core: Core
@@ -169,13 +172,13 @@ class _Counted:
     place: str
     register: int
 
-    def value(self, turn: int) -> int | None:
-        """The value of an iteration, from 0; None if a launch without data does not know."""
-        return None if self.first is None else self.first + turn * self.step
+    def value(self, iteration: int) -> int | None:
+        """Return the value of an iteration, counted from 0; None if it is unknown in a launch without data."""
+        return None if self.first is None else self.first + iteration * self.step
 
 
 def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
-    """The loop that starts; ``body`` is its body, or what it is called."""
+    """Return the loop that starts; ``body`` is its body, or a name for it."""
     core = _start_loop(what)
     if not is_integer(step) or step < 1:
         raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
@@ -201,7 +204,7 @@ def _loop_of(body: Any) -> RunTimeLoop:
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """What a bound is; None if a launch without data does not know."""
+    """Return the value of a bound; None if it is unknown in a launch without data."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
@@ -210,14 +213,16 @@ def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
     return int(bound)
 
 
-def _known(what: str, given: DeviceInteger, may_be_unknown: bool) -> int | None:
-    """What decides how often a loop runs; None if it is not known, as it need not be where that is stated.
+def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | None:
+    """Return the value of a register or scalar that decides the number of iterations; None if it is unknown.
+
+    It may be unknown in a launch without data, or if the number of iterations is stated (``may_be_unknown``).
 
     Raises:
-        ValuesWanted: if it was left out, and nobody has stated how often the loop runs.
+        ValuesWanted: if the value was left out, and the number of iterations is not stated.
     """
     try:
-        return int32_of(what, given)
+        return int32_of(what, integer)
     except DataNeeded:
         return None
     except ValuesWanted:
@@ -230,8 +235,8 @@ class _Condition:
     """The condition of a ``while`` loop.
 
     Attributes:
-        loop: which one.
-        value: what the condition is now; None if a launch without data does not know.
+        loop: the loop.
+        value: the present value of the condition; None if it is unknown in a launch without data.
         register: the number of the instruction that wrote it; 0 if none did.
     """
 
@@ -242,10 +247,10 @@ class _Condition:
         self._trips = core.launch.trips
 
     def take(self, what: str, register: Any) -> None:
-        """What ``what`` is decides next.
+        """Take the next value of the condition from ``register``, which messages call ``what``.
 
         Raises:
-            NkiValidationError: if it is no register that holds an integer.
+            NkiValidationError: if it is not a register that holds an integer.
             UninitializedReadError: if it was never set.
         """
         if not isinstance(register, VirtualRegister):
@@ -258,7 +263,7 @@ class _Condition:
         self.register = register.loaded_by
 
     def left(self, count: int) -> int:
-        """How often the loop, which has run ``count`` times, runs again, as far as that is known."""
+        """Return the number of remaining iterations after ``count``, as far as it is known."""
         if self.value is not None:
             return int(self.value != 0)
         return max(0, self._trips.expected("nl.while_loop: the condition is a value", self.loop) - count)

@@ -26,14 +26,14 @@ Axes = int | Sequence[int]
 
 
 def first_reduced(x: NkiTensor, axis: Any) -> int:
-    """The first of the reduced dimensions of ``x``, which are all that follow.
+    """Return the first of the reduced dimensions of ``x``; they are all dimensions from it on.
 
     Raises:
         NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
     """
-    given = axis if isinstance(axis, tuple | list) else [axis]
+    listed = axis if isinstance(axis, tuple | list) else [axis]
     try:
-        axes = sorted(index(item) + (x.ndim if item < 0 else 0) for item in given)
+        axes = sorted(index(item) + (x.ndim if item < 0 else 0) for item in listed)
     except TypeError:
         axes = []
     if not axes or axes != list(range(x.ndim - len(axes), x.ndim)) or axes[0] < 1:
@@ -45,7 +45,10 @@ def first_reduced(x: NkiTensor, axis: Any) -> int:
 
 
 def reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
-    """The shape of a reduction over the dimensions from ``first`` on; a tile keeps at least one free dimension."""
+    """Return the shape of a reduction over the dimensions from ``first`` on.
+
+    A tile keeps at least one free dimension.
+    """
     kept = x.shape[:first]
     if keepdims:
         return kept + (1,) * (x.ndim - first)
@@ -55,7 +58,7 @@ def reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
 def reduced(
     name: str, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool, default: DType, negate: bool = False
 ) -> NkiTensor:
-    """A new tile with the reduction of ``x`` by an operator."""
+    """Return a new tile with the reduction of ``x`` by an operator."""
     first = first_reduced(x, axis)
     result = new_tile(reduced_shape(x, first, keepdims), default if dtype is None else as_dtype(dtype))
     tensor_reduce(result, OPERATORS[name], x, tuple(range(first, x.ndim)), negate=negate)
@@ -70,23 +73,26 @@ def _over(operator: str, name: str, summary: str) -> Callable[..., NkiTensor]:
     function.__name__ = function.__qualname__ = name
     function.__doc__ = f"""{summary}
 
-    ``axis`` is the last free dimension or several up to it, the partition dimension excluded. They are left out of the
-    result, or of size 1 with ``keepdims``; where no free dimension would be left, the result is (P, 1). Its type is
-    ``dtype``, by default that of ``x``.
+    ``axis`` is the last free dimension or several up to it, the partition dimension excluded. These dimensions are
+    removed, or of size 1 with ``keepdims``; if no free dimension would be left, the result is (P, 1). Its type is
+    ``dtype``, by default the type of ``x``.
     """
     return language_function(function)
 
 
-# In this module under other names than those of nki.language, which hide builtins.
-sum_over = _over("add", "sum", "The sum over ``axis``, as ``torch.sum``.")
-max_over = _over("maximum", "max", "The largest element over ``axis``, as ``torch.amax``.")
-min_over = _over("minimum", "min", "The smallest element over ``axis``, as ``torch.amin``.")
-prod_over = _over("multiply", "prod", "The product over ``axis``, as ``torch.prod``.")
+# The names in this module differ from the names of nki.language, which hide builtins.
+sum_over = _over("add", "sum", "Return the sum over ``axis``, like ``torch.sum``.")
+max_over = _over("maximum", "max", "Return the largest element over ``axis``, like ``torch.amax``.")
+min_over = _over("minimum", "min", "Return the smallest element over ``axis``, like ``torch.amin``.")
+prod_over = _over("multiply", "prod", "Return the product over ``axis``, like ``torch.prod``.")
 
 
 @language_function
 def mean(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
-    """The mean over ``axis``, as ``torch.mean``: the float32 sum, scaled. The other arguments are as in ``sum``."""
+    """Return the mean over ``axis``, like ``torch.mean``: the float32 sum, scaled.
+
+    The other arguments are the same as in ``sum``.
+    """
     tile = as_tile("x", x)
     return _scaled_sum(tile, axis, tile.dtype if dtype is None else dtype, keepdims)
 
@@ -99,10 +105,10 @@ def _scaled_sum(x: NkiTensor, axis: Any, dtype: Any, keepdims: bool) -> NkiTenso
 
 @language_function
 def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> NkiTensor:
-    """The mean over ``axis`` of the squared distance from the mean, as ``torch.var(..., correction=0)``.
+    """Return the mean over ``axis`` of the squared distance from the mean, like ``torch.var(..., correction=0)``.
 
-    The reduced dimensions always stay, at size 1: ``keepdims`` is ignored, as the documentation says. In float32, the
-    mean first and then the distances from it.
+    The reduced dimensions always stay, at size 1: ``keepdims`` is ignored, according to the documentation. The mean
+    and then the distances from it are computed in float32.
     """
     tile = as_tile("x", x)
     center = _scaled_sum(tile, axis, dt.float32, True)
@@ -113,7 +119,10 @@ def var(x: NkiTensor, axis: Axes, dtype: Any = None, keepdims: bool = False) -> 
 
 @language_function
 def all_over(x: NkiTensor, axis: Axes, dtype: Any = None) -> NkiTensor:
-    """1 where no element over ``axis`` is 0, else 0, as ``torch.all``. The other arguments are as in ``sum``."""
+    """Return 1 where no element over ``axis`` is 0, else 0, like ``torch.all``.
+
+    The other arguments are the same as in ``sum``.
+    """
     tile = as_tile("x", x)
     return reduced("logical_and", tile, axis, dtype, False, tile.dtype)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nisa.register_alloc``: the only function of ``nki.isa`` that makes something and runs no instruction."""
+"""``nisa.register_alloc``: the only function of ``nki.isa`` that creates something and runs no instruction."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ..terms.errors import NkiValidationError, add_location
 
 
 def register_alloc(x: int | None = None) -> VirtualRegister:
-    """A new register: unset, or with the 32 bits of the integer ``x``.
+    """Return a new register: unset, or with the 32 bits of the integer ``x``.
 
     Raises:
-        NkiValidationError: outside a kernel, or if ``x`` is no integer of 32 bits.
+        NkiValidationError: outside a kernel, or if ``x`` is not an integer of 32 bits.
     """
-    what = "nisa.register_alloc"
-    current_core(what)
+    function = "nisa.register_alloc"
+    current_core(function)
     try:
         return VirtualRegister(None if x is None else wrap_integer("x", x))
     except NkiValidationError as error:
-        add_location(error, what)
+        add_location(error, function)
         raise

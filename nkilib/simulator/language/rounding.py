@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rounding to integers, and the quotients and remainders that build on it: several instructions each.
+"""Rounding to integers, and the quotients and remainders that build on it, each of several instructions.
 
 The engines have no such operator. They do round when they cast to int32, to the nearest integer here; the functions
-hold for any direction of that rounding.
+are correct for any direction of that rounding.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ _ALL_INTEGERS = float(2**23)
 
 
 def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
-    """What to subtract from ``x`` to get an integer below (``less``, ``add``) or above (``greater``, ``subtract``).
+    """Return the amount to subtract from ``x`` to get an integer below or above it.
 
-    It is ``d + (d < 0)`` or ``d - (d > 0)``, where ``d = x - integer`` is exact and less than 1 in magnitude; 0 for
-    values that are integers, infinities and NaN among them.
+    Below is (``less``, ``add``), above (``greater``, ``subtract``). The amount is ``d + (d < 0)`` or ``d - (d > 0)``,
+    where ``d = x - integer`` is exact and less than 1 in magnitude; 0 for values that are integers, infinities and
+    NaN among them.
     """
-    # One tile takes the clipped values, the difference and the excess in turn.
+    # One tile holds the clipped values, then the difference, then the excess.
     values = new_tile(x.shape, dt.float32)
     tensor_scalar(values, x, OPERATORS["minimum"], _ALL_INTEGERS, op1=OPERATORS["maximum"], operand1=-_ALL_INTEGERS)
     integer = cast_copy(values, dt.int32)
@@ -51,19 +52,19 @@ def _rounded(x: NkiTensor, comparison: str, combination: str, dtype: Any) -> Nki
 
 @language_function
 def floor(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The largest integer that is not above ``x``, as ``torch.floor``; by default of the type of ``x``."""
+    """Return the largest integer that is not above ``x``, like ``torch.floor``; by default of the type of ``x``."""
     return _rounded(x, "less", "add", dtype)
 
 
 @language_function
 def ceil(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The smallest integer that is not below ``x``, as ``torch.ceil``; by default of the type of ``x``."""
+    """Return the smallest integer that is not below ``x``, like ``torch.ceil``; by default of the type of ``x``."""
     return _rounded(x, "greater", "subtract", dtype)
 
 
 @language_function
 def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """``x`` without its fraction, as ``torch.trunc``; by default of the type of ``x``."""
+    """Return ``x`` without its fraction, like ``torch.trunc``; by default of the type of ``x``."""
     tile = as_tile("x", x)
     if tile.dtype.is_integer:
         return floor(tile, dtype)
@@ -72,7 +73,7 @@ def trunc(x: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 
 def _inverse(y: Any) -> Any:
-    """``1 / y`` in float32: a number, or a tile."""
+    """Return ``1 / y`` in float32: a number, or a tile."""
     if is_number(y):
         # 0 gives an infinity, as in a tile, and no error.
         return copysign(inf, y) if y == 0 else 1.0 / y
@@ -82,7 +83,7 @@ def _inverse(y: Any) -> Any:
 
 
 def _operands(x: Any, y: Any) -> tuple[Any, Any]:
-    """Both operands, numbers or tiles.
+    """Return both operands, numbers or tiles.
 
     Raises:
         NkiValidationError: if neither is a tile.
@@ -102,10 +103,10 @@ def _sign(value: Any) -> Any:
 
 @language_function
 def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
-    """``x / y``, as ``torch.div``: ``x`` times the reciprocal of ``y``, off by two units in the last place at most.
+    """Return ``x / y``, like ``torch.div``: ``x`` times the reciprocal of ``y``.
 
-    Less precise where the reciprocal is a subnormal number. Either operand may be a number, but not both; dimensions of
-    size 1 are broadcast. Integers give float32.
+    The result is off by at most two units in the last place; it is less precise if the reciprocal is a subnormal
+    number. Either operand may be a number, but not both; dimensions of size 1 are broadcast. Integers give float32.
     """
     x, y = _operands(x, y)
     kind = result_type(x, y)
@@ -114,22 +115,24 @@ def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 
 
 def _remainder(x: Any, y: Any) -> NkiTensor:
-    """``x - y * floor(x / y)`` in float32, corrected where the inexact quotient was off by one: with the sign of ``y``
-    and smaller than it."""
+    """Return ``x - y * floor(x / y)`` in float32, corrected where the inexact quotient was off by one.
+
+    The result has the sign of ``y`` and is smaller than it.
+    """
     quotient = floor(binary("multiply", x, _inverse(y), dt.float32))
-    rest = binary("subtract", x, binary("multiply", quotient, y, dt.float32), dt.float32)
-    is_too_large = binary("greater_equal", activated("abs", rest), _magnitude(y))
-    rest = binary("subtract", rest, binary("multiply", is_too_large, y, dt.float32), dt.float32)
-    has_wrong_sign = binary("less", binary("multiply", rest, y, dt.float32), 0.0)
-    return binary("add", rest, binary("multiply", has_wrong_sign, y, dt.float32), dt.float32)
+    remainder = binary("subtract", x, binary("multiply", quotient, y, dt.float32), dt.float32)
+    is_too_large = binary("greater_equal", activated("abs", remainder), _magnitude(y))
+    remainder = binary("subtract", remainder, binary("multiply", is_too_large, y, dt.float32), dt.float32)
+    has_wrong_sign = binary("less", binary("multiply", remainder, y, dt.float32), 0.0)
+    return binary("add", remainder, binary("multiply", has_wrong_sign, y, dt.float32), dt.float32)
 
 
 @language_function
 def mod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
-    """The remainder of ``x / y`` with the sign of ``y``, as ``torch.remainder`` and Python's ``%``.
+    """Return the remainder of ``x / y`` with the sign of ``y``, like ``torch.remainder`` and Python's ``%``.
 
-    Computed in float32: exact for integers up to 2^24, else off by ``|x| * 2^-23`` at most, for ``|x / y|`` up to 2^22.
-    ``y`` is finite; NaN where it is 0.
+    It is computed in float32: exact for integers up to 2^24, else off by at most ``|x| * 2^-23``, for ``|x / y|`` up
+    to 2^22. ``y`` is finite; the result is NaN where it is 0.
     """
     x, y = _operands(x, y)
     return cast_copy(_remainder(x, y), result_type(x, y) if dtype is None else dt.as_dtype(dtype))
@@ -137,10 +140,10 @@ def mod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def fmod(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
-    """The remainder of ``x / y`` with the sign of ``x``, as ``torch.fmod`` and C's ``fmod``.
+    """Return the remainder of ``x / y`` with the sign of ``x``, like ``torch.fmod`` and C's ``fmod``.
 
-    Precise as :func:`mod`, and as that one NaN where ``y`` is 0.
+    It is as precise as :func:`mod`, and also NaN where ``y`` is 0.
     """
     x, y = _operands(x, y)
-    rest = _remainder(_magnitude(x), _magnitude(y))
-    return binary("multiply", rest, _sign(x), result_type(x, y) if dtype is None else dtype)
+    remainder = _remainder(_magnitude(x), _magnitude(y))
+    return binary("multiply", remainder, _sign(x), result_type(x, y) if dtype is None else dtype)

@@ -13,7 +13,7 @@ from ..engines.vector.arithmetic import tensor_copy
 from ..engines.vector.predicated import tensor_copy_predicated
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes as dt
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
 from ..terms.integers import as_integers
@@ -28,28 +28,28 @@ _PREDICATES = frozenset({dt.uint8, dt.uint16, dt.uint32})
 
 @language_function
 def copy(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """``x`` in a new tile in SBUF, by default of the type of ``x``; brings a matmul's result out of PSUM."""
+    """Return ``x`` in a new tile in SBUF, by default of the type of ``x``; it brings a matmul's result out of PSUM."""
     tile = as_tile("x", x)
     return cast_copy(tile, tile.dtype if dtype is None else as_dtype(dtype))
 
 
 @language_function
 def expand_dims(x: NkiTensor, axis: int) -> NkiTensor:
-    """A view of ``x`` with a dimension of size 1 at position ``axis``, as ``torch.unsqueeze``: ``x.expand_dim(axis)``.
+    """Return a view of ``x`` with a dimension of size 1 at position ``axis``, like ``torch.unsqueeze``.
 
-    On chip, position 0 is that of the partition dimension.
+    It is ``x.expand_dim(axis)``. On chip, position 0 is the partition dimension.
     """
     if not isinstance(x, NkiTensor):
-        raise NkiValidationError(f"x must be a tile, got {describe_stranger(x)}")
+        raise NkiValidationError(f"x must be a tile, got {describe_foreign_value(x)}")
     return x.expand_dim(axis)
 
 
 @language_function
 def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTensor:
-    """``x`` with its dimensions of size 1 repeated to ``shape``, as ``torch.broadcast_to`` for equal ranks.
+    """Return ``x`` with its dimensions of size 1 repeated to ``shape``, like ``torch.broadcast_to`` for equal ranks.
 
-    ``x`` itself if shape and type are those of ``x``, else a new tile in SBUF. From one partition to many it takes a
-    matmul with ones, which copies floats exactly and integers in pieces.
+    It is ``x`` itself if shape and type are unchanged, else a new tile in SBUF. Going from one partition to many
+    takes a matmul with ones, which copies floats exactly and integers in pieces.
     """
     tile, sizes = as_tile("x", x), as_integers("shape", shape)
     wanted = tile.dtype if dtype is None else as_dtype(dtype)
@@ -69,10 +69,10 @@ def broadcast_to(x: NkiTensor, shape: Sequence[int], dtype: Any = None) -> NkiTe
 
 @language_function
 def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
-    """``x`` where ``condition`` is not 0, else ``y``, as ``torch.where``.
+    """Return ``x`` where ``condition`` is not 0, else ``y``, like ``torch.where``.
 
     ``x`` and ``y`` may be numbers; dimensions of size 1 are broadcast. The result is a new tile in SBUF of type
-    ``dtype``, by default that which holds the values of both (of two numbers, float32).
+    ``dtype``, by default the type that holds the values of both (float32 for two numbers).
     """
     predicate = as_tile("condition", condition)
     x, y = (value if is_number(value) else as_tile(name, value) for name, value in (("x", x), ("y", y)))
@@ -92,7 +92,7 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
 
 
 def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """A new tile with the elements of a tile, or with a number everywhere."""
+    """Return a new tile with the elements of a tile, or with a number everywhere."""
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)

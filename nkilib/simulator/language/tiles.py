@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the functions on tiles share: their operands and the tiles that they make."""
+"""Helpers that the functions on tiles share, for their operands and results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engines.vector.arithmetic import tensor_copy
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError
 from ..terms.regions import MemoryRegion
@@ -28,42 +28,42 @@ def is_number(value: Any) -> bool:
 
 
 def as_tile(name: str, value: Any) -> NkiTensor:
-    """``value`` as a tile with a static address; an indirect view is read into a new tile.
+    """Return ``value`` as a tile with a static address; an indirect view is read into a new tile.
 
     Raises:
-        NkiValidationError: if it is no tensor in SBUF or PSUM.
+        NkiValidationError: if it is not a tensor in SBUF or PSUM.
     """
     if not isinstance(value, NkiTensor):
-        raise NkiValidationError(f"{name} must be a tile, got {describe_stranger(value)}")
+        raise NkiValidationError(f"{name} must be a tile, got {describe_foreign_value(value)}")
     if not value.is_on_chip():
         raise NkiValidationError(f"{name} must be a tile in sbuf or psum, got {value}: load it first, with nl.load")
     return cast_copy(value, value.dtype) if value.is_indirect() else value
 
 
 def new_tile(shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """An unwritten tile in SBUF."""
+    """Return an unwritten tile in SBUF."""
     tile = ndarray(shape, dtype, MemoryRegion.sbuf)
     tile.mark_computed()
     return tile
 
 
 def result_tile(shape: Sequence[int], dtype: Any, default: DType) -> NkiTensor:
-    """The unwritten tile of a result: of the type that the caller asks for, else of ``default``."""
+    """Return the unwritten tile of a result, of the type that the caller asks for, else of ``default``."""
     return new_tile(shape, default if dtype is None else as_dtype(dtype))
 
 
 def cast_copy(x: NkiTensor, dtype: DType) -> NkiTensor:
-    """A new SBUF tile with the elements of ``x``."""
+    """Return a new SBUF tile with the elements of ``x``."""
     result = new_tile(x.shape, dtype)
     tensor_copy(result, x)
     return result
 
 
 def in_sbuf(x: NkiTensor) -> NkiTensor:
-    """``x``, moved to SBUF if it is in PSUM."""
+    """Return ``x``, moved to SBUF if it is in PSUM."""
     return cast_copy(x, x.dtype) if x.buffer is MemoryRegion.psum else x
 
 
 def is_column(x: NkiTensor) -> bool:
-    """Whether ``x`` has one element a partition."""
+    """Return whether ``x`` has one element a partition."""
     return prod(x.shape[1:]) == 1

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Moving tensors between HBM and SBUF, and gathering within SBUF: ``nl.load``, ``nl.store`` and their like.
+"""Functions that move tensors between HBM and SBUF, or gather within SBUF, such as ``nl.load`` and ``nl.store``.
 
-Each runs the instructions that a kernel could have issued itself, so that these are checked and recorded.
+Each runs instructions that a kernel could have issued itself, so that these are checked and recorded.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ..engines.dma.copy import dma_copy
 from ..engines.dma.transpose import dma_transpose
 from ..engines.gpsimd.gather import nc_n_gather
 from ..tensors.tensor import NkiTensor
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.dtypes import as_dtype, int32, uint32
 from ..terms.errors import NkiValidationError
 from ..terms.regions import HBM, MemoryRegion
@@ -26,9 +26,9 @@ _MATRIX = 2
 
 @language_function
 def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A new tile in SBUF with the values of ``src``, a tensor in HBM, cast to ``dtype`` if one is given.
+    """Return a new tile in SBUF with the values of ``src``, a tensor in HBM, cast to ``dtype`` if one is given.
 
-    Dimension 0 of ``src`` becomes the partition dimension. One ``nisa.dma_copy``.
+    Dimension 0 of ``src`` becomes the partition dimension. The function runs one ``nisa.dma_copy``.
     """
     _check_source(src)
     if src.ndim < _MATRIX:
@@ -44,21 +44,21 @@ def load(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 def store(dst: NkiTensor, value: NkiTensor) -> None:
     """Write ``value``, a tile in SBUF, to ``dst``, a tensor of equally many elements in HBM, cast to its type.
 
-    One ``nisa.dma_copy``.
+    The function runs one ``nisa.dma_copy``.
     """
     if not isinstance(dst, NkiTensor) or dst.buffer not in HBM:
-        raise NkiValidationError(f"dst must be a tensor in HBM, got {describe_stranger(dst)}")
+        raise NkiValidationError(f"dst must be a tensor in HBM, got {describe_foreign_value(dst)}")
     if not isinstance(value, NkiTensor) or value.buffer is not MemoryRegion.sbuf:
         remedy = "; bring it there with nl.copy or nl.load" if isinstance(value, NkiTensor) else ""
-        raise NkiValidationError(f"value must be a tile in sbuf, got {describe_stranger(value)}{remedy}")
+        raise NkiValidationError(f"value must be a tile in sbuf, got {describe_foreign_value(value)}{remedy}")
     dma_copy(dst, value)
 
 
 @language_function
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """A new tile in SBUF with ``src`` [N, M], a tensor in HBM, as [M, N], cast to ``dtype`` if one is given.
+    """Return a new tile in SBUF with ``src`` [N, M], a tensor in HBM, as [M, N], cast to ``dtype`` if one is given.
 
-    One ``nisa.dma_transpose``, and one ``nisa.tensor_copy`` for the cast.
+    The function runs one ``nisa.dma_transpose``, and one ``nisa.tensor_copy`` for the cast.
     """
     _check_source(src)
     if src.ndim != _MATRIX:
@@ -71,13 +71,14 @@ def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
 
 @language_function
 def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: Any = None) -> NkiTensor:
-    """``result[p, k] = data[p, indices[p, k]]`` for all k, the free dimensions of ``data`` flattened.
+    """Return ``result[p, k] = data[p, indices[p, k]]`` for all k, the free dimensions of ``data`` flattened.
 
-    The result has the shape of ``indices``, which hold integers; they are looked up within the partition. One
-    ``nisa.nc_n_gather``, after what it takes to bring ``indices`` to uint32, and before a cast to ``dtype``.
+    The result has the shape of ``indices``, which hold integers; they are looked up within the partition. The
+    function runs one ``nisa.nc_n_gather``, after converting ``indices`` to uint32 if needed, and before a cast to
+    ``dtype``.
 
     Raises:
-        NotImplementedError: for another axis than 0, which the documentation gives no meaning.
+        NotImplementedError: for another axis than 0, to which the documentation gives no meaning.
     """
     if axis != 0:
         raise NotImplementedError(
@@ -98,4 +99,4 @@ def gather_flattened(data: NkiTensor, indices: NkiTensor, axis: int = 0, dtype: 
 def _check_source(src: Any) -> None:
     if not isinstance(src, NkiTensor) or src.buffer not in HBM:
         remedy = "; to copy a tile, use nl.copy" if isinstance(src, NkiTensor) else ""
-        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_stranger(src)}{remedy}")
+        raise NkiValidationError(f"src must be a tensor in HBM, got {describe_foreign_value(src)}{remedy}")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sine, cosine and tangent of any angle: the Scalar engine knows the sine on [-pi, pi] only.
+"""Sine, cosine and tangent of any angle: the Scalar engine computes the sine on [-pi, pi] only.
 
 The angle is first brought into that range by subtracting a multiple of 2 pi, in three parts with few enough bits that
 the products are exact (Cody and Waite): the reduced angle is off by at most 2^-22 for |x| up to 2^18. It leaves the
-range by |x| * 2^-23 at most, since the multiple is rounded from a float32; there the engine's polynomial continues.
+range by at most |x| * 2^-23, because the multiple is rounded from a float32; the engine's polynomial continues there.
 """
 
 from __future__ import annotations
@@ -31,14 +31,16 @@ _TURN = (6.28125, 127 / 65536, 2 * pi - 6.28125 - 127 / 65536)
 
 
 def _reduced(x: NkiTensor) -> NkiTensor:
-    """``x`` minus the nearest multiple of 2 pi, in float32."""
-    turns = new_tile(x.shape, dt.int32)
-    tensor_scalar(turns, x, OPERATORS["multiply"], 1 / (2 * pi))
-    angle, rest = x, new_tile(x.shape, dt.float32)
+    """Return ``x`` minus the nearest multiple of 2 pi, in float32."""
+    multiples = new_tile(x.shape, dt.int32)
+    tensor_scalar(multiples, x, OPERATORS["multiply"], 1 / (2 * pi))
+    angle, remainder = x, new_tile(x.shape, dt.float32)
     for part in _TURN:
-        scalar_tensor_tensor(rest, turns, OPERATORS["multiply"], part, OPERATORS["subtract"], angle, reverse1=True)
-        angle = rest
-    return rest
+        scalar_tensor_tensor(
+            remainder, multiples, OPERATORS["multiply"], part, OPERATORS["subtract"], angle, reverse1=True
+        )
+        angle = remainder
+    return remainder
 
 
 def _sine(angle: NkiTensor, dtype: Any) -> NkiTensor:
@@ -48,7 +50,7 @@ def _sine(angle: NkiTensor, dtype: Any) -> NkiTensor:
 
 
 def _cosine(angle: NkiTensor, dtype: Any) -> NkiTensor:
-    """The sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
+    """Return the sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
     magnitude = new_tile(angle.shape, dt.float32)
     activation(magnitude, OPERATORS["abs"], angle)
     result = result_tile(angle.shape, dtype, dt.float32)
@@ -59,21 +61,24 @@ def _cosine(angle: NkiTensor, dtype: Any) -> NkiTensor:
 
 @language_function
 def sin(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The sine of finite ``x`` of any size, as ``torch.sin``; the operator ``nl.sin`` is right on [-pi, pi] only."""
+    """Return the sine of finite ``x`` of any size, like ``torch.sin``.
+
+    The operator ``nl.sin`` is accurate on [-pi, pi] only.
+    """
     tile = as_tile("x", x)
     return _sine(_reduced(tile), tile.dtype if dtype is None else dtype)
 
 
 @language_function
 def cos(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The cosine of finite ``x`` of any size, as ``torch.cos``."""
+    """Return the cosine of finite ``x`` of any size, like ``torch.cos``."""
     tile = as_tile("x", x)
     return _cosine(_reduced(tile), tile.dtype if dtype is None else dtype)
 
 
 @language_function
 def tan(x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """The tangent of finite ``x`` of any size, as ``torch.tan``: sine by cosine."""
+    """Return the tangent of finite ``x`` of any size, like ``torch.tan``: the sine divided by the cosine."""
     tile = as_tile("x", x)
     angle = _reduced(tile)
     slope = reciprocal(_cosine(angle, dt.float32))

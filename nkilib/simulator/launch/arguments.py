@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments into a kernel and results out of it: numpy arrays and CPU torch tensors, without a copy where possible."""
+"""Arguments and results of a kernel: numpy arrays and CPU torch tensors, without a copy where possible."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _TORCH_BITS = {
 
 
 class _Input:
-    """An array that came in: the caller's object, and the storage that stands for it in the kernel."""
+    """An array argument: the caller's object, and the storage that represents it in the kernel."""
 
     def __init__(
         self, original: Any, kernel: str, name: str, region: MemoryRegion, precise_fp: bool, is_unwritable: bool
@@ -74,7 +74,7 @@ class _Input:
         self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
 
     def write_back(self) -> None:
-        """Bring what the kernel wrote into a copy back into the caller's array."""
+        """Copy the kernel's writes from a private copy back into the caller's array."""
         if self._before is None:
             return
         # As bytes: NaN is not equal to itself. Flat: numpy views no array without dimensions as bytes.
@@ -84,10 +84,10 @@ class _Input:
 
 
 class Arguments:
-    """The arguments of one launch, converted; ``args`` and ``kwargs`` are what the kernel function gets.
+    """The converted arguments of one launch; ``args`` and ``kwargs`` are passed to the kernel function.
 
     Arrays inside tuples, lists, dictionaries and :class:`NKIObject` instances are converted too; everything else
-    passes through unchanged. Arrays whose ids are in ``unwritable`` are only to be read.
+    passes through unchanged. The kernel may only read arrays whose ids are in ``unwritable``.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Arguments:
         self.kwargs = bound.kwargs
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
-        """Whether a launch with these arguments has shapes alone."""
+        """Return whether a launch with these arguments has shapes and no data."""
         return any(isinstance(leaf, Spec) for leaf in leaves)
 
     def _convert(self, value: Any, name: str) -> Any:
@@ -147,7 +147,7 @@ class Arguments:
         return value
 
     def storages(self) -> list[tuple[Any, Storage]]:
-        """The arrays, as the caller gave them, each with the storage that stands for it."""
+        """Return the caller's arrays, each with the storage that represents it."""
         return [(converted.original, converted.storage) for converted in self._inputs.values()]
 
     def write_back(self) -> None:
@@ -156,12 +156,12 @@ class Arguments:
             converted.write_back()
 
     def results(self, value: Any, options: Options, writes: PartialWrites | None = None) -> Any:
-        """What the kernel returned, with tensors as torch tensors if any argument was one, else as numpy arrays.
+        """Return the kernel's result, with torch tensors if any argument was a torch tensor, else with numpy arrays.
 
         Args:
-            value: what it returned on core 0.
-            options: of the launch.
-            writes: what is known of its writes, for the message about elements that it has not written.
+            value: the value that the kernel function returned on core 0.
+            options: the options of the launch.
+            writes: the recorded writes of the launch, for the message about elements that were not written.
 
         Raises:
             NkiValidationError: if the kernel returns a tensor that is not in HBM or was never written, a grid, a
@@ -195,10 +195,10 @@ class Arguments:
         return tensor.array.view(self._packed_type(tensor.dtype)) if tensor.dtype.is_packed else tensor.array
 
     def _check_returned(self, tensor: NkiTensor) -> None:
-        """Require a tensor that a kernel may return.
+        """Check that a kernel may return this tensor.
 
         Raises:
-            NkiValidationError: if it is not in HBM that all cores have, or its address is read at run time.
+            NkiValidationError: if it is not in HBM that all cores share, or if its address is read at run time.
         """
         if tensor.is_indirect():
             raise NkiValidationError(f"{self._kernel}: a kernel returns tensors at a static address, got {tensor}")
@@ -212,8 +212,8 @@ class Arguments:
             )
 
     def _packed_type(self, dtype: DType) -> np.dtype[Any]:
-        """The numpy type of a result of a packed type: that of its words, unless an argument was of a packed type."""
-        types = {given.dtype: given.array_type for given in self._inputs.values() if given.dtype.is_packed}
+        """Return the numpy type of a packed result: the type of its words, unless an argument had a packed type."""
+        types = {array.dtype: array.array_type for array in self._inputs.values() if array.dtype.is_packed}
         return (ARRAY_TYPES | types)[dtype] if types else dtype.numpy
 
     def _check_written(self, tensor: NkiTensor, options: Options, writes: PartialWrites | None) -> None:
@@ -230,7 +230,7 @@ class Arguments:
 
 
 def _definition_of(func: Callable[..., Any]) -> str:
-    """``file:line`` where a kernel begins; of a callable that is no function, its name."""
+    """Return ``file:line`` where a kernel is defined, or the type's name of a callable that is no function."""
     code = getattr(inspect.unwrap(func), "__code__", None)
     return f"<{type(func).__name__}>:0" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
 
@@ -246,7 +246,10 @@ def is_array(value: Any) -> bool:
 
 
 def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
-    """A numpy array that shares the memory of ``value``; read-only if autograd tracks it and would miss a write."""
+    """Return a numpy array that shares the memory of ``value``.
+
+    It is read-only if autograd tracks ``value``, because autograd would miss a write.
+    """
     if isinstance(value, np.ndarray):
         return value
     if value.device.type != "cpu":
@@ -265,10 +268,10 @@ def as_numpy(value: Any, what: str) -> npt.NDArray[Any]:
 
 
 def _in_numpy(tensor: Any) -> npt.NDArray[Any]:
-    """The memory of a tensor of PyTorch on the CPU.
+    """Return the memory of a CPU tensor of PyTorch as a numpy array.
 
-    ``Tensor.numpy`` makes its storage one that cannot be resized any more. FSDP does that to the weights it gathers.
-    Before numpy 2.1 what comes by DLPack may be read-only.
+    ``Tensor.numpy`` makes the tensor's storage one that can no longer be resized, and FSDP resizes the weights it
+    gathers. Before numpy 2.1 an array from DLPack may be read-only.
     """
     return np.from_dlpack(tensor) if _HAS_WRITABLE_DLPACK else tensor.numpy()
 

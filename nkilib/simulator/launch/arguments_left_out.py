@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments of a launch that skips arithmetic: shapes and types, and private copies of those whose values it needs."""
+"""Arguments of a launch that skips arithmetic: shapes and types, and private copies of arrays whose values it needs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from .uncomputed import Uncomputed
 
 
 class ArgumentOrigin(NamedTuple):
-    """The origin of the storage of an argument.
+    """The origin of an argument's storage.
 
     Attributes:
-        argument: its name.
+        argument: the name of the argument.
     """
 
     argument: str
 
 
-class _Given(NamedTuple):
-    """An array that came in, and the tensor that stands for it."""
+class _ArrayArgument(NamedTuple):
+    """An array argument and the tensor that represents it."""
 
     name: str
     array: npt.NDArray[Any]
@@ -44,11 +44,11 @@ class _Given(NamedTuple):
 
 
 class ArgumentsLeftOut(Arguments):
-    """The arguments of one launch that computes only what ``left_out`` says. None of them is written.
+    """The arguments of one launch that computes only the values that ``left_out`` keeps. No argument is written.
 
     Raises:
-        NkiValidationError: if values are needed of an argument that came without.
-        NotImplementedError: if values are needed of one that shares memory with another.
+        NkiValidationError: if the values of an argument are needed that was passed without values.
+        NotImplementedError: if the values of an argument are needed that shares memory with another argument.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ArgumentsLeftOut(Arguments):
         left_out: LeftOut,
     ) -> None:
         self._left_out = left_out
-        self._given: dict[int, _Given] = {}
+        self._array_arguments: dict[int, _ArrayArgument] = {}
         self._has_torch = False
         super().__init__(func, args, kwargs, is_shared=is_shared, precise_fp=precise_fp)
         self._check_apart()
@@ -75,9 +75,9 @@ class ArgumentsLeftOut(Arguments):
             return self._without_values(value, name)
         if not is_array(value):
             return super()._convert(value, name)
-        if id(value) not in self._given:
-            self._given[id(value)] = self._of_array(value, name)
-        return self._given[id(value)].tensor
+        if id(value) not in self._array_arguments:
+            self._array_arguments[id(value)] = self._of_array(value, name)
+        return self._array_arguments[id(value)].tensor
 
     def _without_values(self, value: Spec | Uncomputed, name: str) -> NkiTensor:
         origin = ArgumentOrigin(name)
@@ -89,7 +89,7 @@ class ArgumentsLeftOut(Arguments):
             )
         return NkiTensor.whole(self._storage(value.shape, value.dtype, name, origin, None))
 
-    def _of_array(self, value: Any, name: str) -> _Given:
+    def _of_array(self, value: Any, name: str) -> _ArrayArgument:
         self._has_torch |= is_torch(value)
         what, origin = f"{self._kernel}: argument {name!r}", ArgumentOrigin(name)
         array = as_numpy(value, what)
@@ -101,7 +101,7 @@ class ArgumentsLeftOut(Arguments):
             data = np.array(words, np.float32 if widened else words.dtype.newbyteorder("="), order="C")
         storage = self._storage(words.shape, dtype, name, origin, data)
         storage.is_read_only = not words.flags.writeable
-        return _Given(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
+        return _ArrayArgument(name, array, NkiTensor(words.shape, dtype, storage, self._region, name))
 
     def _storage(
         self, shape: tuple[int, ...], dtype: Any, name: str, origin: Hashable, data: npt.NDArray[Any] | None
@@ -120,13 +120,20 @@ class ArgumentsLeftOut(Arguments):
         return storage
 
     def _check_apart(self) -> None:
-        """Refuse to compute with a private copy of what may be written through another argument."""
-        given = list(self._given.values())
-        for one in given:
-            for other in given:
-                if one is not other and not one.tensor.storage.is_abstract and may_share(one.array, other.array):
+        """Raise an error if an array that must be copied shares memory with another argument.
+
+        The kernel could write to it through that argument, which the private copy would miss.
+        """
+        arrays = list(self._array_arguments.values())
+        for first in arrays:
+            for second in arrays:
+                if (
+                    first is not second
+                    and not first.tensor.storage.is_abstract
+                    and may_share(first.array, second.array)
+                ):
                     raise NotImplementedError(
-                        f"{self._kernel}: arguments {one.name!r} and {other.name!r} share memory, and an address "
+                        f"{self._kernel}: arguments {first.name!r} and {second.name!r} share memory, and an address "
                         f"depends on the first: skip_arithmetic cannot follow writes from one to the other; copy one"
                     )
 

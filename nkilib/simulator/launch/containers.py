@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments and results of a kernel may be nested: one way to walk through them."""
+"""Traversal of the nested arguments and results of a kernel."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..terms.objects import NKIObject
 
 
 def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> Any:
-    """``value`` with ``function(leaf, path)`` in place of every leaf.
+    """Return ``value`` with ``function(leaf, path)`` in place of every leaf.
 
-    Tuples, named ones too, lists, dictionaries and :class:`NKIObject` instances other than tensors, registers and
-    scalars are rebuilt; all else is a leaf.
+    Tuples (named ones too), lists, dictionaries and :class:`NKIObject` instances other than tensors, registers and
+    scalars are rebuilt; everything else is a leaf.
 
     Args:
-        value: what to walk through.
-        path: how messages call it; that of an item is ``path[0]``, ``path['key']`` or ``path.field``.
-        function: is given every leaf and its path.
+        value: the nested value.
+        path: the name of ``value`` in messages; the path of an item is ``path[0]``, ``path['key']`` or ``path.field``.
+        function: the function that is called with every leaf and its path.
     """
     if isinstance(value, tuple | list):
         items = [map_leaves(item, f"{path}[{number}]", function) for number, item in enumerate(value)]
@@ -39,7 +39,7 @@ def map_leaves(value: Any, path: str, function: Callable[[Any, str], Any]) -> An
 
 
 def leaves_of(value: Any) -> list[Any]:
-    """The leaves of ``value``, as :func:`map_leaves` walks through it."""
+    """Return the leaves of ``value`` in the order of :func:`map_leaves`."""
     leaves: list[Any] = []
     _collect(value, leaves)
     return leaves

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels and how they are launched: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread."""
+"""Kernels and their launches: ``nki.jit``, ``kernel[n](...)``, ``nki.simulate``; each core is a thread."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ _COMPILER_KEYWORDS = frozenset({"debug_kernel", "experimental_flags", "show_comp
 
 
 class Kernel:
-    """A function that runs as a kernel: ``kernel[2](...)`` on a logical core of two, ``kernel(...)`` on one of the size
-    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one core.
+    """A function that runs as a kernel.
 
-    Inside another kernel a call is a plain function call, as the NKI compiler inlines it.
+    ``kernel[2](...)`` runs on a logical core of two physical cores, ``kernel(...)`` on a logical core of the size that
+    ``NEURON_LOGICAL_NC_CONFIG`` sets, or on one core. Inside another kernel a call is a plain function call, as the NKI
+    compiler inlines it.
 
     Attributes:
         func: the Python function.
-        cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+        cores: the number of physical cores asked for by ``kernel[n]``; None if the launch has no grid.
         schedule: extra order between instructions, from :meth:`with_schedule`.
-        settings: what else ``nki.jit`` was told.
+        settings: the other settings from ``nki.jit``.
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Kernel:
             raise NkiValidationError(
                 f"{self.__name__}[n]: n is the number of cores of a logical NeuronCore, 1 or 2, got {grid!r}"
             )
-        made = self._on_cores.get(cores)  # a training loop asks for the same one in every step
-        if made is None:
-            made = self._on_cores[cores] = Kernel(self.func, cores, self.schedule, self.settings)
-        return made
+        kernel = self._on_cores.get(cores)  # a training loop asks for the same one in every step
+        if kernel is None:
+            kernel = self._on_cores[cores] = Kernel(self.func, cores, self.schedule, self.settings)
+        return kernel
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         core = current_core_or_none()
@@ -104,21 +105,21 @@ class Kernel:
 
     @functools.cached_property
     def signature(self) -> inspect.Signature:
-        """Of the function."""
+        """The signature of the Python function."""
         return inspect.signature(self.func)
 
     def with_schedule(
         self, schedule: Sequence[tuple[str, str | Sequence[str]]], kind: dependency | None = None
     ) -> Kernel:
-        """This kernel with extra order between instructions, given by their ``name=``.
+        """Return this kernel with extra order between instructions, identified by their ``name=``.
 
         Args:
             schedule: pairs ``(name, after)``; ``after`` is a name or a list of names that run before ``name``.
             kind: whether the hardware waits, as in ``depends_on``, or the compiler alone keeps the order.
 
         Raises:
-            NkiValidationError: if the pairs have another form or run in a circle; when the kernel runs, if an
-                instruction of that name does not exist, or if the hardware is to wait for one in a dynamic loop that
+            NkiValidationError: if the pairs have another form or form a cycle; when the kernel runs, if no instruction
+                has one of the names, or if the hardware would have to wait for an instruction in a dynamic loop that
                 the waiting one is not in.
         """
         return Kernel(self.func, self.cores, checked_edges(schedule, kind), self.settings)
@@ -129,7 +130,7 @@ class Kernel:
 
 
 def _cores(grid: Any) -> int | None:
-    """What a launch grid says, ``n`` or ``(n,)``; None if it is no number of cores."""
+    """Return the number of cores of a launch grid ``n`` or ``(n,)``; None if it is no valid number of cores."""
     cores = grid[0] if isinstance(grid, tuple) and len(grid) == 1 else grid
     return int(cores) if is_integer(cores) and cores in lnc.SIZES else None
 
@@ -149,19 +150,19 @@ def jit(
     """Make a kernel of a function, as ``@nki.jit`` or ``@nki.jit(...)``; calling it simulates it on the CPU.
 
     Args:
-        fn: the function; without one, what is returned takes it.
-        compile_config: what the kernel asks of the compiler; kernels that it calls may not ask for something else.
-        specialization_config: whether they may nevertheless.
-        kwargs: what published kernels pass. ``platform_target`` is simulated unless
-            ``NEURON_PLATFORM_TARGET_OVERRIDE`` or ``using(target=...)`` names another one. ``grid``, ``[2]`` or ``2``,
-            gives calls without brackets that many cores. The keyword ``mode`` of older releases is ignored with a
-            warning, as NKI does; ``debug_kernel``, ``experimental_flags`` and ``show_compiler_tb`` are ignored, since
-            nothing is compiled.
+        fn: the function; if None, a decorator is returned.
+        compile_config: the compiler settings of the kernel; kernels that it calls may not ask for different ones.
+        specialization_config: whether kernels that it calls may ask for different settings nevertheless.
+        kwargs: keywords that published kernels pass. ``platform_target`` is simulated unless
+            ``NEURON_PLATFORM_TARGET_OVERRIDE`` or ``using(target=...)`` names another target. ``grid``, ``[2]`` or
+            ``2``, sets the number of cores of calls without brackets. The keyword ``mode`` of older releases is ignored
+            with a warning, as in NKI; ``debug_kernel``, ``experimental_flags`` and ``show_compiler_tb`` are ignored,
+            since nothing is compiled.
 
     Raises:
-        TypeError: for any other keyword, or a configuration that is none.
+        TypeError: for any other keyword, or a configuration of the wrong type.
         ValueError: if ``platform_target`` is no target.
-        NkiValidationError: if ``grid`` is no number of cores.
+        NkiValidationError: if ``grid`` is no valid number of cores.
     """
     if "mode" in kwargs:
         warnings.warn("nki.jit(mode=...) is deprecated and ignored; leave it out", DeprecationWarning, stacklevel=2)
@@ -183,9 +184,10 @@ def jit(
 
 
 def simulate(kernel: Kernel | Callable[..., Any]) -> Kernel:
-    """A callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
+    """Return a callable that runs ``kernel`` (from ``nki.jit``, ``kernel[n]``, or a plain function) on the CPU.
 
-    It takes numpy arrays or CPU torch tensors, returns results in kind, and updates inputs that the kernel writes.
+    It takes numpy arrays or CPU torch tensors, returns results of the same library, and updates inputs that the kernel
+    writes.
     """
     return kernel if isinstance(kernel, Kernel) else Kernel(kernel)
 
@@ -195,12 +197,12 @@ AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any], Place], Any]
 
 
 class Run(Protocol):
-    """Decides how a launch runs."""
+    """A function that decides how a launch runs."""
 
     def __call__(
         self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
     ) -> Any:
-        """What the kernel returns; ``as_today`` runs it instruction by instruction."""
+        """Return the kernel's result; ``as_today`` runs the launch instruction by instruction."""
 
 
 def _instruction_by_instruction(
@@ -211,10 +213,10 @@ def _instruction_by_instruction(
 
 @dataclass
 class _Runner:
-    """Who runs launches.
+    """The holder of the function that runs launches.
 
     Attributes:
-        run: decides how.
+        run: the function that decides how a launch runs.
     """
 
     run: Run = _instruction_by_instruction
@@ -224,7 +226,7 @@ _RUNNER = _Runner()
 
 
 def run_launches_by(run: Run) -> None:
-    """Let ``run`` decide how launches run from now on: what replays them is a layer above this one."""
+    """Let ``run`` decide how launches run from now on; the replay, a layer above this one, registers itself here."""
     _RUNNER.run = run
 
 

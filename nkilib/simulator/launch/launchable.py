@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Launchable``: what a launch has to know of a kernel."""
+"""``Launchable``: the attributes of a kernel that a launch needs."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .settings import Settings
 
 
 class Launchable(Protocol):
-    """What a launch has to know of a kernel.
+    """The attributes of a kernel that a launch needs.
 
     Attributes:
         func: the Python function.
-        cores: physical cores asked for by ``kernel[n]``; None if the launch has no grid.
+        cores: the number of physical cores asked for by ``kernel[n]``; None if the launch has no grid.
         schedule: extra order between instructions.
-        settings: what else ``nki.jit`` was told.
-        signature: of the function.
+        settings: the other settings from ``nki.jit``.
+        signature: the signature of the function.
     """
 
     __name__: str

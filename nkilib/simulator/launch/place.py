@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where a launch runs, as the environment and ``using`` have it: read once, when it begins."""
+"""The environment of a launch, as set by environment variables and ``using``, read once when the launch begins."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .launchable import Launchable
 
 @dataclass(frozen=True)
 class Place:
-    """What a launch takes from outside of its kernel and its arguments.
+    """The inputs of a launch other than its kernel and its arguments.
 
     Attributes:
-        options: in force.
+        options: the options in force.
     """
 
     options: Options
 
     @classmethod
     def here(cls) -> Place:
-        """As it is now.
+        """Return the current environment.
 
         Raises:
             ValueError: if a variable of the options has a value that is not documented.
@@ -38,37 +38,37 @@ class Place:
         return cls(current_options())
 
     @cached_property
-    def said(self) -> lnc.Said:
-        """What the environment says of the number of cores. A launch that is replayed does not ask.
+    def core_settings(self) -> lnc.LncSettings:
+        """The environment's settings for the number of cores. A replayed launch does not read them.
 
         Raises:
-            ValueError: if it has a number of cores that does not exist.
+            ValueError: if the environment has a number of cores that does not exist.
         """
-        return lnc.Said.now()
+        return lnc.LncSettings.now()
 
     def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
-        """The cores of a launch. No compiler takes part, so what it would take by default need not agree.
+        """Return the number of cores of a launch. No compiler takes part, so the compiler's default need not agree.
 
-        A launch on shapes alone asks what a launch somewhere would do: of the cores that it names, this environment is
-        no judge.
+        A launch on shapes alone models a launch on some machine; the number of cores in its grid is therefore not
+        checked against this environment.
 
         Raises:
             NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.
             ValueError: if the environment has a number of cores that does not exist.
         """
         try:
-            count = self.said.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
+            count = self.core_settings.launch_cores(kernel.__name__, kernel.cores, compiler_default=None)
         except lnc.CoresDisagreeError as error:
             if kernel.cores is None or not any(isinstance(leaf, Spec) for leaf in leaves_of(arguments)):
                 raise NkiValidationError(str(error)) from None
             count = kernel.cores
         generation = self.options.generation
         if count > 1 and generation.version is nc_version.gen2:
-            launch = f"[{count}]" if kernel.cores else f" with {self.said.of_kernel(None).source}"
-            has_variable = self.said.variable is not None
-            one = f"set {lnc.VARIABLE}=1 and launch on one core" if has_variable else "launch on one core"
+            launch = f"[{count}]" if kernel.cores else f" with {self.core_settings.of_kernel(None).source}"
+            has_variable = self.core_settings.variable is not None
+            remedy = f"set {lnc.VARIABLE}=1 and launch on one core" if has_variable else "launch on one core"
             raise NkiValidationError(
-                f"{kernel.__name__}{launch}: {generation.name} has no logical NeuronCores of two; {one}, or set "
+                f"{kernel.__name__}{launch}: {generation.name} has no logical NeuronCores of two; {remedy}, or set "
                 f"NEURON_PLATFORM_TARGET_OVERRIDE to trn2 or trn3"
             )
         return count

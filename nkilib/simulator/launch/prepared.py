@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch is made of before it runs: converted arguments, cores, and who watches them."""
+"""The preparation of a launch: converted arguments, cores, and their observers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..machine.barrier import CoreBarrier
 from ..machine.core import Core, Launch
 from ..machine.left_out import LeftOut
 from ..machine.lives import Lives
-from ..machine.loops import check_equal_turns
+from ..machine.loops import check_equal_loop_counts
 from ..machine.observer import Watcher, active_watchers
 from ..machine.partial_writes import PartialWrites, WatchWrites
 from ..machine.psum_groups import PsumGroups
@@ -32,19 +32,19 @@ from .schedule import check_issued
 
 
 class PreparedLaunch:
-    """A launch whose arguments are converted and whose cores stand ready.
+    """A launch with converted arguments and cores that are ready to run.
 
     Args:
-        kernel: what to launch.
-        args, kwargs: its arguments.
-        seat: which rank it is, if others run beside it.
-        is_watched: whether those who watch launches see this one.
+        kernel: the kernel to launch.
+        args, kwargs: the kernel's arguments.
+        seat: the rank of the launch, if other ranks run beside it.
+        is_watched: whether the active watchers observe this launch.
         unwritable: ids of the arguments' arrays that the kernel may only read.
-        left_out: what it does not compute; None if it computes everything.
-        place: where it runs; None reads it now.
+        left_out: the values that the launch leaves out; None if it computes everything.
+        place: the environment of the launch; None reads it now.
 
     Attributes:
-        running: its cores, to be called each in a thread of its own.
+        running: the runs of its cores; each is called in a thread of its own.
     """
 
     def __init__(
@@ -92,26 +92,26 @@ class PreparedLaunch:
         self.running = [CoreRun(func, self._arguments, core) for core in cores]
 
     @property
-    def given(self) -> list[tuple[Any, Storage]]:
-        """The arrays among the arguments, as the caller gave them, each with the storage that stands for it."""
+    def arrays(self) -> list[tuple[Any, Storage]]:
+        """The caller's arrays among the arguments, each with the storage that represents it."""
         return self._arguments.storages()
 
     @property
     def is_abstract(self) -> bool:
-        """Whether its tensors have shapes and types and no memory."""
+        """Whether the launch's tensors have shapes and types and no memory."""
         return self._arguments.is_abstract
 
-    def check_turns(self) -> None:
-        """All its cores have come to their end; two of them must have run their loops equally often.
+    def check_loop_counts(self) -> None:
+        """Check that two cores, which have both ended, have run their loops equally often.
 
         Raises:
             NkiValidationError: if they have not.
         """
         if len(self.running) > 1 and self._options.frontend == "tracer":
-            check_equal_turns([run.core.loops for run in self.running])
+            check_equal_loop_counts([run.core.loops for run in self.running])
 
     def conclude(self, has_ended: bool) -> None:
-        """The cores are done; ``has_ended`` says whether all came to their end without an error."""
+        """Write back arguments and notify the watchers; ``has_ended`` is True if all cores ended without an error."""
         self._arguments.write_back()
         if has_ended:
             self._tell_exchanged()
@@ -119,7 +119,7 @@ class PreparedLaunch:
             watcher.conclude(has_ended)
 
     def _tell_exchanged(self) -> None:
-        """Tell those who want to know it which tensors the caller gave and gets back."""
+        """Notify the watchers that ask for it which tensors the caller passed and gets back."""
         asking = [watcher for watcher in self._watchers if type(watcher).exchanged is not Watcher.exchanged]
         if not asking:
             return
@@ -129,7 +129,7 @@ class PreparedLaunch:
             watcher.exchanged(given, returned)
 
     def results(self) -> Any:
-        """What the kernel returned."""
+        """Return the kernel's result."""
         kernel = self._kernel
         if kernel.schedule:
             check_issued(kernel.__name__, kernel.schedule, [run.core.names for run in self.running])
@@ -138,12 +138,12 @@ class PreparedLaunch:
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """The numbers of the storages of all tensors in a value."""
+    """Return the numbers of the storages of all tensors in a value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 
 def _watch(cores: Sequence[Core], options: Options, asking: Sequence[Watcher]) -> list[Watcher]:
-    """Have the cores of a launch observed: for what the options check, and for those who watch launches."""
+    """Attach observers to the cores of a launch: for the checks of the options, and for the active watchers."""
     checks_capacity = options.capacity != "ignore"
     watchers: list[Watcher] = []
     if len(cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore"):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far a long simulation is: one line on a terminal, which goes away when it ends.
+"""Progress display of a long simulation: one line on a terminal, which disappears when the simulation ends.
 
-A thread reads how many instructions the cores have begun: nothing is added to an instruction. Where the error stream is
-no terminal, as in a pipe or in a notebook, there is no thread and no line.
+A thread reads how many instructions the cores have begun, so instructions do no extra work. If stderr is no terminal,
+as in a pipe or in a notebook, there is no thread and no line.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from typing import NamedTuple, TextIO
 
 from ..machine.core import Core
 
-# What takes no longer shows nothing.
+# Shorter tasks are not shown.
 PATIENCE_S = 2.0
 _PERIOD_S = 0.5
 _DEFAULT_COLUMNS = 80
 
 
 class _Task(NamedTuple):
-    """Something that may take long.
+    """A task that may take long.
 
     Attributes:
-        name: what it is called.
-        begun_s: when it began, by :func:`time.monotonic`.
-        state: says how far it is; None if it does not know.
+        name: the displayed name.
+        begun_s: the time when it began, by :func:`time.monotonic`.
+        state: a function that returns the task's progress as text; None if it is not known.
     """
 
     name: str
@@ -41,7 +41,7 @@ class _Task(NamedTuple):
 
 
 class _Display:
-    """The line of a terminal that says what runs: the outermost task, and in it the others."""
+    """The terminal line that shows the running tasks: the outermost task, followed by the tasks nested in it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -60,7 +60,7 @@ class _Display:
         finally:
             self._tasks.pop()
             if not self._tasks:
-                self._update()  # at once: what comes next may print
+                self._update()  # at once, because the code that follows may print
 
     def close(self) -> None:
         self._is_over.set()
@@ -83,11 +83,11 @@ class _Display:
         took_s = monotonic() - tasks[0].begun_s
         if took_s < PATIENCE_S:
             return ""
-        said = [f"{task.name}{f', {task.state()}' if task.state else ''}" for task in tasks]
-        return f"{took_s:.0f} s: {': '.join(said)}"
+        texts = [f"{task.name}{f', {task.state()}' if task.state else ''}" for task in tasks]
+        return f"{took_s:.0f} s: {': '.join(texts)}"
 
     def _write(self, text: str) -> None:
-        """Show ``text`` instead of what is shown, and leave the cursor in front of it."""
+        """Replace the shown text by ``text`` and leave the cursor in front of it."""
         # A terminal that is gone, or a stream that the program has closed, is no reason to stop what runs.
         with suppress(OSError, ValueError):
             self._stream.write(f"\r{text.ljust(self._shown)}\r")
@@ -106,7 +106,7 @@ _DISPLAY: ContextVar[_Display | None] = ContextVar("nkilib_simulator_progress", 
 
 @contextmanager
 def displaying() -> Iterator[None]:
-    """Show on a terminal how far the tasks are that begin inside the ``with`` block."""
+    """Show on a terminal the progress of the tasks that begin inside the ``with`` block."""
     if _DISPLAY.get() is not None or not _is_terminal(sys.stderr):
         yield
         return
@@ -121,11 +121,11 @@ def displaying() -> Iterator[None]:
 
 @contextmanager
 def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
-    """A task that may take long; shown inside :func:`displaying` only.
+    """Register the ``with`` block as a task that may take long; it is shown inside :func:`displaying` only.
 
     Args:
-        name: what it is called.
-        state: says how far it is, from another thread.
+        name: the displayed name.
+        state: a function that returns the task's progress as text; another thread calls it.
     """
     display = _DISPLAY.get()
     if display is None:
@@ -136,12 +136,12 @@ def doing(name: str, state: Callable[[], str] | None = None) -> Iterator[None]:
 
 
 def launching(name: str, cores: Sequence[Core]) -> AbstractContextManager[None]:
-    """The launch of a kernel on ``cores``, as a task."""
+    """Register the launch of a kernel on ``cores`` as a task."""
     return doing(name, lambda: f"{sum(core.issued for core in cores):,} instructions")
 
 
 def _is_terminal(stream: TextIO | None) -> bool:
-    """Whether somebody looks at it; a stream that a program puts in its place may lack the question."""
+    """Return whether a stream is a terminal; a program's replacement of the stream may lack ``isatty``."""
     try:
         return stream is not None and stream.isatty()
     except (AttributeError, ValueError):

@@ -3,7 +3,7 @@
 
 """``nkilib.simulator.ranks``: one kernel on several logical NeuronCores, each with memory of its own.
 
-Each core of each rank is a thread. They meet in the collectives of ``nki.collectives``.
+Each core of each rank is a thread. The threads synchronise in the collectives of ``nki.collectives``.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ _GRACE_S = 5.0
 
 @dataclass(frozen=True)
 class PerRank:
-    """An argument that is another one on each rank: what :func:`per_rank` makes.
+    """An argument with a different value on each rank, made by :func:`per_rank`.
 
     Attributes:
-        values: one a rank.
+        values: one value for each rank.
     """
 
     values: Sequence[Any]
 
 
 def per_rank(values: Sequence[Any]) -> PerRank:
-    """An argument of a kernel on several ranks of which rank ``r`` gets ``values[r]``; all other arguments go to all.
+    """Return an argument of which rank ``r`` gets ``values[r]``; all other arguments go to all ranks.
 
     Raises:
         TypeError: if ``values`` has no length or cannot be indexed.
@@ -58,20 +58,20 @@ def per_rank(values: Sequence[Any]) -> PerRank:
 
 
 def ranks(n: int, *, timeout: float | None = 60.0) -> Ranks:
-    """``n`` logical NeuronCores: ``ranks(n)(kernel)(arguments)`` runs the kernel on each of them, side by side.
+    """Return ``n`` logical NeuronCores: ``ranks(n)(kernel)(arguments)`` runs the kernel on each of them in parallel.
 
     Example::
 
         group = nki.collectives.ReplicaGroup([[0, 1, 2, 3]])
         results = ranks(4)(kernel[2])(per_rank(shards), group)  # a list: what each rank returns
 
-    An argument in :func:`per_rank` is another one on each rank, every other one is the same on all. Each rank has HBM
-    of its own: an array that several ranks are given, whole or in part, can only be read there.
+    An argument in :func:`per_rank` has a different value on each rank, every other argument is the same on all. Each
+    rank has HBM of its own: an array that several ranks get, whole or in part, is read-only there.
 
     Args:
-        n: how many ranks.
-        timeout: seconds that a rank waits in a collective for the others; None for as long as it takes, for instance to
-            stop in a debugger. That all ranks wait for each other is found at once.
+        n: the number of ranks.
+        timeout: the seconds that a rank waits in a collective for the others; None waits without limit, for instance to
+            stop in a debugger. A deadlock of all ranks is found at once.
 
     Raises:
         ValueError: if ``n`` is no positive integer or ``timeout`` is not positive.
@@ -85,39 +85,39 @@ def ranks(n: int, *, timeout: float | None = 60.0) -> Ranks:
 
 @dataclass(frozen=True)
 class Ranks:
-    """Logical NeuronCores that run a kernel side by side; see :func:`ranks`.
+    """Logical NeuronCores that run a kernel in parallel; see :func:`ranks`.
 
     Attributes:
-        count: how many.
-        timeout: seconds that one waits for the others, or None.
+        count: the number of ranks.
+        timeout: the seconds that one rank waits for the others, or None.
     """
 
     count: int
     timeout: float | None
 
     def __call__(self, kernel: Kernel | Callable[..., Any]) -> RankedKernel:
-        """``kernel`` (from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function) on every rank.
+        """Return ``kernel`` (from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function) on every rank.
 
         Raises:
-            NotImplementedError: if it skips arithmetic.
+            NotImplementedError: if the kernel skips arithmetic.
         """
-        made = simulate(kernel)
-        if made.settings.skipping is not None:
+        simulated = simulate(kernel)
+        if simulated.settings.skipping is not None:
             raise NotImplementedError(
-                f"ranks({self.count})({made.__name__}): skip_arithmetic does not know what other ranks leave out; give "
-                f"ranks the kernel without it"
+                f"ranks({self.count})({simulated.__name__}): skip_arithmetic does not know what other ranks leave out; "
+                f"give ranks the kernel without it"
             )
-        return RankedKernel(made, self)
+        return RankedKernel(simulated, self)
 
 
 @dataclass(frozen=True)
 class RankedKernel:
-    """A kernel that runs on several ranks; called with arguments, it gives a list of what each rank returns.
+    """A kernel that runs on several ranks; a call returns a list with the result of each rank.
 
     Attributes:
-        kernel: what runs on every rank.
-        ranks: on which.
-        watched: the only rank that those who watch launches see; None for all.
+        kernel: the kernel that runs on every rank.
+        ranks: the ranks on which it runs.
+        watched: the only rank that watchers observe; None for all.
     """
 
     kernel: Kernel
@@ -128,8 +128,8 @@ class RankedKernel:
         """Run the kernel on all ranks.
 
         Raises:
-            ValueError: if a :func:`per_rank` has not one value for each rank.
-            NkiValidationError: what the kernel raises on a rank, which the message names.
+            ValueError: if a :func:`per_rank` does not have one value for each rank.
+            NkiValidationError: the error that the kernel raises on a rank; the message names the rank.
         """
         if current_core_or_none() is not None:
             raise NkiValidationError("nkilib.simulator.ranks launches kernels; it does not work inside one")
@@ -137,36 +137,36 @@ class RankedKernel:
             return self._run(args, kwargs)
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        given = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
+        arguments = [self.arguments_of(rank, args, kwargs) for rank in range(self.ranks.count)]
         place = Place.here()
         world = World(self.ranks.count, place.cores_of(self.kernel), self.ranks.timeout)
-        launches = self._prepare(given, world, place)
+        launches = self._prepare(arguments, world, place)
         has_ended = False
         try:
             running = [run for launch in launches for run in launch.running]
             with launching(f"{self.kernel.__name__} on {self.ranks.count} ranks", [run.core for run in running]):
-                _run_side_by_side(running, world)
+                _run_in_parallel(running, world)
             for rank, launch in enumerate(launches):
-                with _naming(rank):
-                    launch.check_turns()
+                with _naming_rank(rank):
+                    launch.check_loop_counts()
             has_ended = True
         finally:
             for rank, launch in enumerate(launches):
-                with _naming(rank):
+                with _naming_rank(rank):
                     launch.conclude(has_ended)
         results = []
         for rank, launch in enumerate(launches):
-            with _naming(rank):
+            with _naming_rank(rank):
                 results.append(launch.results())
         return results
 
     def arguments_of(
         self, rank: int, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """What the kernel is given on a rank.
+        """Return the kernel's arguments on a rank.
 
         Raises:
-            ValueError: if a :func:`per_rank` has not one value for each rank.
+            ValueError: if a :func:`per_rank` does not have one value for each rank.
         """
         chosen = tuple(self._chosen(rank, value, f"argument {position}") for position, value in enumerate(args))
         return chosen, {name: self._chosen(rank, value, f"argument {name!r}") for name, value in kwargs.items()}
@@ -182,13 +182,13 @@ class RankedKernel:
         return value.values[rank]
 
     def _prepare(
-        self, given: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World, place: Place
+        self, arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]], world: World, place: Place
     ) -> list[PreparedLaunch]:
-        unwritable = _in_several(given)
+        unwritable = _shared_arrays(arguments)
         launches = []
-        for rank, (args, kwargs) in enumerate(given):
+        for rank, (args, kwargs) in enumerate(arguments):
             is_watched = self.watched in (None, rank)
-            with _naming(rank):
+            with _naming_rank(rank):
                 launches.append(
                     PreparedLaunch(
                         self.kernel,
@@ -209,12 +209,12 @@ class RankedKernel:
 
 
 @dataclass
-class _Given:
+class _ArrayArgument:
     """An array among the arguments.
 
     Attributes:
-        memory: its elements.
-        ranks: that are given it.
+        memory: the array's elements.
+        ranks: the ranks that get the array.
     """
 
     memory: npt.NDArray[Any]
@@ -222,7 +222,7 @@ class _Given:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """Address of its first byte, and of the one behind its last."""
+        """The address of the first byte, and the address after the last byte."""
         low: int = self.memory.__array_interface__["data"][0]
         high = low + self.memory.itemsize
         for size, stride in zip(self.memory.shape, self.memory.strides, strict=True):
@@ -231,27 +231,29 @@ class _Given:
         return low, high
 
 
-def _in_several(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
-    """The ids of arrays that several ranks are given, or that have memory in common with an array of another rank."""
-    given: dict[int, _Given] = {}
+def _shared_arrays(arguments: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> frozenset[int]:
+    """Return the ids of arrays that several ranks get, or that share memory with an array of another rank."""
+    arrays: dict[int, _ArrayArgument] = {}
     for rank, of_rank in enumerate(arguments):
         for leaf in leaves_of(of_rank):
             if is_array(leaf):
-                known = given.get(id(leaf)) or given.setdefault(id(leaf), _Given(as_numpy(leaf, "an argument")))
+                known = arrays.get(id(leaf)) or arrays.setdefault(
+                    id(leaf), _ArrayArgument(as_numpy(leaf, "an argument"))
+                )
                 known.ranks.add(rank)
-    several = {key for key, array in given.items() if len(array.ranks) > 1}
-    reaching: list[int] = []  # of those whose memory begins earlier, the ones that end later
-    for key, array in sorted(given.items(), key=lambda item: item[1].bounds):
-        reaching = [other for other in reaching if given[other].bounds[1] > array.bounds[0]]
+    several = {key for key, array in arrays.items() if len(array.ranks) > 1}
+    reaching: list[int] = []  # arrays whose memory begins earlier and ends later than the start of this one
+    for key, array in sorted(arrays.items(), key=lambda item: item[1].bounds):
+        reaching = [other for other in reaching if arrays[other].bounds[1] > array.bounds[0]]
         for other in reaching:
-            if len(array.ranks | given[other].ranks) > 1 and may_share(array.memory, given[other].memory):
+            if len(array.ranks | arrays[other].ranks) > 1 and may_share(array.memory, arrays[other].memory):
                 several |= {key, other}
         reaching.append(key)
     return frozenset(several)
 
 
-def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
-    """Run all cores of all ranks, and raise what the first one that failed raised."""
+def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
+    """Run all cores of all ranks, and raise the error of the first core that failed."""
     threads = [threading.Thread(target=run, name=run.core.name, daemon=True) for run in running]
     try:
         for thread in threads:
@@ -268,15 +270,15 @@ def _run_side_by_side(running: Sequence[CoreRun], world: World) -> None:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that are about to end; one that never asks whether it should is left behind."""
+    """Wait for threads that are about to end; a thread that never checks whether to stop is left behind."""
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))
 
 
 @contextmanager
-def _naming(rank: int) -> Iterator[None]:
-    """Put the rank in front of messages about arguments and results, and of those at the end of a launch."""
+def _naming_rank(rank: int) -> Iterator[None]:
+    """Prefix errors with the rank: errors about arguments and results, and errors at the end of a launch."""
     try:
         yield
     except (NkiValidationError, TypeError) as error:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cores of a launch as threads: each calls the kernel function, and the first error of any is the launch's."""
+"""The cores of a launch as threads: each calls the kernel function, and the launch raises the first core's error."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class CoreRun:
     """One core's execution of the kernel function.
 
     Attributes:
-        core: it.
-        result: what the function returned.
-        error: what it raised.
-        around: is entered while the function runs, in the thread of the core.
+        core: the core that runs.
+        result: the return value of the function.
+        error: the exception that the function raised.
+        around: a factory of the context manager that is active in the core's thread while the function runs.
     """
 
     def __init__(self, func: Callable[..., Any], arguments: Arguments, core: Core) -> None:
@@ -40,7 +40,7 @@ class CoreRun:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether it is in a thread of its own, of which the traceback that a user sees tells nothing."""
+        """Whether the core runs in a thread of its own, which the traceback that a user sees does not name."""
         return self.core.number > 0 or self.core.launch.seat is not None
 
     def __call__(self) -> None:
@@ -73,7 +73,10 @@ class CoreRun:
 
 
 def run_cores(running: Sequence[CoreRun]) -> None:
-    """Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own."""
+    """Run all cores and raise the first error.
+
+    Core 0 runs in the calling thread, so that a debugger's breakpoint works there; the others have their own threads.
+    """
     threads = [threading.Thread(target=run, name=f"core {run.core.number}") for run in running[1:]]
     try:
         for thread in threads:
@@ -91,7 +94,7 @@ def run_cores(running: Sequence[CoreRun]) -> None:
 
 
 def raise_first_error(running: Iterable[CoreRun]) -> None:
-    """Raise what the first core that failed raised."""
+    """Raise the error of the first core that failed, if any did."""
     for run in running:
         if run.error is not None:
             raise run.error

@@ -4,8 +4,8 @@
 """``kernel.with_schedule``: extra order between named instructions, for the compiler's scheduler.
 
 The edges only narrow a scheduler's choice, which data dependencies limit already; results do not depend on them. The
-simulator runs in program order and checks what can be checked: the form, cycles, that the names exist, and, where the
-hardware is to wait, that it can.
+simulator runs in program order and checks the form of the edges, that they have no cycles, that the names exist, and,
+where the hardware is to wait, that it can.
 
 Source: ``nki/guides/how-to-scheduling-apis.rst``.
 """
@@ -24,12 +24,12 @@ from ..terms.errors import NkiValidationError
 
 @dataclass(frozen=True)
 class Edge:
-    """An instruction, and those that it runs after, by the ``name=`` of each.
+    """An instruction and the instructions that run before it, identified by their ``name=``.
 
     Attributes:
-        consumer: which one runs after the others.
-        producers: the others.
-        kind: what the order is for; None for what it meant before NKI 0.7, which the documentation does not say.
+        consumer: the instruction that runs after the others.
+        producers: the instructions that run before it.
+        kind: the purpose of the order; None for its meaning before NKI 0.7, which the documentation does not state.
     """
 
     consumer: str
@@ -38,10 +38,10 @@ class Edge:
 
 
 def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
-    """``schedule`` as edges: a list of pairs (name, name) or (name, [names]); the first runs after the second.
+    """Return ``schedule``, a list of pairs (name, name) or (name, [names]), as edges; the first runs after the second.
 
     Raises:
-        NkiValidationError: if it has another form, if the edges run in a circle, or if ``kind`` is no member of
+        NkiValidationError: if it has another form, if the edges form a cycle, or if ``kind`` is no member of
             ``nki.isa.dependency``.
     """
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
@@ -73,16 +73,16 @@ def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
 
 
 def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
-    """Require that every instruction of a schedule was issued, on a core at least, and where the hardware can wait.
+    """Check that every instruction of a schedule was issued on at least one core, and where the hardware can wait.
 
     Args:
-        kernel: its name.
+        kernel: the kernel's name.
         edges: the schedule.
-        cores: for each core the scopes in which an instruction of a name was issued.
+        cores: for each core, the scopes in which the instructions of each name were issued.
 
     Raises:
-        NkiValidationError: naming the first one that was not, and what names there are; or a producer for which the
-            hardware is to wait, and which is in a dynamic loop that its consumer is not in.
+        NkiValidationError: if an instruction was not issued (the message names the first one and all known names), or
+            if the hardware would have to wait for a producer in a dynamic loop that its consumer is not in.
     """
     issued = {name for scopes in cores for name in scopes}
     for edge in edges:

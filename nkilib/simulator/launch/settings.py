@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``nki.jit`` is told of a kernel besides its function, and what holds where one kernel calls another.
+"""Settings that ``nki.jit`` gives a kernel besides its function, and rules for kernels that call kernels.
 
 Source: page ``nki.jit`` of the API reference of NKI 0.7 for the two configurations; published kernels for
 ``platform_target``.
@@ -21,10 +21,10 @@ from ..terms.errors import NkiValidationError
 
 @dataclass(frozen=True)
 class Skipping:
-    """That a launch computes only what it has to; see launch/skipping.py.
+    """Settings of a launch that computes only the values it needs; see launch/skipping.py.
 
     Attributes:
-        trips: how often loops run whose bounds are among the values that are left out; None to compute these.
+        trips: the iteration counts of loops whose bounds are among the values left out; None computes the bounds.
     """
 
     trips: Stated | None = None
@@ -32,17 +32,17 @@ class Skipping:
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one kernel.
+    """The settings of one kernel.
 
     Attributes:
-        compile_config: what it asks of the compiler; None if it asks for nothing.
-        specialization_config: how it is traced; None if it does not say.
+        compile_config: the compiler settings that it asks for; None if it asks for none.
+        specialization_config: the tracer settings; None if there are none.
         platform_target: the target that it is written for; see :func:`~nkilib.simulator.hardware.options.preferring`.
-        skipping: how a launch leaves arithmetic out; None if it computes.
+        skipping: the settings of a launch that skips arithmetic; None if it computes everything.
 
     Raises:
-        TypeError: if a configuration is of another class.
-        ValueError: if the target is none.
+        TypeError: if a configuration has another class.
+        ValueError: if the target does not exist.
     """
 
     compile_config: CompileConfig | None = None
@@ -61,32 +61,32 @@ class Settings:
 
     @property
     def allows_other_configs(self) -> bool:
-        """Whether kernels that this one calls may ask for another ``CompileConfig``, in vain."""
+        """Whether kernels that this one calls may ask for another ``CompileConfig``, which is then ignored."""
         return self.specialization_config is not None and self.specialization_config.allow_nested_config_override
 
 
 def check_nested(name: str, settings: Settings, core: Core) -> None:
-    """Require that a kernel called by a kernel asks for no other ``CompileConfig`` than the launched one has.
+    """Check that a kernel called by a kernel asks for the same ``CompileConfig`` as the launched one.
 
-    One that asks for none is content with any. Where the launched kernel allows it, core 0 warns instead.
+    A kernel that asks for none accepts any. If the launched kernel allows a difference, core 0 warns instead.
 
     Raises:
-        NkiValidationError: naming where the two differ.
+        NkiValidationError: if they differ; the message lists the differences.
     """
     asked, launch = settings.compile_config, core.launch
     if asked is None or asked == launch.compile_config:
         return
     differences = "; ".join(asked.differences(launch.compile_config))
-    what = (
+    conflict = (
         f"kernel {name} asks for another CompileConfig ({differences}) than {launch.kernel}, into which it is inlined"
     )
     if not launch.allows_other_configs:
         raise NkiValidationError(
-            f"{what}: give both the same, or {launch.kernel} a "
+            f"{conflict}: give both the same, or {launch.kernel} a "
             f"specialization_config=SpecializationConfig(allow_nested_config_override=True)"
         )
     if core.number == 0:
-        warnings.warn(f"{what}: that of {launch.kernel} holds", UserWarning, stacklevel=3)
+        warnings.warn(f"{conflict}: that of {launch.kernel} holds", UserWarning, stacklevel=3)
 
 
 def _check_class(what: str, config: object, expected: type) -> None:

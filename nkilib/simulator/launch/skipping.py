@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``simulate(kernel, skip_arithmetic=True)``: a launch that checks everything and computes only what it has to.
+"""``simulate(kernel, skip_arithmetic=True)``: a launch that checks everything and computes only the values it needs.
 
-At first it computes nothing. Where values are needed that it has left out, it ends and starts again with memory for
-what holds them; see machine/left_out.py. To start again is cheap as long as little is computed.
+At first it computes nothing. If it needs values that it has left out, it ends and restarts with memory for the
+storages of these values; see machine/left_out.py. A restart is cheap as long as little is computed.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .prepared import PreparedLaunch
 from .running import CoreRun
 from .whole import run_to_end
 
-# What ``simulate(trips=)`` takes.
+# The type of ``simulate(trips=)``.
 AskedTrips = Stated | Literal["none"]
 
-# A launch that has started again so often computes everything: kernels that make their code anew each time have no
-# places that could be known again.
+# After this number of restarts a launch computes everything: kernels that generate their code again each time have no
+# places that could be recognized.
 _MOST_STARTS = 100
 
 
 def checked_trips(asked: Any) -> Stated | None:
-    """What ``simulate(trips=)`` was given.
+    """Return the checked argument ``trips`` of ``simulate``.
 
     Raises:
-        TypeError, ValueError: if it is nothing that it takes.
+        TypeError, ValueError: if it is not accepted.
     """
     if asked is None or asked == "none":
         return None if asked is None else 0
@@ -43,12 +43,13 @@ def checked_trips(asked: Any) -> Stated | None:
 
 
 def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Launch ``kernel``, again and again until all values are there that something depends on.
+    """Launch ``kernel`` repeatedly until all values on which something depends are computed.
 
-    Those who watch launches see the last one.
+    Watchers observe the last launch.
 
     Raises:
-        NkiValidationError: what a launch that computes raises; or if values are needed of an argument without any.
+        NkiValidationError: the error of a launch that computes everything; or if values are needed of an argument that
+            has none.
         NotImplementedError: for operations among ranks, or if values are needed of an argument that shares memory with
             another.
     """
@@ -77,20 +78,20 @@ def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """What a launch that has failed has asked for, on any core, besides what its instructions have."""
-    for each in (error, *(run.error for run in launched.running)):
-        if isinstance(each, ValuesWanted):
-            left_out.want(each.origin)
+    """Record the values that a failed launch has asked for on any core outside its instructions."""
+    for raised in (error, *(run.error for run in launched.running)):
+        if isinstance(raised, ValuesWanted):
+            left_out.want(raised.origin)
 
 
 @dataclass(frozen=True)
 class _Memory:
-    """What has memory in a launch.
+    """The storages that have memory in a launch.
 
     Attributes:
-        made: the origins of the storages that have.
-        everything: whether all have.
-        starts: how many launches came before.
+        made: the origins of the storages that have memory.
+        everything: whether all storages have memory.
+        starts: the number of launches before this one.
     """
 
     made: frozenset[Hashable] = frozenset()
@@ -98,7 +99,7 @@ class _Memory:
     starts: int = 0
 
     def with_more(self, left_out: LeftOut, kernel: str) -> _Memory:
-        """What has memory in the next launch, after one in which something lacked it."""
+        """Return the storages that have memory in the next launch, after a launch in which something lacked memory."""
         if self.everything:
             raise RuntimeError(f"{kernel}: skip_arithmetic lacks values where it computes all of them: a bug of nkilib")
         made = self.made | left_out.all_wanted()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Uncomputed``: what a launch that skips arithmetic returns in place of a tensor: a shape and a type."""
+"""``Uncomputed``: a shape and a type, returned in place of a tensor by a launch that skips arithmetic."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from ..terms.errors import UncomputedError
 
 
 class Uncomputed:
-    """A result of a kernel whose values were left out. Whatever asks for values is refused.
+    """A result of a kernel whose values were left out. Every operation that needs values raises an error.
 
-    Another launch with ``skip_arithmetic`` takes it as an argument.
+    Another launch with ``skip_arithmetic`` accepts it as an argument.
 
     Attributes:
-        kernel: that returned it.
-        path: where in what the kernel returned it is, such as ``[0]``; empty for the only result.
-        shape: sizes.
-        dtype: NKI type of an element.
+        kernel: the name of the kernel that returned it.
+        path: its position in the kernel's result, such as ``[0]``; empty for the only result.
+        shape: the size of each dimension.
+        dtype: the NKI type of an element.
     """
 
     __slots__ = ("dtype", "kernel", "path", "shape")
@@ -34,16 +34,16 @@ class Uncomputed:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions."""
+        """The number of dimensions."""
         return len(self.shape)
 
     @property
     def size(self) -> int:
-        """Number of elements."""
+        """The number of elements."""
         return prod(self.shape)
 
     def refuse(self, who: str = "") -> NoReturn:
-        """Refuse to give values; ``who`` asks for them.
+        """Raise the error about missing values; ``who`` is the operation that asks for them.
 
         Raises:
             UncomputedError: always.
@@ -58,7 +58,7 @@ class Uncomputed:
         )
 
     def __len__(self) -> int:
-        """The first size, as of an array."""
+        """Return the size of the first dimension, like an array."""
         return self.shape[0]
 
     def __repr__(self) -> str:
@@ -72,10 +72,10 @@ class Uncomputed:
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
-        found = next((item for item in args if isinstance(item, cls)), None)
-        if found is None:
+        operand = next((item for item in args if isinstance(item, cls)), None)
+        if operand is None:
             raise UncomputedError(f"{function}: an Uncomputed has no values; launch its kernel without skip_arithmetic")
-        found.refuse()
+        operand.refuse()
 
     # Functions of numpy, operators of its numbers and arrays too, come to the second and third.
     __array__ = __array_ufunc__ = __array_function__ = _refuse_operation

@@ -13,12 +13,17 @@ from .running import run_cores
 
 
 def run_to_end(launched: PreparedLaunch, name: str) -> Any:
-    """Run the cores of a launch, check what is known at the end only, and return what the kernel ``name`` returned."""
+    """Run the cores of a launch, make the checks that need the whole launch, and return the result.
+
+    Args:
+        launched: the prepared launch.
+        name: the name of the kernel.
+    """
     has_ended = False
     try:
         with launching(name, [run.core for run in launched.running]):
             run_cores(launched.running)
-        launched.check_turns()
+        launched.check_loop_counts()
         has_ended = True
     finally:
         launched.conclude(has_ended)

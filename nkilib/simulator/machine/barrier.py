@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where the simulated cores meet, and hand each other data: a barrier that can never hang."""
+"""The barrier at which the simulated cores synchronise and exchange data; it can never hang."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from .waits import Wait, Waits
 
 @dataclass
 class _Meeting:
-    """The cores that have come to one place, and what each of them brought.
+    """The cores that wait at one barrier, and the item that each of them passed.
 
     Attributes:
-        place: what the cores call it.
-        brought: one item for each core that has come, in the order of their coming.
-        waits: of those that came before the last one.
-        is_complete: whether all cores have come.
-        elsewhere: where another core waits instead, so that this meeting never takes place; else empty.
+        place: the cores' name of the barrier.
+        brought: one item for each core that has arrived, in order of arrival.
+        waits: the waits of the cores that arrived before the last one.
+        is_complete: whether all cores have arrived.
+        elsewhere: the place where another core waits instead, so that this barrier never completes; else empty.
     """
 
     place: str
@@ -32,14 +32,14 @@ class _Meeting:
 
 
 class CoreBarrier:
-    """Cores meet here; a core that ends, fails or waits elsewhere releases those that wait for it, with an error.
+    """A barrier between cores; a core that ends, fails or waits elsewhere releases the waiting cores with an error.
 
     Args:
-        cores: how many meet.
-        waits: of these cores and of others on which they depend; by default of these alone.
+        cores: the number of cores that synchronise here.
+        waits: the waits of these cores and of others on which they depend; by default of these cores alone.
 
     Attributes:
-        is_aborted: whether a core has failed; a plain attribute, because every instruction asks.
+        is_aborted: whether a core has failed; a plain attribute, because every instruction reads it.
     """
 
     def __init__(self, cores: int, waits: Waits | None = None) -> None:
@@ -51,26 +51,27 @@ class CoreBarrier:
         self._changed = self._waits.changed
 
     def wait(self) -> None:
-        """Wait until all cores have called this.
+        """Wait until all cores have called this method.
 
         Raises:
-            BarrierError: if a core has ended or waits in ``meet``, so that it cannot come any more.
+            BarrierError: if a core has ended or waits in ``meet``, so that it can no longer arrive.
             CoreAbortedError: if a core has failed.
         """
         self.meet("core_barrier")
 
     def meet(self, place: str, item: Any = None) -> list[Any]:
-        """Wait until all cores have called this with the same ``place``; what the other cores brought.
+        """Wait until all cores have called this method with the same ``place``; return the items of the other cores.
 
-        What a core did before it came has happened when the others go on. Cores run in program order, hence two that
-        wait at unlike places would do so for ever: both get the error.
+        Everything that a core did before the call has happened when the others continue. Cores run in program order,
+        hence two cores that wait at different places would wait forever: both get the error.
 
         Args:
-            place: what the cores call it, for instance ``"core_barrier"``.
-            item: what this core brings; it must not change afterwards, for the other core may read it at any time.
+            place: the cores' name of the barrier, for instance ``"core_barrier"``.
+            item: the item that this core passes; it must not change afterwards, for the other core may read it at any
+                time.
 
         Raises:
-            BarrierError: if a core has ended or waits at another place, so that it cannot come any more.
+            BarrierError: if a core has ended or waits at another place, so that it can no longer arrive.
             CoreAbortedError: if a core has failed.
         """
         with self._changed:
@@ -116,13 +117,13 @@ class CoreBarrier:
             raise BarrierError(f"{meeting.place}: deadlock: {self._waits.describe()}")
 
     def finish(self) -> None:
-        """A core has come to its end."""
+        """Record that a core has ended."""
         with self._changed:
             self._finished += 1
             self._waits.finish()
 
     def abort(self) -> None:
-        """A core has failed: end the others at their next instruction or where they wait."""
+        """Record that a core has failed: the others end at their next instruction or where they wait."""
         self.is_aborted = True
         with self._changed:
             self._changed.notify_all()

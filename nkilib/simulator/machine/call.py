@@ -14,10 +14,10 @@ from .observer import Issued
 
 
 class Call(Issued):
-    """An instruction that a core runs: its function is given this besides the operands.
+    """An instruction that a core runs; the instruction's function receives it besides the operands.
 
     Attributes:
-        core: that runs it.
+        core: the core that runs the instruction.
     """
 
     __slots__ = ("core",)
@@ -36,5 +36,5 @@ class Call(Issued):
         self.register = 0
 
     def keep(self, view: View) -> None:
-        """It leaves some elements of an operand that it writes as they were: they are needed."""
+        """Record that the instruction leaves some elements of an output unchanged, so that their values are needed."""
         self.reads.append(view)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The state of a simulated core, and which one the current thread is."""
+"""The state of a simulated core, and the core of the current thread."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ State = TypeVar("State")
 
 @dataclass
 class Launch:
-    """What the cores of one kernel launch share.
+    """The state that the cores of one kernel launch share.
 
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         hbm_places: the tensors in shared HBM that the kernel has placed.
-        kernel: name of the launched kernel.
-        compile_config: what it asks of the compiler, and so what holds for the kernels that it calls.
-        allows_other_configs: whether these may ask for something else, in vain.
-        seat: which rank it is where launches run side by side; None for a launch by itself.
-        trips: how often its loops run whose bounds only the device knows.
-        left_out: what it does not compute; None if it computes everything, or has shapes alone.
+        kernel: the name of the launched kernel.
+        compile_config: the compiler settings of the launched kernel, which also hold for the kernels that it calls.
+        allows_other_configs: whether nested kernels may ask for other settings, which are then ignored.
+        seat: the rank of the launch where launches run in parallel; None for a launch by itself.
+        trips: the iteration counts of its loops whose bounds only the device knows.
+        left_out: the values that the launch leaves out; None if it computes everything, or has shapes alone.
     """
 
     options: Options
@@ -69,12 +69,12 @@ class Launch:
     left_out: LeftOut | None = None
 
     def name_of(self, core: int) -> str:
-        """How messages tell a core from the others that run: by its rank, its number or both; empty if it is alone."""
+        """Return a core's name in messages: its rank, its number or both; empty if no other core runs."""
         named = [] if self.seat is None else [f"rank {self.seat.rank}"]
         return ", ".join([*named, f"core {core}"] if self.cores > 1 else named)
 
     def abort(self) -> None:
-        """A core has failed: end those that depend on it."""
+        """Record that a core has failed: the cores that depend on it end."""
         if self.seat is None:
             self.barrier.abort()
         else:
@@ -83,7 +83,7 @@ class Launch:
     def shared_storage(
         self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
     ) -> Storage:
-        """The shared allocation number ``position``: the first core to ask makes it, the other one gets the same.
+        """Return the shared allocation number ``position``: the first core to ask makes it, the other gets the same.
 
         Raises:
             NkiValidationError: if the cores ask for different tensors.
@@ -100,7 +100,7 @@ class Launch:
         return storage
 
     def constant(self, key: Hashable, make: Callable[[], Storage]) -> Storage:
-        """The constant named ``key``: the first core to ask makes it, the other one gets the same."""
+        """Return the constant named ``key``: the first core to ask makes it, the other one gets the same."""
         with self.lock:
             if key not in self.constants:
                 self.constants[key] = make()
@@ -111,7 +111,8 @@ class Accumulators:
     """The accumulator registers of an engine, one float32 a partition, and which of them hold a known value.
 
     Attributes:
-        is_blank: whether none does; a plain attribute, because instructions that only forget ask first.
+        is_blank: whether no register holds a known value; a plain attribute, because instructions that only reset
+            registers read it first.
     """
 
     def __init__(self) -> None:
@@ -122,7 +123,7 @@ class Accumulators:
         self._is_any_left_out = False
 
     def forget(self, lanes: slice) -> None:
-        """The registers of ``lanes`` hold something that the documentation does not define."""
+        """Mark the registers of ``lanes`` as undefined by the documentation."""
         self.values[lanes] = np.nan
         self.known[lanes] = False
         self.is_blank = not self.known.any()
@@ -135,15 +136,15 @@ class Accumulators:
             self._left_out[lanes] = False
 
     def leave_out(self, lanes: slice) -> None:
-        """The registers of ``lanes`` hold something defined that this launch has not computed."""
+        """Mark the registers of ``lanes`` as defined but not computed by this launch."""
         self.set(lanes, np.nan)
         self._left_out[lanes] = self._is_any_left_out = True
 
     def read(self, lanes: slice) -> npt.NDArray[np.float32]:
-        """What the registers of ``lanes`` hold.
+        """Return the values of the registers of ``lanes``.
 
         Raises:
-            DataNeeded: if this launch has not computed it.
+            DataNeeded: if this launch has not computed them.
         """
         if self._is_any_left_out and self._left_out[lanes].any():
             raise DataNeeded("the accumulator registers")
@@ -156,22 +157,24 @@ class Core:
     Attributes:
         is_abstract: whether its tensors have shapes and types and no memory; see spec.py.
         version_number: the generation as a number, so that instructions need not ask an Enum for it.
-        issued: how many instructions it has begun; the number of the last one.
-        names: by the ``name=`` of every instruction that had one, in which dynamic loops it ran; see loops.py.
-        observers: who watches it.
-        loops: the dynamic loops and ``no_reorder`` regions that it is in.
+        issued: the number of instructions that it has begun, which is the number of the last one.
+        names: for the ``name=`` of every named instruction, the dynamic loops in which it ran; see loops.py.
+        observers: the core's observers.
+        loops: the dynamic loops and ``no_reorder`` regions around the current instruction.
         random: the random number generators of its engines.
-        defers_results: whether results that are reduced as well wait for a reader; see deferred.py.
-        loads: the tiles whose contents come from HBM and may not be made yet.
+        defers_results: whether elementwise results that the instruction also reduces are deferred until they are read;
+            see deferred.py.
+        loads: the tiles whose contents come from HBM and may still be deferred.
         hbm_places: the tensors in private HBM that the kernel has placed.
-        name: how messages tell it from the others that run; empty if it is alone.
-        language_function: the function of ``nki.language`` that the kernel has called and that runs, or empty.
-        meetings: how often it has met other cores or made what they share, which no iteration of a loop can leave out.
-        tally: of what is counted in loops whose iterations need not all run.
-        at_end: checks that instructions want made when the kernel has come to its end.
-        is_recorded: whether its instructions are taken down, to be replayed.
-        unrepeatable: what it does besides computing, in a few words, so that it runs anew each time; or empty.
-        emitter: who is told what instructions would do, instead of its being done; else None.
+        name: the core's name in messages; empty if no other core runs.
+        language_function: the function of ``nki.language`` that is running, or empty.
+        meetings: the number of synchronisations with other cores and of shared objects made; no iteration of a loop
+            that raises it can be skipped.
+        tally: the counters that loops with skipped iterations update.
+        at_end: checks that instructions schedule for the end of the kernel.
+        is_recorded: whether its instructions are recorded for a replay.
+        unrepeatable: a short description of a side effect for which the kernel must run again each time; or empty.
+        emitter: the receiver of descriptions of instructions that are not executed; else None.
     """
 
     def __init__(self, number: int, launch: Launch) -> None:
@@ -206,14 +209,14 @@ class Core:
         self._scratch: dict[str, npt.NDArray[np.float32]] = {}
 
     def state(self, kind: type[State]) -> State:
-        """What some instructions keep of this core: an object of a class of theirs, made when it is first asked for."""
+        """Return the object of class ``kind`` in which some instructions keep state of this core; made at first use."""
         if kind not in self._states:
             self._states[kind] = kind()
-        found: State = self._states[kind]
-        return found
+        state: State = self._states[kind]
+        return state
 
     def add_name(self, name: str) -> None:
-        """An instruction of that ``name=`` stands here, for those who want an order between names."""
+        """Record that an instruction with that ``name=`` was issued here, for the checks of orders between names."""
         self.names.setdefault(name, set()).add(self.loops.scope)
 
     @property
@@ -223,31 +226,31 @@ class Core:
 
     @property
     def loop_scope(self) -> tuple[int, ...]:
-        """The iterations of dynamic loops that it is in."""
+        """The current iterations of the dynamic loops around the current instruction."""
         return self.loops.scope
 
     def next_shared_allocation(self) -> int:
-        """The number of the next tensor in shared HBM, from 0."""
+        """Return the number of the next tensor in shared HBM, from 0."""
         self._shared_allocations += 1
         self.meetings += 1
         return self._shared_allocations - 1
 
     def next_shared_constant(self) -> int:
-        """The number of the next constant, from 0."""
+        """Return the number of the next constant, from 0."""
         self._shared_constants += 1
         self.meetings += 1
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """So many instructions are taken to have been issued."""
+        """Count ``count`` instructions as issued."""
         self.issued += count
 
     def stop_deferring(self) -> None:
-        """From here on results are made at once: those that waited were all asked for."""
+        """Compute results immediately from now on, because all deferred results were read."""
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """A float32 work buffer of the core, reused from instruction to instruction; its content is arbitrary."""
+        """Return a float32 work buffer of the core, reused by later instructions; its content is arbitrary."""
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:
             buffer = self._scratch[slot] = np.empty(elements, np.float32)
@@ -255,16 +258,16 @@ class Core:
 
 
 def current_core_or_none() -> Core | None:
-    """The core that this thread simulates, or None outside a kernel."""
+    """Return the core that this thread simulates, or None outside a kernel."""
     core = THREAD.simulated
     return core if isinstance(core, Core) else None
 
 
 def current_core(what: str) -> Core:
-    """The core that this thread simulates.
+    """Return the core that this thread simulates.
 
     Raises:
-        NkiValidationError: outside a kernel, naming ``what`` was called there.
+        NkiValidationError: outside a kernel; the message says that ``what`` was called there.
     """
     core = THREAD.simulated
     if not isinstance(core, Core):

@@ -1,48 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loop that runs on the device: its iterations run in Python, but for those that only repeat others."""
+"""A loop that runs on the device: its iterations run in Python, except those that only repeat earlier ones."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from .core import Core
-from .loops import Turns
+from .loops import LoopRun
 
 # Loops with fewer run whole: to see that iterations repeat takes half as many.
 FEWEST_ITERATIONS = 24
 
 
-def run_loop(core: Core, turns: Turns, left: Callable[[], int], run: Callable[[], None]) -> None:
-    """Call ``run`` for each iteration, as long as any is left.
+def run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[[], None]) -> None:
+    """Call ``run`` for each iteration until none is left.
 
     Args:
-        core: of this thread.
-        turns: the loop.
-        left: how many iterations are left as far as that is known, the next one included; 0 at the end.
-        run: the body, which counts in ``turns``.
+        core: the core of this thread.
+        loop: the loop.
+        left: a function that returns the number of iterations left as far as it is known, the next one included; 0 at
+            the end.
+        run: the body, which counts in ``loop``.
     """
     observers, tally, meetings = core.observers, core.tally, core.meetings
-    turns.may_repeat = core.is_abstract and left() >= FEWEST_ITERATIONS
-    observers.tell_entered(turns)
+    loop.may_repeat = core.is_abstract and left() >= FEWEST_ITERATIONS
+    observers.tell_entered(loop)
     tally.enter()
     while left():
         run()
-        observers.tell_iterated(turns)
+        observers.tell_iterated(loop)
         tally.iterate()
-        # With data each iteration computes something; and others wait for this core where it meets them.
-        if turns.may_repeat and core.meetings == meetings:
-            _skip(core, turns, left())
+        # With data each iteration computes something; and at a barrier others wait for this core.
+        if loop.may_repeat and core.meetings == meetings:
+            _skip(core, loop, left())
     tally.leave()
-    observers.tell_left(turns)
+    observers.tell_left(loop)
 
 
-def _skip(core: Core, turns: Turns, left: int) -> None:
-    """Leave out what only repeats the iterations before it, for all who count or watch."""
-    skip = core.observers.repeats(turns, left)
+def _skip(core: Core, loop: LoopRun, left: int) -> None:
+    """Skip iterations that only repeat the ones before, and update all counters and observers accordingly."""
+    skip = core.observers.repeats(loop, left)
     if skip is not None:
-        core.observers.tell_repeated(turns, skip)
+        core.observers.tell_repeated(loop, skip)
         core.tally.repeat(skip)
         core.skip_numbers(skip.times * skip.instructions)
-        turns.count += skip.times * skip.period
+        loop.count += skip.times * skip.period

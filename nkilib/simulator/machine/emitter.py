@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Emitter``: who is told what an instruction would do, instead of its being done; see replay/."""
+"""``Emitter``: the receiver of descriptions of instructions that are not executed; see replay/."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ..tensors.view import View
 
 
 class Emitter(Protocol):
-    """Takes down the work of instructions, one after the other.
+    """A recorder of the work of instructions, one after the other.
 
-    The function of an instruction checks its operands and then describes its work by calls of these methods, by way of
-    the functions of ``engines/`` that otherwise do the work at once. One that reads the elements of a tensor in another
-    way meets ``DataNeeded``: the emitter then takes down the instruction as a whole.
+    The function of an instruction checks its operands and then describes its work by calls of these methods, through
+    the functions of ``engines/`` that otherwise do the work at once. A function that reads the elements of a tensor in
+    another way raises ``DataNeeded``: the emitter then records the instruction as a whole.
     """
 
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        """See engines/results.py, ``compute``."""
+        """Record an elementwise operation; see engines/results.py, ``compute``."""
 
     def reduce_rows(self, dst: View, tile: View, reduce: Callable[..., object], reads_bfloat16: bool) -> None:
-        """See engines/reduced.py, ``reduce_rows``."""
+        """Record a reduction of rows; see engines/reduced.py, ``reduce_rows``."""
 
     def act(
         self,
@@ -35,10 +35,10 @@ class Emitter(Protocol):
         updates: Sequence[View],
         may_refuse: bool,
     ) -> None:
-        """See engines/actions.py, ``act``."""
+        """Record an action; see engines/actions.py, ``act``."""
 
     def move(self, target: View, source: View) -> None:
-        """See engines/dma/rows.py, ``move``."""
+        """Record a transfer; see engines/dma/rows.py, ``move``."""
 
     def multiply(self, dst: View, stationary: View, moving: View, is_added: bool) -> None:
-        """A product of matrices, in the place of what ``dst`` holds or added to it; see engines/tensor/sums.py."""
+        """Record a matrix product that overwrites ``dst`` or is added to it; see engines/tensor/sums.py."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The one way of an instruction: bind, validate operands, choose the engine, execute, mark written, tell observers.
+"""The steps of every instruction: bind, validate operands, choose the engine, execute, mark written, notify observers.
 
 An instruction is a function decorated with :func:`instruction`. The decorator enters its definition in ``REGISTRY`` and
 returns the public function with the documented signature.
@@ -50,8 +50,8 @@ def instruction(
 ) -> Callable[[Callable[..., None]], Callable[..., NkiInstruction]]:
     """Register ``function(call, <documented parameters>)`` as the instruction of its name.
 
-    Unless there is another ``default``, the first engine of ``on`` runs it where the caller leaves that open. Those of
-    another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``.
+    Unless another ``default`` is given, the first engine of ``on`` runs it if the caller does not choose one.
+    Instructions of another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:
@@ -86,7 +86,7 @@ def instruction(
 
 
 def _public_signature(function: Callable[..., None]) -> inspect.Signature:
-    """The documented signature: without ``call``, and with ``name=None`` at the end."""
+    """Return the documented signature: without ``call``, and with ``name=None`` at the end."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     name = inspect.Parameter("name", inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None)
     return inspect.Signature([*parameters, name])
@@ -125,7 +125,7 @@ def issue(definition: Definition, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -> None:
-    """Tell the observers that ``instruction(*args)`` has run: its work was done in another way."""
+    """Tell the observers that ``instruction(*args)`` has run, although its work was done in another way."""
     definition = REGISTRY[instruction.__name__]
     call = Call(core, definition, definition.bind(args, {}))
     for tell in core.observers.issued:
@@ -133,7 +133,7 @@ def report(core: Core, instruction: Callable[..., NkiInstruction], *args: Any) -
 
 
 def _validate(call: Call) -> None:
-    """Check the operands, put what they stand for in their place, and choose the engine."""
+    """Check the operands, replace them by their resolved values, and choose the engine."""
     definition, values, core = call.definition, call.values, call.core
     if core.version_number < definition.since_number:
         raise NkiValidationError(
@@ -158,14 +158,14 @@ def _validate(call: Call) -> None:
 
 
 def _execute(call: Call) -> None:
-    """Compute and store; what was written is marked."""
+    """Compute and store the results, and mark the outputs as written."""
     definition, values, left_out = call.definition, call.values, call.core.launch.left_out
     try:
         if left_out is None:
             definition.function(call, *values[:-1])
         else:
             left_out.run(call)
-    except DataNeeded:  # of a tensor without data: what the instruction checks before it computes is checked
+    except DataNeeded:  # a tensor without data: the checks before the computation have run
         assert call.core.is_abstract
     for rule, position in definition.outputs:
         written = values[position]

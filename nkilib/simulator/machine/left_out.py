@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch with ``skip_arithmetic`` does not compute, and what it has to.
+"""The values that a launch with ``skip_arithmetic`` leaves out, and the values that it must compute.
 
-A storage whose values are left out has no memory. An instruction that writes such storages alone checks its operands,
-notes what it reads and writes, and ends where it would compute; one that writes a storage with memory computes, and
-all that it reads must have memory too. So a value that is there is the one that a full launch computes.
+A storage whose values are left out has no memory. An instruction that writes only such storages checks its operands,
+records its reads and writes, and stops before it would compute. An instruction that writes a storage with memory
+computes, and everything that it reads must have memory too. So a value that exists equals the value of a full launch.
 
 Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and starts
-again (launch/skipping.py), and what was made at the same place of the kernel has memory from then on, as has all that
-this came from as far as the launch has seen. A place is the line of calls from the kernel's function to
-where the storage is made, so that all iterations of a loop of Python are one.
+again (launch/skipping.py). From then on the storages made at the same place of the kernel have memory, and so have the
+storages from which their values came as far as the launch has seen. A place is the chain of calls from the kernel's
+function to the line that makes the storage, so that all iterations of a Python loop are one place.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from ..terms.spec import DataNeeded, ValuesWanted
 from .observer import Issued
 from .trips import Stated
 
-# Of instructions that meet other ranks nothing is known of what these leave out.
+# The instructions that synchronise with other ranks: it is not known which values those leave out.
 _REFUSED_MODULE = "nki.collectives"
 
 
 class LeftOut:
-    """What one launch leaves out; its cores share it.
+    """The values that one launch leaves out; its cores share this object.
 
     Args:
         made: the origins of the storages that have memory.
-        makes_all: whether all have.
-        trips: how often loops run whose bounds are left out; None if nobody has said so.
-        bottom: the code that calls the kernel's function.
+        makes_all: whether all storages have memory.
+        trips: the iteration counts of loops whose bounds are left out; None if they are not stated.
+        bottom: the code object that calls the kernel's function.
 
     Attributes:
-        wanted: origins of storages whose values are needed and were left out.
-        wants_all: whether values were needed of which it is not known where they come from.
+        wanted: the origins of storages whose values are needed and were left out.
+        wants_all: whether values of unknown origin were needed.
     """
 
     def __init__(self, made: frozenset[Hashable], makes_all: bool, trips: Stated | None, bottom: CodeType) -> None:
@@ -50,20 +50,20 @@ class LeftOut:
         self._makes_all = makes_all
         self._bottom = bottom
         self._sources: dict[Hashable, set[Hashable]] = {}
-        self._said: list[str] = []
+        self._output: list[str] = []
         self._without_values: set[Hashable] = set()
 
     @property
     def is_lacking(self) -> bool:
-        """Whether something was needed that was left out."""
+        """Whether a value was needed that was left out."""
         return self.wants_all or bool(self.wanted)
 
     def makes(self, origin: Hashable) -> bool:
-        """Whether storages of that origin have memory."""
+        """Return whether storages of that origin have memory."""
         return self._makes_all or origin in self._made
 
     def origin_here(self) -> Hashable:
-        """That of a storage which the kernel makes now."""
+        """Return the origin of a storage that the kernel makes now."""
         place: list[int] = []
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code is not self._bottom:
@@ -72,30 +72,30 @@ class LeftOut:
         return tuple(place)
 
     def want(self, origin: Hashable) -> None:
-        """Values of that origin are needed; None where it is not known which."""
+        """Record that values of that origin are needed; None means an unknown origin."""
         if origin is None:
             self.wants_all = True
         else:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Nobody knows the values of that origin."""
+        """Record that the values of that origin are unknown."""
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:
-        """What is wanted, and what that was seen to come from; it need not be all of that."""
-        found, left = set(self.wanted), list(self.wanted)
+        """Return the wanted origins and the origins from which they were seen to come, which may be incomplete."""
+        origins, left = set(self.wanted), list(self.wanted)
         while left:
-            more = self._sources.get(left.pop(), set()) - found
-            found |= more
+            more = self._sources.get(left.pop(), set()) - origins
+            origins |= more
             left += more
-        return found - (self._without_values - self.wanted)
+        return origins - (self._without_values - self.wanted)
 
     def run(self, call: Issued) -> None:
-        """Run an instruction: wholly if it writes a storage with memory, else up to where it would compute.
+        """Run an instruction: completely if it writes a storage with memory, else up to where it would compute.
 
         Raises:
-            ValuesWanted: if something needs values that were left out.
+            ValuesWanted: if values are needed that were left out.
             NotImplementedError: for an operation among ranks.
         """
         if call.definition.module == _REFUSED_MODULE:
@@ -122,13 +122,13 @@ class LeftOut:
             self.wanted |= lacking
             raise ValuesWanted(next(iter(lacking)))
 
-    def say(self, text: str) -> None:
-        """The kernel prints; :meth:`print_all` does so, for the launch may end and start again."""
-        self._said.append(text)
+    def keep_output(self, text: str) -> None:
+        """Keep text that the kernel prints for :meth:`print_all`, because the launch may end and start again."""
+        self._output.append(text)
 
     def print_all(self) -> None:
-        """Print what the kernel has printed."""
-        print("".join(self._said), end="", flush=True)
+        """Print the text that the kernel has printed."""
+        print("".join(self._output), end="", flush=True)
 
 
 def _outputs(call: Issued) -> Iterator[Storage]:

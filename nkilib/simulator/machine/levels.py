@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What becomes of what a check has found: an error, a warning for each place once, or nothing."""
+"""The reaction to a failed check: an error, one warning for each place, or nothing."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import warnings
 from ..hardware.options import Level
 from ..terms.errors import NkiValidationError, SimulatorWarning
 
-# Of what was warned in this process: the kind of error, and where in which kernel.
+# The warnings given in this process: the type of the error, and the lines of the kernel.
 _WARNED: set[tuple[type[NkiValidationError], tuple[str, ...]]] = set()
-_LOCK = threading.Lock()  # both cores may come to the same line
+_LOCK = threading.Lock()  # both cores may reach the same line
 
 
 def refuse(level: Level, error: NkiValidationError, *places: str) -> None:
-    """Raise ``error`` as it is, or warn of it, unless one of its kind was warned of at ``places`` before.
+    """Raise ``error``, or warn of it unless an error of its type was warned of at ``places`` before.
 
     Args:
-        level: what the options say.
-        error: what was found.
+        level: the level from the options.
+        error: the error that the check found.
         places: the lines of the kernel that take part, as ``file:line``; the warning shows the first one.
 
     Raises:
         NkiValidationError: ``error``, at the level ``"error"``.
-        SimulatorWarning: at the level ``"warn"``, where Python's filters make errors of warnings.
+        SimulatorWarning: at the level ``"warn"``, where Python's filters turn warnings into errors.
     """
     if level == "error":
         raise error
@@ -42,6 +42,6 @@ def refuse(level: Level, error: NkiValidationError, *places: str) -> None:
 
 
 def forget_warnings() -> None:
-    """Warn of everything again, as in a new process."""
+    """Forget which warnings were given, so that all are given again as in a new process."""
     with _LOCK:
         _WARNED.clear()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The observer of capacity: when each on-chip tensor of a core holds data that is still needed."""
+"""The observer of capacity: it records when each on-chip tensor of a core holds data that is still needed."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .observer import Issued, Observer, Observers
 
 
 class Lives(Observer):
-    """The lives of the on-chip tensors of one core.
+    """The lifetimes of the on-chip tensors of one core.
 
     Attributes:
-        ranges: all of them, in the order in which they were made.
-        peaks: when each region needs most and for what, known at the end if somebody asks.
+        ranges: all lifetimes, in the order in which the tensors were made.
+        peaks: for each region, the peak use and its tensors; known at the end if ``finds_peaks`` is set.
     """
 
     def __init__(self, generation: Generation, *, level: Level, finds_peaks: bool) -> None:
@@ -44,30 +44,30 @@ class Lives(Observer):
     def issued(self, call: Issued) -> None:
         number, found_of = call.number, self._found
         for view in call.reads:
-            found = found_of(view.storage.number)
-            if found is None:
+            entry = found_of(view.storage.number)
+            if entry is None:
                 continue
-            life, use = found
+            life, use = entry
             if life.window == use.window:
                 life.last = number
             elif not use.touch(life, number):
                 self._overflowed(life, use)
         for rule, position in call.definition.outputs:
             written = call.values[position]
-            found = None if written is None else found_of(written.storage.number)
-            if found is None:
+            entry = None if written is None else found_of(written.storage.number)
+            if entry is None:
                 continue
-            life, use = found
+            life, use = entry
             if life.address is None or call.definition.is_matmul or rule.may_leave or not written.covers_storage():
                 if life.window == use.window:
                     life.last = number
                 elif not use.touch(life, number):
                     self._overflowed(life, use)
-            elif not use.restart(life, number):  # what was there before is not needed any more
+            elif not use.restart(life, number):  # the earlier content is no longer needed
                 self._overflowed(life, use)
 
     def _overflowed(self, life: LiveRange, use: CertainUse) -> None:
-        """It is certain from this instruction on that the kernel does not fit.
+        """Report that the kernel certainly does not fit from this instruction on.
 
         Raises:
             CapacityError: at the level ``"error"``.
@@ -79,10 +79,10 @@ class Lives(Observer):
         refuse(self._level, error, error.made_at)
 
     def ended(self) -> None:
-        """Refuse a kernel whose live tensors do not fit, if that was not certain before.
+        """Report a kernel whose live tensors do not fit, if that was not certain before.
 
         Raises:
-            CapacityError: as :func:`check_capacity`, at the level ``"error"``.
+            CapacityError: the error of :func:`check_capacity`, at the level ``"error"``.
         """
         if self._level == "ignore" or self._has_overflowed:
             return
@@ -93,7 +93,7 @@ class Lives(Observer):
 
 
 def lives_of(observers: Observers) -> Lives:
-    """The lives that are watched of a core of which somebody asks for them."""
+    """Return the lifetimes among a core's observers, which must include them."""
     lives = observers.find(Lives)
     assert lives is not None
     return lives

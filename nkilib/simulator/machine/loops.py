@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where a core is in its loops that run on the device: what they forbid depends on it."""
+"""The position of a core in its loops that run on the device; the checks of loops depend on it."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ _NUMBERS = count()
 
 
 @dataclass
-class Turns:
+class LoopRun:
     """One run of a dynamic loop.
 
     Attributes:
         what: ``nl.fori_loop`` or ``nl.while_loop``.
         place: ``file:line`` of the kernel.
-        depth: how many dynamic loops are around it.
-        register: the number of the last instruction that loaded a register or a scalar to which it counts; 0 if there
+        depth: the number of dynamic loops around it.
+        register: the number of the last instruction that loaded a register or a scalar that bounds the loop; 0 if there
             is none.
-        may_repeat: whether it has so many iterations, without data, that those need not run that only repeat others.
-        count: how many iterations there have been.
-        body: what the first iteration ran, instructions and inner loops; None before its end.
+        may_repeat: whether repeated iterations may be skipped: the launch has no data, and the loop has enough
+            iterations.
+        count: the number of iterations so far.
+        body: the instructions and inner loops of the first iteration; None before its end.
     """
 
     what: str
@@ -39,10 +40,10 @@ class Turns:
     body: list[str] | None = None
 
     def ended_iteration(self, ran: list[str], *, is_compared: bool) -> None:
-        """One more iteration has run these instructions and inner loops, and is counted.
+        """Count one more iteration, which ran these instructions and inner loops.
 
         Raises:
-            NkiValidationError: if they are others than those of the first one.
+            NkiValidationError: if they differ from the first iteration's.
         """
         self.count += 1
         if self.body is None:
@@ -57,26 +58,26 @@ class Turns:
 
 
 class Loops:
-    """The dynamic loops and the ``nl.no_reorder`` regions that a core is in.
+    """The dynamic loops and the ``nl.no_reorder`` regions around a core's current instruction.
 
-    A bare ``while reg:`` is not seen: to the simulator it is a loop of Python.
+    A bare ``while reg:`` is not included: to the simulator it is a Python loop.
 
     Attributes:
-        ran: instructions and inner loops of the iteration that it is in.
-        turns: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
+        ran: the instructions and inner loops of the current iteration so far.
+        runs: the runs of ``nl.fori_loop`` and ``nl.while_loop``, in the order in which they began.
         scope: one number for each dynamic loop around the current instruction, outermost first. Every iteration has a
-            new number: the device runs one copy of the body, so that no instruction of it can name one of an earlier
-            iteration.
+            new number: the device runs one copy of the body, so that no instruction of it can refer to an instruction
+            of an earlier iteration.
     """
 
     def __init__(self) -> None:
-        self.turns: list[Turns] = []
+        self.runs: list[LoopRun] = []
         self.ran: list[str] = []
         self.scope: tuple[int, ...] = ()
         self._no_reorder_regions = 0
 
     def check_may_start(self, what: str) -> None:
-        """Refuse the dynamic loop ``what`` where the documentation forbids one.
+        """Check that the documentation allows the dynamic loop ``what`` here.
 
         Raises:
             NkiValidationError: within ``nl.no_reorder``.
@@ -86,16 +87,16 @@ class Loops:
                 f"{what}: a dynamic loop cannot be inside nl.no_reorder(); put that into the loop's body"
             )
 
-    def started(self, what: str, register: int) -> Turns:
-        """The loop ``what`` begins; ``register`` as in :class:`Turns`."""
-        turns = Turns(what, kernel_location(), len(self.scope), register)
-        self.turns.append(turns)
+    def started(self, what: str, register: int) -> LoopRun:
+        """Record that the loop ``what`` begins; see :class:`LoopRun` for ``register``."""
+        run = LoopRun(what, kernel_location(), len(self.scope), register)
+        self.runs.append(run)
         self.ran.append(what)
-        return turns
+        return run
 
     @contextmanager
     def iteration(self) -> Iterator[list[str]]:
-        """One run of a dynamic loop's body; at its end the list says what it ran."""
+        """Enclose one iteration of a dynamic loop; the list finally holds the instructions and inner loops it ran."""
         scope, outside = self.scope, self.ran
         self.scope, self.ran = (*scope, next(_NUMBERS)), []
         try:
@@ -105,7 +106,7 @@ class Loops:
 
     @contextmanager
     def no_reorder(self) -> Iterator[None]:
-        """A region in which no dynamic loop may start."""
+        """Enclose a region in which no dynamic loop may start."""
         self._no_reorder_regions += 1
         try:
             yield
@@ -113,16 +114,16 @@ class Loops:
             self._no_reorder_regions -= 1
 
 
-def check_equal_turns(cores: Sequence[Loops]) -> None:
-    """Refuse loops that two cores have run unequally often: each core runs the same compiled loop.
+def check_equal_loop_counts(cores: Sequence[Loops]) -> None:
+    """Check that two cores have run their loops equally often, since each core runs the same compiled loop.
 
-    Loops go together by their line and their order there; a line to which the cores came unequally often, or only one
-    of them, is not looked at: they run unlike code.
+    Runs are matched by their line and their order there. A line that the cores reached unequally often, or that only
+    one of them reached, is not checked: the cores run different code.
 
     Raises:
-        NkiValidationError: naming the loop and how often each core ran it.
+        NkiValidationError: if the counts differ; the message names the loop and how often each core ran it.
     """
-    first, second = (_by_place(loops.turns) for loops in cores)
+    first, second = (_by_place(loops.runs) for loops in cores)
     for place, runs in first.items():
         others = second.get(place, [])
         if len(runs) != len(others):
@@ -135,9 +136,9 @@ def check_equal_turns(cores: Sequence[Loops]) -> None:
                 )
 
 
-def _by_place(turns: Sequence[Turns]) -> dict[tuple[str, int], list[Turns]]:
-    """Runs of loops by their line and depth, in the order in which they began."""
-    places: dict[tuple[str, int], list[Turns]] = {}
-    for run in turns:
+def _by_place(runs: Sequence[LoopRun]) -> dict[tuple[str, int], list[LoopRun]]:
+    """Return runs of loops by their line and depth, in the order in which they began."""
+    places: dict[tuple[str, int], list[LoopRun]] = {}
+    for run in runs:
         places.setdefault((run.place, run.depth), []).append(run)
     return places

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Who watches a core while a kernel runs: the model of time, the checks of capacity and of races, records.
+"""Observers of a core while a kernel runs: the model of time, the checks of capacity and of races, records.
 
-None of them changes anything that the kernel can see, and what one knows of a storage it keeps itself, by its number.
+Observers change nothing that the kernel can see. An observer keeps its own data about a storage, by the storage's
+number.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..isa.indirection import IndirectOperand
 from ..memory.storage import Storage
 from ..tensors.view import Indirect, View
 from ..terms.enums import Engine
-from .loops import Turns
+from .loops import LoopRun
 from .repetition import Skip
 
 
@@ -30,15 +31,15 @@ class Issued:
     """One call of an instruction.
 
     Attributes:
-        definition: the instruction.
-        values: its parameters, in the order of ``definition.names``, of which the last one is ``name=``; views that the
-            core resolves stand there resolved.
-        number: of the call on its core, from 1.
-        engine: that runs it, as soon as that is known.
-        reads: the tensors of which it needs what was there before.
-        indirect: the operands that came as views of ``NkiTensor.indirect``.
-        offsets: the dynamic parts of addresses that were read from a tensor, of operands that stand resolved.
-        register: the number of the last instruction that loaded a register or a scalar from which an operand has its
+        definition: the definition of the instruction.
+        values: the arguments, in the order of ``definition.names``, of which the last one is ``name=``; views that the
+            core resolves appear here in resolved form.
+        number: the number of the call on its core, from 1.
+        engine: the engine that runs it, as soon as it is known.
+        reads: the tensors whose previous contents it needs.
+        indirect: the operands that were passed as views of ``NkiTensor.indirect``.
+        offsets: the dynamic parts of addresses, read from tensors, of the operands that appear in resolved form.
+        register: the number of the last instruction that loaded a register or a scalar that is part of an operand's
             address; 0 if there is none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
     """
@@ -57,74 +58,74 @@ class Issued:
 
 
 class Observer(Protocol):
-    """Watches one core. It is told only of what it defines a method for."""
+    """An observer of one core. It is notified only of the events for which it defines a method."""
 
     def allocated(self, storage: Storage) -> None:
-        """The kernel has made a tensor on chip."""
+        """Handle a new on-chip tensor of the kernel."""
         return
 
     def issued(self, call: Issued) -> None:
-        """An instruction has run."""
+        """Handle an instruction that has run."""
         return
 
     def moved(
         self, view: View, is_write: bool, rows: npt.NDArray[np.int64] | None, values: npt.NDArray[Any] | None
     ) -> None:
-        """A transfer has read, or written, a tensor in HBM.
+        """Handle a transfer that has read or written a tensor in HBM.
 
         Args:
             view: a static view.
-            is_write: whether it writes.
-            rows: which indices of dimension 0; None for all.
-            values: what it writes, in the order of the elements; one element that stands for all; or None.
+            is_write: whether the transfer writes.
+            rows: the accessed indices of dimension 0; None for all.
+            values: the written values, in the order of the elements; one element that stands for all; or None.
         """
         return
 
-    def entered(self, loop: Turns) -> None:
-        """A loop of the device starts."""
+    def entered(self, loop: LoopRun) -> None:
+        """Handle the start of a device loop."""
         return
 
-    def iterated(self, loop: Turns) -> None:
-        """The body of a loop of the device has run once more."""
+    def iterated(self, loop: LoopRun) -> None:
+        """Handle the end of an iteration of a device loop."""
         return
 
-    def repeats(self, loop: Turns, left: int) -> Skip | None:
-        """Which of the ``left`` iterations of a loop would only repeat its last ones; None if each has to run."""
+    def repeats(self, loop: LoopRun, left: int) -> Skip | None:
+        """Return which of the ``left`` iterations of a loop only repeat its last ones; None if all have to run."""
         return None
 
-    def repeated(self, loop: Turns, skip: Skip) -> None:
-        """Iterations have not run that repeat the last ones."""
+    def repeated(self, loop: LoopRun, skip: Skip) -> None:
+        """Handle iterations that were skipped because they repeat the last ones."""
         return
 
-    def left(self, loop: Turns) -> None:
-        """A loop of the device has ended."""
+    def left(self, loop: LoopRun) -> None:
+        """Handle the end of a device loop."""
         return
 
     def arrives(self, call: Issued) -> Any:
-        """The core comes to a meeting with the other one: what the observer of that one is to know."""
+        """Return the data for the observer of the other core, when this core arrives at a barrier."""
         return None
 
     def meets(self, call: Issued, brought: Any) -> None:
-        """Both cores have come; ``brought`` is what the other core's observer of this kind knows."""
+        """Handle the completion of a barrier; ``brought`` is the data from the other core's observer of this class."""
         return
 
     def ended(self) -> None:
-        """The kernel has come to its end without an error."""
+        """Handle the end of the kernel without an error."""
         return
 
 
 class Watcher(Protocol):
-    """Has the cores of a launch observed."""
+    """A factory of observers for the cores of a launch."""
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """The observer of a core; ``observers`` are those that it has already."""
+        """Return the observer of a core; ``observers`` are those that the core already has."""
 
     def exchanged(self, given: Set[int], returned: Set[int]) -> None:
-        """All cores came to their end: the numbers of the storages that the caller gave, and that it gets back."""
+        """Handle the end of all cores: the numbers of the storages that the caller passed, and that it gets back."""
         return
 
     def conclude(self, has_ended: bool) -> None:
-        """The launch is over; ``has_ended`` says whether all cores came to their end without an error."""
+        """Handle the end of the launch; ``has_ended`` is True if all cores ended without an error."""
 
 
 _EVENTS = ("allocated", "issued", "moved", "entered", "iterated", "repeated", "left")
@@ -135,15 +136,15 @@ _MOST_KINDS = 64
 
 @lru_cache(maxsize=_MOST_KINDS)
 def _events_of(kind: type[Observer]) -> tuple[str, ...]:
-    """What an observer of a kind is told of: that which it defines a method for."""
+    """Return the events of which an observer class is notified: those for which it defines a method."""
     return tuple(event for event in _EVENTS if getattr(kind, event) is not getattr(Observer, event))
 
 
 class Observers:
-    """The observers of a core; those of an event are called one after the other.
+    """The observers of a core; the observers of an event are called one after the other.
 
     Attributes:
-        allocated, issued, moved, entered, iterated, repeated, left: the methods that tell of these.
+        allocated, issued, moved, entered, iterated, repeated, left: the methods that handle the event of that name.
     """
 
     def __init__(self) -> None:
@@ -162,45 +163,45 @@ class Observers:
             getattr(self, event).append(getattr(observer, event))
 
     def find(self, kind: type[Kind]) -> Kind | None:
-        """The observer of a kind, if there is one."""
+        """Return the observer of a class, if there is one."""
         return next((observer for observer in self._all if isinstance(observer, kind)), None)
 
     def arrive(self, call: Issued) -> list[Any]:
-        """The core comes to a meeting: what it brings for the observers of the other core."""
+        """Return the data for the observers of the other core, when this core arrives at a barrier."""
         return [observer.arrives(call) for observer in self._all]
 
     def meet(self, call: Issued, brought: list[Any]) -> None:
-        """Both cores have come."""
+        """Notify the observers that both cores have arrived at a barrier."""
         for observer, item in zip(self._all, brought, strict=True):
             observer.meets(call, item)
 
-    def tell_entered(self, loop: Turns) -> None:
-        """A loop of the device starts."""
+    def tell_entered(self, loop: LoopRun) -> None:
+        """Notify the observers that a device loop starts."""
         for tell in self.entered:
             tell(loop)
 
-    def tell_iterated(self, loop: Turns) -> None:
-        """The body of a loop of the device has run once more."""
+    def tell_iterated(self, loop: LoopRun) -> None:
+        """Notify the observers that an iteration of a device loop has ended."""
         for tell in self.iterated:
             tell(loop)
 
-    def repeats(self, loop: Turns, left: int) -> Skip | None:
-        """What need not run of a loop: what the one observer says that models when things happen."""
-        asked = [each for each in self._all if type(each).repeats is not Observer.repeats]
+    def repeats(self, loop: LoopRun, left: int) -> Skip | None:
+        """Return the iterations of a loop that can be skipped, from the one observer that models time; else None."""
+        asked = [observer for observer in self._all if type(observer).repeats is not Observer.repeats]
         return asked[0].repeats(loop, left) if len(asked) == 1 else None
 
-    def tell_repeated(self, loop: Turns, skip: Skip) -> None:
-        """Iterations have not run that repeat the last ones."""
+    def tell_repeated(self, loop: LoopRun, skip: Skip) -> None:
+        """Notify the observers that iterations were skipped because they repeat the last ones."""
         for tell in self.repeated:
             tell(loop, skip)
 
-    def tell_left(self, loop: Turns) -> None:
-        """A loop of the device has ended."""
+    def tell_left(self, loop: LoopRun) -> None:
+        """Notify the observers that a device loop has ended."""
         for tell in self.left:
             tell(loop)
 
     def end(self) -> None:
-        """The kernel has come to its end."""
+        """Notify the observers that the kernel has ended."""
         for observer in self._all:
             observer.ended()
 
@@ -210,7 +211,7 @@ _WATCHERS: ContextVar[tuple[Watcher, ...]] = ContextVar("nkilib_simulator_watche
 
 @contextmanager
 def watching(watcher: Watcher) -> Iterator[None]:
-    """Let ``watcher`` have the kernels observed that are launched inside the ``with`` block."""
+    """Let ``watcher`` observe the kernels that are launched inside the ``with`` block."""
     token = _WATCHERS.set((*_WATCHERS.get(), watcher))
     try:
         yield
@@ -219,5 +220,5 @@ def watching(watcher: Watcher) -> Iterator[None]:
 
 
 def active_watchers() -> tuple[Watcher, ...]:
-    """The watchers of the current context."""
+    """Return the watchers of the current context."""
     return _WATCHERS.get()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of operands that hold for all instructions alike."""
+"""The operand checks that all instructions share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..isa.offsets import resolve_scalar_offset
 from ..isa.operand import Operand
 from ..tensors.tensor import NkiTensor
 from ..tensors.view import View
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.dtypes import COMPUTABLE, int64
 from ..terms.errors import NkiValidationError, UninitializedReadError, kernel_location
 from ..terms.regions import ON_CHIP, MemoryRegion
@@ -28,22 +28,22 @@ from .partial_writes import PartialWrites, where_unwritten
 
 
 def check_operand(call: Call, rule: Operand, value: Any, like: Any) -> Any:
-    """``value`` if it satisfies ``rule``; a scalar-indirect view comes back resolved to where it points.
+    """Return ``value`` if it satisfies ``rule``; a scalar-indirect view is returned resolved to its target.
 
     Args:
         call: the instruction.
-        rule: what the instruction demands.
-        value: what the caller gave; not None where the operand is optional.
-        like: the operand whose partitions a vector must match; not used for others.
+        rule: the instruction's requirements on the operand.
+        value: the caller's argument; not None where the operand is optional.
+        like: the operand whose partitions a vector must match; not used for other operands.
 
     Raises:
-        NkiValidationError: naming the operand, the limit and the value.
+        NkiValidationError: if it does not satisfy them; the message names the operand, the limit and the value.
     """
     if not isinstance(value, NkiTensor):
         if rule.accepts_scalar and (type(value) is float or _is_number(value)):
             return value
         kinds = "a tensor or a number" if rule.accepts_scalar else "a tensor"
-        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_stranger(value)}")
+        raise NkiValidationError(f"operand {rule.name!r} must be {kinds}, got {describe_foreign_value(value)}")
     if value.buffer not in rule.regions:
         allowed = " or ".join(sorted(region.value for region in rule.regions))
         raise NkiValidationError(f"operand {rule.name!r} must be in {allowed}, got {value}{_way_there(rule, value)}")
@@ -83,7 +83,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _way_there(rule: Operand, value: NkiTensor) -> str:
-    """How an input comes to where the instruction can read it."""
+    """Return advice how to move an input to a place where the instruction can read it."""
     if rule.is_output or MemoryRegion.sbuf not in rule.regions:
         return ""
     if value.buffer is MemoryRegion.psum:
@@ -124,11 +124,11 @@ def _check_vector(rule: Operand, value: NkiTensor, like: NkiTensor) -> None:
 
 
 def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
-    """The tensor that an instruction works on in place of an indirect view; one that it resolves itself stays.
+    """Return the tensor that an indirect view refers to, or the view itself if the instruction resolves it.
 
     Raises:
         OutOfRangeError: if it points outside the tensor.
-        NkiValidationError: if the instruction does not take a view of this kind.
+        NkiValidationError: if the instruction does not accept a view of this kind.
     """
     indirect = view.indirect_access
     assert indirect is not None
@@ -151,13 +151,13 @@ def resolve_indirect(call: Call, rule: Operand, view: NkiTensor) -> View:
 
 
 def check_written(core: Core, name: str, tensor: NkiTensor, is_read: npt.NDArray[np.bool_] | None = None) -> None:
-    """Refuse a read of unwritten elements, or give them the sentinel value, as the options say.
+    """Report a read of unwritten elements, or give them the sentinel value, depending on the options.
 
     Args:
         core: the core that reads.
-        name: of the operand, for the message.
+        name: the name of the operand, for the message.
         tensor: the operand.
-        is_read: which of its elements are read, in its shape; None for all.
+        is_read: a mask of the elements that are read, in the tensor's shape; None for all.
 
     Raises:
         UninitializedReadError: with ``uninitialized="error"``.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which line wrote what of the tensors that are written in part, for the message about a part that nobody wrote.
+"""A record of the lines that wrote parts of tensors, for the message about a part that was never written.
 
-Told only where such a read is an error or a warning. A write that leaves no element of its tensor unwritten is of no
-interest, and most are of that kind: all that they cost is one question.
+The record exists only where such a read is an error or a warning. A write that leaves no element of its tensor
+unwritten is ignored; most writes are of that kind, and cost only one check.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .observer import Issued, Observer, Observers, Watcher
 
 
 class _Box(NamedTuple):
-    """Rows (indices of dimension 0 of a storage) and bytes of a row, from the first to the last, both included."""
+    """A range of rows (indices of dimension 0 of a storage) and of bytes of a row, first and last included."""
 
     first_row: int
     last_row: int
@@ -31,13 +31,13 @@ class _Box(NamedTuple):
     last_byte: int
 
     def distance_to(self, row: int, byte: int) -> tuple[int, int]:
-        """How far a byte lies outside, in rows and in bytes of a row."""
+        """Return the distance of a byte from the box, in rows and in bytes of a row."""
         rows = max(self.first_row - row, row - self.last_row, 0)
         return rows, max(self.first_byte - byte, byte - self.last_byte, 0)
 
 
 def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
-    """The box around the elements of ``layout``, of ``width`` bytes each."""
+    """Return the bounding box of the elements of ``layout``, of ``width`` bytes each."""
     row_bytes = max(storage.partition_bytes, 1)
     rows = columns = 0
     for size, stride in zip(layout.shape, layout.strides, strict=True):
@@ -53,11 +53,11 @@ def _box_of(storage: Storage, layout: Layout, width: int) -> _Box:
 
 
 class PartialWrites(Observer):
-    """What one core wrote to tensors that had unwritten elements left afterwards.
+    """The writes of one core to tensors that had unwritten elements left afterwards.
 
     Args:
-        seen: by the number of a storage the boxes that were written, each with its line, in the order in which they
-            were last written. The cores of a launch have the same: one may read what the other one did not write.
+        seen: for each storage, by its number, the written boxes, each with its line, in the order in which they
+            were last written. The cores of a launch share it: one may read what the other one did not write.
     """
 
     def __init__(self, seen: dict[int, dict[_Box, str]]) -> None:
@@ -73,7 +73,7 @@ class PartialWrites(Observer):
                 self.note(operand.base)
 
     def note(self, view: View) -> None:
-        """The running instruction has written in ``view``, whose tensor has unwritten elements left."""
+        """Record that the running instruction has written ``view``, whose tensor has unwritten elements left."""
         storage = view.storage
         if view.indirect_access is None:
             box = _box_of(storage, view.layout, storage.width_of(view.dtype))
@@ -84,7 +84,7 @@ class PartialWrites(Observer):
         boxes[box] = kernel_location()
 
     def line_near(self, view: View, index: list[int]) -> str | None:
-        """The line that wrote nearest to an element of ``view``, of several the last one; None if none wrote."""
+        """Return the line that wrote nearest to an element of ``view``, the last one of several; None if none wrote."""
         storage = view.storage
         boxes = list(self._seen.get(storage.number, {}).items())
         if not boxes:
@@ -97,7 +97,7 @@ class PartialWrites(Observer):
 
 
 class WatchWrites(Watcher):
-    """Has the partial writes of a launch remembered."""
+    """The watcher that records the partial writes of a launch."""
 
     def __init__(self) -> None:
         self._seen: dict[int, dict[_Box, str]] = {}
@@ -110,16 +110,16 @@ class WatchWrites(Watcher):
 
 
 def where_unwritten(writes: PartialWrites | None, view: View, among: npt.NDArray[np.bool_] | None = None) -> str:
-    """For a message: the first and the last of the unwritten elements of ``view``, and who wrote beside the first.
+    """Return text with the first and last unwritten elements of ``view``, and the line that wrote near the first.
 
     Args:
-        writes: what is known of writes.
+        writes: the recorded writes, or None.
         view: a static view with unwritten elements.
-        among: which elements count, in the shape of the view; None for all.
+        among: a mask of the elements to consider, in the shape of the view; None for all.
     """
     unwritten = view.storage.unwritten(view.layout, view.dtype, among)
-    said = first_and_last(unwritten)
+    elements = first_and_last(unwritten)
     line = None if writes is None else writes.line_near(view, np.argwhere(unwritten)[0].tolist())
     if line is not None:
-        return f"{said}; {line} was the last to write near it"
-    return f"{said}; nothing has written to this tensor" if view.covers_storage() and unwritten.all() else said
+        return f"{elements}; {line} was the last to write near it"
+    return f"{elements}; nothing has written to this tensor" if view.covers_storage() and unwritten.all() else elements

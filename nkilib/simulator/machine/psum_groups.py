@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Groups of products that are summed in PSUM: at most one unfinished group in a bank at a time.
+"""Accumulation groups in PSUM (groups of products that are summed): at most one unfinished group in a bank at a time.
 
-A matmul that overwrites starts a group; those that add to its elements go on with it. Found on a device (trn2, NKI 0.6,
-once): of groups that took turns in one bank all but the one that started last lost what they had summed before. So a
-matmul that starts a group is taken to end all others in its bank, in the partitions that it writes; what they hold can
-be read, but not be added to. docs/simulator-readings.md says what is known of this and what is assumed.
+A matmul that overwrites starts a group; matmuls that add to its elements continue it. Observed on a device (trn2,
+NKI 0.6, once): of groups that alternated in one bank, all but the one that started last lost their earlier sums. So a
+matmul that starts a group is assumed to end all others in its bank, in the partitions that it writes; their contents
+can be read, but not added to. docs/reference/simulator_readings.md lists the evidence and the assumptions.
 
-Where banks are: a tensor that the kernel places lies where it says, one that it does not place in banks of its own, and
-one larger than a bank begins with one.
+Banks: a tensor that the kernel places lies in the banks of its address, a tensor that it does not place in banks of its
+own, and a tensor larger than a bank begins with one.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from .psum_pieces import Bank, Piece, Pieces, Start
 # Members of an Enum are looked up by a Python function before 3.12; these are asked for in every call.
 _PSUM, _TENSOR = MemoryRegion.psum, Engine.tensor
 
-# As many tensors are kept before those are looked for that the kernel has dropped.
+# The number of tensors that are kept before a search for those that the kernel has dropped.
 _FEWEST_KEPT = 64
 
 
 class _Tile:
-    """What is known of one PSUM tensor.
+    """The known state of one PSUM tensor.
 
     Attributes:
-        pieces: what was written of it.
-        is_placed: whether the kernel says where it lies; else a compiler does.
+        pieces: the views of it that were written.
+        is_placed: whether the kernel sets its address; else a compiler does.
         top, first_bank: the partition and the bank in which it starts, or 0.
     """
 
@@ -57,7 +57,7 @@ class _Tile:
         self._banks: dict[int, Bank] = placed if self.is_placed else {}
 
     def piece_of(self, view: View) -> Piece:
-        """A view that is about to be written for the first time."""
+        """Return the piece of a view that is about to be written for the first time."""
         piece = Piece(view)
         first, banks = self.first_bank, self._banks
         for index in piece.indices:
@@ -69,24 +69,24 @@ class _Tile:
 
 
 class _Roles(NamedTuple):
-    """Where a matmul has its parameters that matter here."""
+    """The positions of the matmul parameters that matter here."""
 
     accumulate: int
     is_transpose: int | None
 
 
 class PsumGroups(Observer):
-    """The groups of one core.
+    """The accumulation groups of one core.
 
     Args:
-        level: what becomes of a group that is gone on with after another one has started.
-        core: that is watched. What ``accumulate=None`` adds to, and what ``is_transpose`` means, depends on its
-            generation.
+        level: the reaction to a group that is continued after another one has started.
+        core: the observed core. Its generation determines to which elements ``accumulate=None`` adds and the meaning of
+            ``is_transpose``.
     """
 
     def __init__(self, level: Level, core: Core) -> None:
         self._level = level
-        # The core has its observers, and what refers to itself lives until the garbage collector comes.
+        # A weak reference: the core refers to its observers, and a cycle would live until the garbage collector runs.
         self._core_of = ref(core)
         self._adds_to_all = core.generation.version is nc_version.gen4
         self._moves_bits = core.generation.version is not nc_version.gen2
@@ -116,7 +116,7 @@ class PsumGroups(Observer):
         if piece is None:
             piece = tile.piece_of(dst)
         elif accumulate is not False and piece.number > pieces.cleared and piece.number >= piece.latest_start:
-            piece.number = number  # most of them: it goes on with what no other one has come between
+            piece.number = number  # the usual case: it continues its group, and no other group has started since
             return
         if accumulate is False or not self._goes_on(call, tile, piece):
             self._begin(call, tile, piece)
@@ -129,7 +129,7 @@ class PsumGroups(Observer):
         return roles
 
     def _add(self, storage: Storage) -> _Tile:
-        """A tensor is written for the first time; those are forgotten that the kernel has dropped."""
+        """Add a tensor that is written for the first time, and forget tensors that the kernel has dropped."""
         if len(self._tiles) >= self._most_kept:
             for number in [number for number, kept in self._kept.items() if kept() is None]:
                 del self._tiles[number], self._kept[number]
@@ -139,7 +139,7 @@ class PsumGroups(Observer):
         return tile
 
     def _overwritten(self, call: Issued, view: View) -> None:
-        """Elements have a new content to which no matmul can add, or on trn3 any can."""
+        """Record that elements have new contents to which no matmul can add, or on trn3 any can."""
         is_transposed = call.engine is _TENSOR  # which the Tensor engine does by a matmul
         tile = self._tiles.get(view.storage.number)
         if tile is None:
@@ -163,7 +163,7 @@ class PsumGroups(Observer):
             bank.begin(start)
 
     def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
-        """Whether a matmul that may add does add to an element of ``piece``; each of these is looked at.
+        """Return whether a matmul that may add does add to an element of ``piece``; checks each element's group.
 
         Raises:
             PsumGroupError: at the level ``"error"``.
@@ -183,7 +183,7 @@ class PsumGroups(Observer):
         return True
 
     def _refuse(self, call: Issued, tile: _Tile, piece: Piece, bank: Bank, start: Start) -> None:
-        """``call`` adds to elements of a group that ``start`` has ended.
+        """Report that ``call`` adds to elements of a group that ``start`` has ended.
 
         Raises:
             PsumGroupError: at the level ``"error"``.
@@ -204,12 +204,12 @@ class PsumGroups(Observer):
             f"using(psum_groups='ignore') or NKILIB_PSUM_GROUPS=ignore runs the kernel"
         )
         error.place = here
-        watched.unrepeatable = "groups of products take turns in a bank of PSUM"
+        watched.unrepeatable = "accumulation groups alternate in a bank of PSUM"
         refuse(self._level, error, here, start.place)
 
 
 def _described(piece: Piece, bank: Bank) -> str:
-    """What is written, in a message: its shape and type, and which bytes of a bank it takes."""
+    """Describe a written piece in a message: its shape and type, and which bytes of a bank it occupies."""
     first = piece.indices[piece.banks.index(bank)] * PSUM_BANK_BYTES
     left, right = max(piece.left - first, 0), min(piece.right - first, PSUM_BANK_BYTES)
     return f"{list(piece.layout.shape)} {piece.dtype}, bytes {left} to {right}"

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which instruction wrote which elements of a PSUM tensor last, and in which banks they lie.
+"""The instructions that last wrote the elements of a PSUM tensor, and the banks of these elements.
 
-A matmul comes back to the same elements again and again: what is kept are the views that were written, each with the
-number of the last instruction that wrote it. Elements are looked at one by one only where views overlap.
+A matmul returns to the same elements again and again, so this keeps the views that were written, each with the
+number of the last instruction that wrote it. Elements are examined one by one only where views overlap.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _FIRST = (0,)
 
 
 class Start(NamedTuple):
-    """A matmul that started a group.
+    """A matmul that started an accumulation group.
 
     Attributes:
-        number: of the instruction.
-        top, bottom: the partitions of PSUM that it wrote; ``bottom`` is outside.
-        label: the instruction.
+        number: the number of the instruction.
+        top, bottom: the partitions of PSUM that it wrote; ``bottom`` is exclusive.
+        label: the name of the instruction.
         code, line: the kernel's code, if that is known, and the line in it.
-        piece: what it wrote.
+        piece: the elements that it wrote.
     """
 
     number: int
@@ -50,7 +50,7 @@ class Start(NamedTuple):
 
     @property
     def place(self) -> str:
-        """``file:line`` of the kernel."""
+        """The location in the kernel as ``file:line``."""
         return "<unknown>" if self.code is None else f"{self.code.co_filename}:{self.line}"
 
 
@@ -58,9 +58,9 @@ class Bank:
     """One bank of PSUM.
 
     Attributes:
-        number: which one; of a tensor that a compiler places, counted from its first one.
-        latest: the number of the matmul that started a group there last; 0 if none did.
-        starts: for each partition the last one that did, and it may be others that later ones hide together.
+        number: the bank's number; for a tensor that a compiler places, counted from the tensor's first bank.
+        latest: the number of the last matmul that started a group there; 0 if none did.
+        starts: the last start in each partition, and possibly older ones that several later ones cover together.
     """
 
     __slots__ = ("latest", "number", "starts")
@@ -71,9 +71,9 @@ class Bank:
         self.starts: list[Start] = []
 
     def begin(self, start: Start) -> None:
-        """A group starts."""
+        """Record that a group starts."""
         top, bottom = start.top, start.bottom
-        kept = [other for other in self.starts if other.top < top or other.bottom > bottom]
+        kept = [earlier for earlier in self.starts if earlier.top < top or earlier.bottom > bottom]
         kept.append(start)
         self.starts = kept
         self.latest = start.number
@@ -84,12 +84,12 @@ class Piece:
 
     Attributes:
         layout, dtype, width: the elements, and the bytes of each on the device.
-        top, bottom: the partitions of the tensor around them; ``bottom`` is outside.
-        left, right: the bytes of a partition around them; ``right`` is outside.
-        indices: of the banks that they lie in, counted from the one in which the tensor starts.
+        top, bottom: the range of the tensor's partitions that holds them; ``bottom`` is exclusive.
+        left, right: the range of bytes of a partition that holds them; ``right`` is exclusive.
+        indices: the indices of their banks, counted from the bank in which the tensor starts.
         banks: these banks.
-        number: of the instruction that wrote all of them last; 0 before that.
-        is_result: whether that was a matmul, to whose result a later one may add.
+        number: the number of the instruction that last wrote all of them; 0 before that.
+        is_result: whether that instruction was a matmul, to whose result a later one may add.
     """
 
     __slots__ = (
@@ -110,7 +110,7 @@ class Piece:
     def __init__(self, view: View) -> None:
         row, self.width = partition_elements(view), view.dtype.itemsize
         self.layout, self.dtype = view.layout, view.dtype
-        shape, strides, offset = view.layout  # of partitions that follow each other: an engine writes no others
+        shape, strides, offset = view.layout  # its partitions are consecutive: an engine writes no others
         self.top, start = divmod(offset, row)
         self.bottom = self.top + shape[0]
         self._inner = Layout(shape[1:], strides[1:], start)
@@ -129,14 +129,14 @@ class Piece:
         return banks[0].latest if len(banks) == 1 else max([bank.latest for bank in banks])
 
     def lies_in(self, index: int) -> bool | npt.NDArray[np.bool_]:
-        """Which elements of a partition lie in one of the banks, counted as in ``indices``."""
+        """Return a mask of the elements of a partition that lie in one of the banks, counted as in ``indices``."""
         if len(self.indices) == 1:
             return True
         return _bytes_of(self._inner, self.width) // PSUM_BANK_BYTES == index
 
 
 def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ...]:
-    """The banks that elements of a partition lie in."""
+    """Return the banks in which the elements of a partition lie."""
     first, last = left // PSUM_BANK_BYTES, (right - 1) // PSUM_BANK_BYTES
     if first == last or is_dense(inner.shape, inner.strides):
         return tuple(range(first, last + 1))
@@ -144,7 +144,7 @@ def _banks_of(inner: Layout, width: int, left: int, right: int) -> tuple[int, ..
 
 
 def _bytes_of(inner: Layout, width: int) -> Numbers:
-    """The first byte of each element of a partition, in the order of the elements."""
+    """Return the first byte of each element of a partition, in the order of the elements."""
     places = np.full(1, inner.offset, np.int64)
     for size, stride in zip(inner.shape, inner.strides, strict=True):
         places = (places[:, None] + np.arange(size) * stride).reshape(-1)
@@ -155,8 +155,8 @@ class Pieces:
     """The views of one PSUM tensor that have been written.
 
     Attributes:
-        known: by layout and type.
-        cleared: the number of the last instruction that was no matmul and wrote a part of the tensor.
+        known: the pieces by layout and type.
+        cleared: the number of the last instruction other than a matmul that wrote a part of the tensor.
     """
 
     __slots__ = (
@@ -182,13 +182,13 @@ class Pieces:
     def _forget(self) -> None:
         self.known.clear()
         self._top = self._bottom = self._left = self._right = 0
-        # By unit of bytes the number of the instruction that wrote it last, below 0 if that was no matmul; up to which
-        # instruction. None until views overlap.
+        # For each unit of bytes the number of the instruction that wrote it last, below 0 if that was no matmul; and
+        # the last instruction that is included. None until views overlap.
         self._painted: Numbers | None = None
         self._painted_to = 0
 
     def write(self, view: View, piece: Piece, number: int, *, is_result: bool) -> None:
-        """Instruction ``number`` has written ``view``, whose elements ``piece`` has."""
+        """Record that instruction ``number`` has written ``view``, whose elements are ``piece``."""
         if view.is_whole and len(self.known) > 1:
             self._forget()
         if not self.known:
@@ -203,7 +203,7 @@ class Pieces:
             self.cleared = number
 
     def may_meet(self, piece: Piece) -> bool:
-        """Whether some element of a piece may have been written."""
+        """Return whether some element of a piece may have been written."""
         return (
             piece.top < self._bottom
             and self._top < piece.bottom
@@ -212,16 +212,17 @@ class Pieces:
         )
 
     def numbers_of(self, piece: Piece) -> Numbers:
-        """Which instruction wrote each element of a piece last: (partitions, elements of a partition).
+        """Return the number of the instruction that last wrote each element, as (partitions, elements of a partition).
 
-        0 where none did; below 0 where it was no matmul. Of an element of which instructions wrote parts, the lowest.
+        The number is 0 if none did, and negative if it was no matmul. If instructions wrote parts of an element, it is
+        the lowest of their numbers.
         """
         painted = self._paint(piece.width)
         elements = _elements(painted, piece, self._unit)
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """All that was written up to now, in units of at most ``width`` bytes."""
+        """Return the numbers of all writes up to now, in units of at most ``width`` bytes."""
         new = [piece for piece in self.known.values() if piece.number > self._painted_to]
         unit = min([self._unit, width, *[piece.width for piece in new]])
         if self._painted is None:
@@ -236,7 +237,7 @@ class Pieces:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """The units of the elements of a piece, which are the last axis."""
+    """Return the units of the elements of a piece; the units of an element are the last axis."""
     units = piece.width // unit
     shape, strides, offset = piece.layout
     steps = [*[stride * units * _NUMBER.itemsize for stride in strides], _NUMBER.itemsize]

@@ -3,12 +3,12 @@
 
 """Races of the two cores on shared HBM: the same element accessed by both, at least once written, without a barrier.
 
-Every core remembers what its DMAs touch of each shared tensor until a ``core_barrier`` on that tensor, which orders
-what came before it with what comes after it on the other core. Then, and at the end of the kernel, what the two cores
-remember is compared, element for element: strided accesses that interleave without meeting are no race.
+Every core records which parts of each shared tensor its DMAs access until a ``core_barrier`` on that tensor, which
+orders the accesses before it with those after it on the other core. Then, and at the end of the kernel, the records of
+the two cores are compared, element for element: strided accesses that interleave without a common element are no race.
 
-Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing; with
-an option of its own that is found too.
+Both cores may write the same values to the same place, as kernels do whose small results are not worth dividing; an
+option of its own reports that too.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PIECE = 64
 
 @dataclass
 class _Access:
-    """One kind of access to one part of a tensor, made once or again and again.
+    """One kind of access to one part of a tensor, made once or repeatedly.
 
     Attributes:
         layout, width: the elements, and the bytes of each.
-        rows: of the layout (indices of dimension 0) that are accessed; None for all.
-        place: where in the kernel it was first made.
-        content: what was written, as a checksum of all the writes; None for a read, and where it was left out.
+        rows: the accessed rows of the layout (indices of dimension 0); None for all.
+        place: the line of the kernel that first made the access.
+        content: a checksum of all written values; None for a read, and if the values were left out.
     """
 
     layout: Layout
@@ -57,14 +57,14 @@ class _Access:
     content: int | None
 
     def spans(self) -> Spans:
-        """The bytes that are accessed."""
+        """Return the bytes that are accessed."""
         if self.rows is None:
             return spans_of(self.layout, self.width)
         return spans_of_rows(self.layout, self.width, self.rows)
 
 
 class _Accesses:
-    """Accesses of one kind, by what was accessed."""
+    """Accesses of one kind, by the accessed elements."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Layout, int, bytes], _Access] = {}
@@ -85,32 +85,32 @@ class _Accesses:
         return list(self._made.values())
 
     def need_values(self, other: _Accesses) -> bool:
-        """Whether it is not known if both have written the same values in just the same way: they were left out."""
+        """Return whether both made a write to the same elements whose values, needed to compare them, were left out."""
         return any(
             key in other._made and (access.content is None or other._made[key].content is None)
             for key, access in self._made.items()
         )
 
     def like(self, other: _Accesses) -> list[tuple[_Access, _Access]]:
-        """The writes that ``other`` has made in just the same way, with the same values, each beside the other's."""
+        """Return the writes that ``other`` has made to the same elements with the same values, as pairs."""
         pairs = ((access, other._made.get(key)) for key, access in self._made.items())
         return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
 
     def unlike(self, other: _Accesses) -> list[_Access]:
-        """The writes that ``other`` has not made in just the same way, with the same values."""
+        """Return the writes that ``other`` has not made to the same elements with the same values."""
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
 
 
 def _checksum(values: npt.NDArray[Any], before: int) -> int:
-    """A checksum of what is written, on top of that of earlier writes: of all of it, or of many pieces of a lot."""
+    """Return a checksum of the values, chained to that of earlier writes; large writes are sampled in many pieces."""
     if values.nbytes <= _CHECKSUM_BYTES:
         return zlib.crc32(values.tobytes(), before)
     # To take the last dimension apart is a view, whatever the strides; to join dimensions may be a copy of everything.
     rows = values if values.shape[-1] >= _PIECE else values.reshape(values.shape[0], -1)
-    every = -(-values.nbytes // _CHECKSUM_BYTES)
+    step = -(-values.nbytes // _CHECKSUM_BYTES)
     pieces = rows[..., : rows.shape[-1] // _PIECE * _PIECE].reshape(*rows.shape[:-1], -1, _PIECE)
     tails = rows[..., -_PIECE:]
-    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[..., ::every, :].tobytes(), before))
+    return zlib.crc32(tails.tobytes(), zlib.crc32(pieces[..., ::step, :].tobytes(), before))
 
 
 def _is_same(write: _Access, other: _Access | None) -> bool:
@@ -119,14 +119,14 @@ def _is_same(write: _Access, other: _Access | None) -> bool:
 
 @dataclass
 class Touched:
-    """What one core did to one shared tensor since the last barrier on it."""
+    """The accesses of one core to one shared tensor since the last barrier on it."""
 
     reads: _Accesses = field(default_factory=_Accesses)
     writes: _Accesses = field(default_factory=_Accesses)
 
 
 class RaceLevels(NamedTuple):
-    """What becomes of a race, and of writes of the same values, as the options say."""
+    """The reactions to a race and to writes of the same values, from the options."""
 
     races: Level
     identical_writes: Level
@@ -136,10 +136,10 @@ DEFAULT_LEVELS = RaceLevels(races="error", identical_writes="ignore")
 
 
 class SharedAccesses(Observer):
-    """What one core did to each shared tensor since the last barrier on that tensor.
+    """The accesses of one core to each shared tensor since the last barrier on that tensor.
 
     Attributes:
-        levels: what becomes of what is found.
+        levels: the reactions to races and identical writes.
     """
 
     def __init__(self, number: int, levels: RaceLevels = DEFAULT_LEVELS) -> None:
@@ -154,7 +154,7 @@ class SharedAccesses(Observer):
             (touched.writes if is_write else touched.reads).note(view, rows, values)
 
     def arrives(self, call: Issued) -> Touched:
-        """What the core did before a barrier, which it then forgets: what follows is ordered with it."""
+        """Return the core's accesses before a barrier and forget them: the barrier orders all that follow."""
         self._before_barrier = self.take(call.values[0].storage)
         return self._before_barrier
 
@@ -163,16 +163,16 @@ class SharedAccesses(Observer):
             check_races(call.values[0].storage, self._before_barrier, brought, self.levels)
 
     def take(self, storage: Storage) -> Touched:
-        """What the core did to a tensor, which it then forgets."""
+        """Return the core's accesses to a tensor, and forget them."""
         return self._touched.pop(storage, Touched())
 
     def tensors(self) -> list[Storage]:
-        """The tensors that the core touched, in the order of the first time."""
+        """Return the tensors that the core accessed, in the order of first access."""
         return list(self._touched)
 
 
 class RaceWatch(Watcher):
-    """Looks for races of the two cores of a launch."""
+    """The watcher that finds races between the two cores of a launch."""
 
     def __init__(self, levels: RaceLevels) -> None:
         self._levels = levels
@@ -188,20 +188,20 @@ class RaceWatch(Watcher):
 
 
 def check_all_races(first: SharedAccesses, second: SharedAccesses) -> None:
-    """Compare what cores 0 and 1 did to every shared tensor.
+    """Compare the accesses of cores 0 and 1 to every shared tensor.
 
     Raises:
-        RaceError: naming the tensor, and what each core did where in the kernel; at the level ``"error"``.
+        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
     """
     for tensor in first.tensors():
         check_races(tensor, first.take(tensor), second.take(tensor), first.levels)
 
 
 def check_races(tensor: Storage, first: Touched, second: Touched, levels: RaceLevels) -> None:
-    """Compare what cores 0 and 1 did to a shared tensor.
+    """Compare the accesses of cores 0 and 1 to a shared tensor.
 
     Raises:
-        RaceError: naming the tensor, and what each core did where in the kernel; at the level ``"error"``.
+        RaceError: at the level ``"error"``; the message names the tensor and each core's access and line in the kernel.
     """
     if first.writes.need_values(second.writes):
         tensor.need_values(describe(tensor.name, tensor.shape, tensor.dtype, tensor.region))
@@ -226,7 +226,7 @@ def _refuse_identical(tensor: Storage, one: _Access, other: _Access, level: Leve
 
 
 def _check_unlike(tensor: Storage, first: Touched, second: Touched, level: Level) -> None:
-    """Compare but for the writes that both made with the same values."""
+    """Compare all accesses except the writes that both cores made with the same values."""
     first_unlike, second_unlike = first.writes.unlike(second.writes), second.writes.unlike(first.writes)
     first_writes = first.writes.all()
     _check_pair(tensor, _Side("writes", first_unlike), _Side("writes", second.writes.all()), level)
@@ -237,13 +237,13 @@ def _check_unlike(tensor: Storage, first: Touched, second: Touched, level: Level
 
 
 class _Side(NamedTuple):
-    """What one core did, and how messages call it."""
+    """The accesses of one core, and the verb for them in messages."""
 
     verb: str
     accesses: list[_Access]
 
     def by_line(self) -> list[_Side]:
-        """The accesses of each line by themselves."""
+        """Return the accesses grouped by line."""
         lines: dict[str, list[_Access]] = {}
         for access in self.accesses:
             lines.setdefault(access.place, []).append(access)
@@ -263,14 +263,14 @@ def _check_pair(tensor: Storage, first: _Side, second: _Side, level: Level) -> N
 
 
 class _Race(NamedTuple):
-    """What was found, and on which lines of cores 0 and 1."""
+    """A race, and its lines on cores 0 and 1."""
 
     error: RaceError
     places: tuple[str, str]
 
 
 def _race_of(tensor: Storage, first: _Side, second: _Side) -> _Race | None:
-    """Where accesses of cores 0 and 1 meet for the first time, if any do."""
+    """Return the first race between accesses of cores 0 and 1, or None."""
     if not first.accesses or not second.accesses:
         return None
     meeting = first_meeting([item.spans() for item in first.accesses], [item.spans() for item in second.accesses])
@@ -287,7 +287,7 @@ def _race_of(tensor: Storage, first: _Side, second: _Side) -> _Race | None:
 
 
 def _element(tensor: Storage, byte: int) -> list[int]:
-    """The indices of the element that has a byte of a tensor."""
+    """Return the indices of the element that contains a byte of a tensor."""
     return [int(index) for index in np.unravel_index(byte // tensor.numpy_dtype.itemsize, tensor.shape)]
 
 

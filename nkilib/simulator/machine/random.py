@@ -6,7 +6,7 @@
 The documentation names the generator of GpSimd and of the Vector engine of trn3, XORWOW (Marsaglia, "Xorshift RNGs",
 2003), with its state of six 32-bit words, of which the Vector engine keeps four in each lane. It gives no
 numbers: neither the order of the words, nor how a seed fills them, nor the shift register of the Vector engines of trn1
-and trn2. Here all engines run XORWOW, so that numbers repeat from run to run but are not those of a device.
+and trn2. Here all engines run XORWOW, so numbers are reproducible but are not those of a device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ STREAMS = {Engine.gpsimd: 1, Engine.vector: 4}
 
 
 class RandomState:
-    """The generators of a core: unseeded they start from its number, so that cores differ and runs repeat."""
+    """The generators of a core; unseeded ones start from the core's number, so that cores differ and runs repeat."""
 
     def __init__(self, core_number: int) -> None:
         self._core_number = core_number
@@ -32,10 +32,10 @@ class RandomState:
         return bool(self._generators)
 
     def of(self, engine: Engine) -> Xorwow:
-        """The generators of an engine, made when they are first needed.
+        """Return the generators of an engine, made when they are first needed.
 
         Raises:
-            DataNeeded: if what they hold now depends on what this launch has left out.
+            DataNeeded: if their state depends on values that this launch has left out.
         """
         if engine in self._lost:
             raise DataNeeded("the random number generators")
@@ -44,5 +44,5 @@ class RandomState:
         return self._generators[engine]
 
     def lose(self, engine: Engine) -> None:
-        """The generators of an engine have drawn numbers, or were set to some, that this launch has left out."""
+        """Record that the state of an engine's generators is unknown, because this launch left out a draw or a seed."""
         self._lost.add(engine)

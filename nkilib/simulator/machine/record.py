@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch did: instructions by name and engine, and bytes that crossed HBM."""
+"""A record of a launch: instructions by name and engine, and bytes that crossed HBM."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ import numpy.typing as npt
 from ..tensors.view import View
 from ..terms.regions import MemoryRegion
 from .lives import Lives, lives_of
-from .loops import Turns
+from .loops import LoopRun
 from .observer import Issued, Observer, Observers, Watcher, watching
 from .repetition import Skip, Tally
 
 
 @dataclass
 class Record:
-    """Counts of everything that ran while it was collected, over all cores.
+    """Counts of everything that ran inside :func:`recording`, over all cores.
 
     Attributes:
-        instruction_counts: number of instructions by name, without the ``nisa.`` prefix.
-        instructions_per_engine: number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
-        hbm_read_bytes: bytes that DMA read from HBM.
-        hbm_written_bytes: bytes that DMA wrote to HBM.
-        sbuf_peak_bytes, psum_peak_bytes: most bytes of a partition that live tensors took at one time, on any core
+        instruction_counts: the number of instructions by name, without the ``nisa.`` prefix.
+        instructions_per_engine: the number of instructions by engine: tensor, vector, scalar, gpsimd, dma, sync.
+        hbm_read_bytes: the bytes that DMA read from HBM.
+        hbm_written_bytes: the bytes that DMA wrote to HBM.
+        sbuf_peak_bytes, psum_peak_bytes: the most bytes of a partition that live tensors took at one time, on any core
             (0 with ``capacity="ignore"``, and where ``"warn"`` let a kernel pass that needs more than there is).
     """
 
@@ -43,7 +43,7 @@ class Record:
     psum_peak_bytes: int = 0
 
     def merge(self, other: Record) -> None:
-        """Add the counts of another record, for instance of one core, to this one; of peaks the higher one stays."""
+        """Add the counts of another record, for instance of one core, to this one; of two peaks keep the higher one."""
         self.instruction_counts.update(other.instruction_counts)
         self.instructions_per_engine.update(other.instructions_per_engine)
         self.hbm_read_bytes += other.hbm_read_bytes
@@ -53,7 +53,7 @@ class Record:
 
 
 class _Counting(Observer):
-    """Counts what one core does."""
+    """An observer that counts the work of one core."""
 
     def __init__(self, lives: Lives) -> None:
         self.record = Record()
@@ -66,16 +66,16 @@ class _Counting(Observer):
         self._by_name[call.definition.name] += 1
         self._by_engine[call.engine._name_] += 1  # `name` is a property, ten times as slow
 
-    def entered(self, loop: Turns) -> None:
+    def entered(self, loop: LoopRun) -> None:
         self._tally.enter()
 
-    def iterated(self, loop: Turns) -> None:
+    def iterated(self, loop: LoopRun) -> None:
         self._tally.iterate()
 
-    def repeated(self, loop: Turns, skip: Skip) -> None:
+    def repeated(self, loop: LoopRun, skip: Skip) -> None:
         self._tally.repeat(skip)
 
-    def left(self, loop: Turns) -> None:
+    def left(self, loop: LoopRun) -> None:
         self._tally.leave()
 
     def moved(
@@ -96,7 +96,7 @@ class _Counting(Observer):
 
 
 class _Recording(Watcher):
-    """Counts what all cores do, into one record."""
+    """A watcher that counts the work of all cores in one record."""
 
     def __init__(self, record: Record) -> None:
         self._record = record
@@ -114,12 +114,11 @@ class _Recording(Watcher):
 
 @contextmanager
 def recording() -> Iterator[Record]:
-    """Collect what the kernels launched inside the ``with`` block do.
+    """Record the work of the kernels launched inside the ``with`` block.
 
     Example::
 
-        with nkilib.simulator.recording() as record:
-            kernel[2](logits)
+        with nkilib.simulator.recording() as record: kernel[2](logits)
         print(record.instructions_per_engine, record.hbm_read_bytes)
     """
     record = Record()

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Iterations of a device loop that need not run, because they do what those before have done.
+"""Iterations of a device loop that can be skipped, because they repeat earlier ones.
 
 The device has one copy of a loop's body, so that Python sees the same instructions in each iteration. In a launch
-without data nothing else is left of an iteration but when it happens: whoever models that says whether further
-iterations only repeat it.
+without data an iteration then differs from others only in its timing; the observer that models time decides whether
+further iterations only repeat it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ LONGEST_PERIOD = 4
 
 
 class Skip(NamedTuple):
-    """What need not run.
+    """The iterations that can be skipped.
 
     Attributes:
-        period: how many iterations make what repeats: the last ones that have run.
-        times: how often it repeats.
-        instructions: how many a period has.
+        period: the number of iterations, the last ones that have run, that form the repeated unit.
+        times: the number of repetitions.
+        instructions: the number of instructions in a period.
     """
 
     period: int
@@ -33,10 +33,10 @@ class Skip(NamedTuple):
 
 
 class Tally:
-    """Counters, of which it is known what they were at the ends of the last iterations of each loop around.
+    """Counters with their values at the ends of the last iterations of each enclosing loop.
 
     Args:
-        counters: returns them.
+        counters: a function that returns the counters.
     """
 
     def __init__(self, counters: Callable[[], Sequence[Counter[Any]]]) -> None:
@@ -44,19 +44,19 @@ class Tally:
         self._loops: list[deque[list[dict[Hashable, int]]]] = []
 
     def enter(self) -> None:
-        """A loop starts."""
+        """Record that a loop starts."""
         self._loops.append(deque([self._copies()], maxlen=LONGEST_PERIOD + 1))
 
     def iterate(self) -> None:
-        """An iteration of the innermost loop has ended."""
+        """Record that an iteration of the innermost loop has ended."""
         self._loops[-1].append(self._copies())
 
     def leave(self) -> None:
-        """The innermost loop has ended."""
+        """Record that the innermost loop has ended."""
         self._loops.pop()
 
     def repeat(self, skip: Skip) -> None:
-        """The last period of the innermost loop counts several times more."""
+        """Count the last period of the innermost loop as often again as it is skipped."""
         for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
             for name, count in counter.items():
                 counter[name] = count + skip.times * (count - before.get(name, 0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How often loops run whose bounds only the device knows: what a profile from shapes is told, and what a launch did."""
+"""Iteration counts of loops whose bounds only the device knows: those stated by the caller, and those of a launch."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _REMEDY = (
 
 
 def check_stated(function: str, words: str, asked: Any) -> None:
-    """Refuse what states no numbers of trips.
+    """Check that an argument ``trips=`` states iteration counts.
 
     Args:
-        function: whose ``trips=`` it is, for the message.
-        words: that the function takes besides, quoted.
-        asked: what it was given, none of these words.
+        function: the function with the parameter ``trips=``, for the message.
+        words: the words that the function accepts besides, quoted.
+        asked: the argument, which is none of these words.
 
     Raises:
         TypeError: if it is no number, and no mapping from names to numbers.
@@ -53,7 +53,7 @@ class RunTimeLoop:
     """A loop of a kernel that counts to a register or a scalar, or runs until a register holds 0.
 
     Attributes:
-        name: of the function that is its body, or of the loop where it has none.
+        name: the name of the function that is its body, or of the loop if it has none.
         place: ``file:line`` where it starts.
     """
 
@@ -71,12 +71,12 @@ class RunTimeLoop:
 
 @dataclass
 class Trips:
-    """The run-time loops of a launch.
+    """The run-time loops of a launch and their iteration counts.
 
     Attributes:
-        stated: asks how often they run; None if nobody has said so.
-        ran: by core, how often each has run in all.
-        was_asked: whether there was a loop of which the launch itself did not know.
+        stated: a function that returns the stated counts; None if none are stated.
+        ran: the total number of iterations of each loop, by core.
+        was_asked: whether there was a loop whose count the launch itself did not know.
     """
 
     stated: Callable[[], Stated | None]
@@ -84,24 +84,24 @@ class Trips:
     ran: dict[int, Counter[RunTimeLoop]] = field(default_factory=dict)
 
     def says(self, loop: RunTimeLoop) -> bool:
-        """Whether somebody has stated how often ``loop`` runs."""
+        """Return whether an iteration count is stated for ``loop``."""
         stated = self.stated()
         if isinstance(stated, Mapping):
             return loop.name in stated or loop.line in stated
         return stated is not None
 
     def expected(self, what: str, loop: RunTimeLoop) -> int:
-        """How often ``loop`` runs when it starts, as the caller of ``profile`` or the kernel has stated.
+        """Return the iteration count of ``loop`` that the caller of ``profile`` or the kernel has stated.
 
         Raises:
-            NkiValidationError: if nobody has; ``what`` says for the message which bound is not known.
+            NkiValidationError: if none is stated; ``what`` names the unknown bound in the message.
         """
         self.was_asked = True
         stated = self.stated()
         if isinstance(stated, Mapping):
-            found = stated.get(loop.name, stated.get(loop.line))
-            if found is not None:
-                return found
+            count = stated.get(loop.name, stated.get(loop.line))
+            if count is not None:
+                return count
             known = ", ".join(map(repr, stated)) or "none"
             raise NkiValidationError(f"{what}, {_REMEDY}trips names {known}, but not {loop.name!r} or {loop.line!r}")
         if stated is None:
@@ -109,16 +109,16 @@ class Trips:
         return stated
 
     def add(self, loop: RunTimeLoop, core: int, count: int) -> None:
-        """A core has run a loop ``count`` times more."""
+        """Add ``count`` iterations of a loop on a core."""
         self.ran_on(core)[loop] += count
 
     def ran_on(self, core: int) -> Counter[RunTimeLoop]:
-        """How often each loop has run on a core."""
+        """Return the number of iterations of each loop on a core."""
         return self.ran.setdefault(core, Counter())
 
     @property
     def totals(self) -> dict[RunTimeLoop, int]:
-        """How often each loop has run, on the core that ran it most."""
+        """The number of iterations of each loop, on the core with the most."""
         totals: dict[RunTimeLoop, int] = {}
         for ran in self.ran.values():
             for loop, count in ran.items():
@@ -127,7 +127,7 @@ class Trips:
 
 
 def unknown_trips(what: str, loop: RunTimeLoop) -> NkiValidationError:
-    """The error of a loop of which nobody has said how often it runs."""
+    """Return the error for a loop whose iteration count is not stated."""
     return NkiValidationError(
         f"{what}, {_REMEDY}profile(..., trips=n), or trips={{{loop.name!r}: n}}, or nkilib.simulator.states_trips at "
         f"the kernel, which says how often it runs at most"
@@ -135,7 +135,7 @@ def unknown_trips(what: str, loop: RunTimeLoop) -> NkiValidationError:
 
 
 def name_of_body(body: Any) -> str:
-    """What the body of a loop is called; a callable without a name after its type."""
+    """Return the name of a loop's body; for a callable without a name, the name of its type."""
     return str(getattr(body, "__name__", type(body).__name__))
 
 
@@ -153,5 +153,5 @@ def counting_trips(trips: Trips) -> Iterator[Trips]:
 
 
 def current_trips() -> Trips:
-    """Those of the current context; outside a profile nothing is stated."""
+    """Return the iteration counts of the current context; outside a profile nothing is stated."""
     return _CURRENT.get() or Trips(lambda: None)

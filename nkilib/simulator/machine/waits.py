@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Who of the threads that simulate cores waits, and for what: finds that all who are left wait for each other."""
+"""The waits of the threads that simulate cores; detects a deadlock of all threads that are left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Wait:
 
     Attributes:
         who: the name of the thread.
-        where: what it waits in.
+        where: the operation in which it waits.
     """
 
     who: str
@@ -24,13 +24,13 @@ class Wait:
 
 
 class Waits:
-    """The threads of cores that depend on each other, and the condition on which all of them wait.
+    """The threads of cores that depend on each other, and the condition variable on which all of them wait.
 
-    Everything but :attr:`changed` is read and written while that is held.
+    Everything but :attr:`changed` is read and written only while :attr:`changed` is held.
 
     Attributes:
-        changed: whoever waits is woken here.
-        is_stuck: whether it came to be that every thread waited or had ended; it stays so.
+        changed: the condition variable that wakes the waiting threads.
+        is_stuck: whether at some moment every thread waited or had ended; it stays so.
         is_over: whether every thread has ended.
     """
 
@@ -46,31 +46,31 @@ class Waits:
         return len(self._ended) == self._threads
 
     def begin(self, where: str) -> Wait:
-        """This thread starts to wait in ``where``."""
+        """Record that this thread starts to wait in ``where``."""
         wait = Wait(threading.current_thread().name, where)
         self._waiting.append(wait)
         self._notice()
         return wait
 
     def release(self, waits: Iterable[Wait]) -> None:
-        """What these waited for has come: they go on, though they may not know it yet."""
+        """End these waits, because their condition holds, and wake the threads."""
         self.withdraw(waits)
         self.changed.notify_all()
 
     def withdraw(self, waits: Iterable[Wait]) -> None:
-        """These do not wait any more."""
+        """Remove these waits."""
         for wait in waits:
             if wait in self._waiting:
                 self._waiting.remove(wait)
 
     def finish(self) -> None:
-        """This thread has come to its end."""
+        """Record that this thread has ended."""
         self._ended.append(threading.current_thread().name)
         self.changed.notify_all()
         self._notice()
 
     def describe(self) -> str:
-        """Who waits where, and who has ended."""
+        """Return text that says which threads wait where, and which have ended."""
         by_place: dict[str, list[str]] = {}
         for wait in sorted(self._waiting, key=lambda wait: wait.who):
             by_place.setdefault(wait.where, []).append(wait.who)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches that run side by side, one a rank, each with memory of its own: where they meet and hand each other data.
+"""Launches that run in parallel, one for each rank, each with memory of its own, and the collectives that join them.
 
-What they meet for is not known here: those who come say on which terms, and these must be alike.
+This module does not know the collectives: the cores that arrive state their terms, which must agree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from .waits import Wait, Waits
 
 @dataclass(frozen=True)
 class Term:
-    """Something on which all who meet must agree.
+    """A property on which all participants must agree.
 
     Attributes:
-        what: what it is, for the message.
-        value: is compared, and shown.
+        what: the name of the property, for the message.
+        value: the value, which is compared and shown.
     """
 
     what: str
@@ -32,17 +32,17 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Comer:
-    """A core that comes to a gathering.
+class Participant:
+    """A core that arrives at a collective.
 
     Attributes:
-        rank: of its launch.
-        core: its number where only cores of that number meet; None if it comes for its whole rank.
-        members: the ranks that meet.
+        rank: the rank of its launch.
+        core: its number if only cores of that number take part; None if it acts for its whole rank.
+        members: the ranks that take part.
         what: the instruction.
         place: ``file:line`` in the kernel.
-        terms: what all must agree on.
-        item: what it brings; it must not change afterwards, for the others may read it at any time.
+        terms: the properties on which all must agree.
+        item: the item that it passes; it must not change afterwards, for the others may read it at any time.
     """
 
     rank: int
@@ -60,10 +60,10 @@ class Comer:
 
 @dataclass(eq=False)
 class _Gathering:
-    """Who has come so far to one meeting of the ranks ``members``."""
+    """The participants that have arrived so far at one collective of the ranks ``members``."""
 
     members: frozenset[int]
-    come: dict[int, Comer] = field(default_factory=dict)
+    come: dict[int, Participant] = field(default_factory=dict)
     waits: list[Wait] = field(default_factory=list)
 
     @property
@@ -76,16 +76,16 @@ class _Gathering:
 
 
 class World:
-    """The ranks that run side by side.
+    """The ranks that run in parallel.
 
     Args:
-        ranks: how many launches.
-        cores: of each of them.
-        timeout: seconds that a core waits for the others; None for ever.
+        ranks: the number of launches.
+        cores: the number of cores of each launch.
+        timeout: the seconds that a core waits for the others; None for no limit.
 
     Attributes:
-        ranks: how many there are.
-        waits: who waits, of all cores of all ranks.
+        ranks: the number of ranks.
+        waits: the waits of all cores of all ranks.
         is_aborted: whether a core has failed.
     """
 
@@ -99,60 +99,60 @@ class World:
         self._barriers: list[CoreBarrier] = []
 
     def barrier(self) -> CoreBarrier:
-        """The barrier of the cores of one more rank."""
+        """Return a new barrier for the cores of one more rank."""
         self._barriers.append(CoreBarrier(self._cores, self.waits))
         return self._barriers[-1]
 
     def abort(self) -> None:
-        """A core has failed: end all others, of all ranks, at their next instruction or where they wait."""
+        """Record that a core has failed: all others, of all ranks, end at their next instruction or where they wait."""
         self.is_aborted = True
         for barrier in self._barriers:
             barrier.abort()
         with self.waits.changed:
             self.waits.changed.notify_all()
 
-    def meet(self, comer: Comer) -> Mapping[int, Any]:
-        """Wait until all members have come; what each of them brought, by rank.
+    def meet(self, participant: Participant) -> Mapping[int, Any]:
+        """Wait until all members have arrived; return their items by rank.
 
         Raises:
-            BarrierError: if another member comes to something else or on other terms, if it cannot come any more
-                because all others wait or have ended, or if it does not come in time.
+            BarrierError: if another member calls a different operation or has different terms, if it can no longer
+                arrive because all others wait or have ended, or if it does not arrive in time.
             CoreAbortedError: if a core has failed.
         """
         with self.waits.changed:
             if self.is_aborted:
                 raise CoreAbortedError
-            gathering = self._join(comer)
+            gathering = self._join(participant)
             deadline = None if self._timeout is None else monotonic() + self._timeout
             while not gathering.is_complete:
-                self._check_can_complete(gathering, comer)
+                self._check_can_complete(gathering, participant)
                 left = None if deadline is None else deadline - monotonic()
                 if left is not None and left <= 0:
                     raise self._late(gathering)
                 self.waits.changed.wait(left)
             return {rank: other.item for rank, other in gathering.come.items()}
 
-    def _join(self, comer: Comer) -> _Gathering:
-        gathering = next((each for each in self._open if _waits_for(each, comer)), None)
+    def _join(self, participant: Participant) -> _Gathering:
+        gathering = next((waiting for waiting in self._open if _waits_for(waiting, participant)), None)
         if gathering is None:
-            gathering = _Gathering(frozenset(comer.members))
+            gathering = _Gathering(frozenset(participant.members))
             self._open.append(gathering)
         else:
-            _check_terms(next(iter(gathering.come.values())), comer)
-        gathering.come[comer.rank] = comer
+            _check_terms(next(iter(gathering.come.values())), participant)
+        gathering.come[participant.rank] = participant
         if gathering.is_complete:
             self._open.remove(gathering)
             self.waits.release(gathering.waits)
         else:
-            gathering.waits.append(self.waits.begin(f"{comer.what} at {comer.place}"))
+            gathering.waits.append(self.waits.begin(f"{participant.what} at {participant.place}"))
         return gathering
 
-    def _check_can_complete(self, gathering: _Gathering, comer: Comer) -> None:
+    def _check_can_complete(self, gathering: _Gathering, participant: Participant) -> None:
         if self.is_aborted:
             raise CoreAbortedError
         if self.waits.is_stuck:
             raise BarrierError(
-                f"deadlock: {_ranks(gathering.missing)} cannot come to this {comer.what} any more; "
+                f"deadlock: {_ranks(gathering.missing)} cannot come to this {participant.what} any more; "
                 f"{self.waits.describe()}; every rank must come to the same collectives in the same order"
             )
 
@@ -165,28 +165,28 @@ class World:
 
 @dataclass(frozen=True)
 class Seat:
-    """Where a launch sits among those that run side by side.
+    """The position of a launch among the launches that run in parallel.
 
     Attributes:
-        rank: its number.
-        world: all of them.
+        rank: the number of its rank.
+        world: all ranks.
     """
 
     rank: int
     world: World
 
 
-def _waits_for(gathering: _Gathering, comer: Comer) -> bool:
-    """Whether who is there and who comes wait for each other: both are held up, so that they meet here or never."""
-    if comer.rank not in gathering.members or comer.rank in gathering.come:
+def _waits_for(gathering: _Gathering, participant: Participant) -> bool:
+    """Return whether a core must join a gathering: its rank is missing there, and a participant waits for this core."""
+    if participant.rank not in gathering.members or participant.rank in gathering.come:
         return False
     return any(
-        other.rank in comer.members and (other.core == comer.core or None in (other.core, comer.core))
+        other.rank in participant.members and (other.core == participant.core or None in (other.core, participant.core))
         for other in gathering.come.values()
     )
 
 
-def _check_terms(first: Comer, second: Comer) -> None:
+def _check_terms(first: Participant, second: Participant) -> None:
     mine, others = {term.what: term.value for term in first.terms}, {term.what: term.value for term in second.terms}
     for what in dict.fromkeys((*mine, *others)):
         if mine.get(what) != others.get(what):

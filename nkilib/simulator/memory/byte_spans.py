@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bytes that strided layouts occupy, as ranges, and whether two of them meet."""
+"""The bytes that strided layouts occupy, as ranges, and whether two layouts overlap."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ class Spans(NamedTuple):
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """A byte that is in a span of both, and which of ``first`` and of ``second`` it is in; None if there is none."""
+    """Return a byte in spans of both, and its indices in ``first`` and in ``second``; None if there is none."""
     starts, ends, owners = _together([*first, *second])
     is_first = owners < len(first)
     order = np.argsort(starts, kind="stable")
     starts, ends, owners, is_first = starts[order], ends[order], owners[order], is_first[order]
     for side in (True, False):
-        # A span meets one of the other side that starts before it or with it if any of those ends behind its start.
+        # A span overlaps one of the other side that starts no later than it if any of those ends after its start.
         reach = np.maximum.accumulate(np.where(is_first == side, ends, -1))
         met = np.flatnonzero((is_first != side) & (reach > starts))
         if met.size:
@@ -42,7 +42,7 @@ def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int,
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Starts, ends and number of the owner of all byte ranges."""
+    """Return the starts, the ends and the owners' numbers of all byte ranges."""
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
     lengths = np.repeat([item.length for item in spans], counts)
@@ -50,20 +50,20 @@ def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
 
 
 def spans_of(layout: Layout, width: int) -> Spans:
-    """The bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
+    """Return the bytes of a layout of elements of ``width`` bytes, in as few ranges as its dimensions allow."""
     starts, length = _merge(zip(layout.shape, layout.strides, strict=True), width)
     return Spans(starts + layout.offset * width, length)
 
 
 def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
-    """The bytes of some rows (indices of dimension 0) of a layout."""
+    """Return the bytes of some rows (indices of dimension 0) of a layout."""
     starts, length = _merge(zip(layout.shape[1:], layout.strides[1:], strict=True), width)
     first = layout.offset * width + np.unique(rows) * (layout.strides[0] * width)
     return Spans((first[:, None] + starts[None, :]).reshape(-1), length)
 
 
 def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
-    """Starts, from that of the first element, and length of the byte ranges that dimensions (size, stride) make."""
+    """Return the starts, relative to the first element, and the length of the ranges of dimensions (size, stride)."""
     starts, length = np.zeros(1, np.int64), width
     for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
         step = abs(stride) * width

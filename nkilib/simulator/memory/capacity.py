@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether the tensors that are live at the same time fit SBUF and PSUM.
+"""The check that the tensors that are live at the same time fit SBUF and PSUM.
 
-The check follows a core's instructions in program order and, wherever a tensor comes to life, asks whether all live
-ones can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at most 64 at
-0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at most a bank
-stays inside one bank, a larger one takes whole banks. Between one question and the next, tiles may move, as if memory
-were never fragmented: a kernel that passes may still be too much for a compiler, but not the other way round.
+The check follows a core's instructions in program order and, wherever a tensor becomes live, tests whether all live
+tensors can lie side by side. A tile of at most 32 partitions may start at partition 0, 32, 64 or 96, one of at most 64
+at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_arch.rst``); in PSUM a tile of at most a
+bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were never
+fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
 
-While the kernel runs, what is certain of its lives is watched (certain.py): one that can not fit any more ends then.
+While the kernel runs, the certain part of its use is tracked (certain.py): a kernel that can no longer fit ends at
+once.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class _Placed(NamedTuple):
 
 @dataclass(frozen=True)
 class _Room:
-    """What there is of a region: its bytes in a partition, and the bank that a small tile must not leave."""
+    """The size of a region: its bytes in a partition, and the size of the bank that a small tile must not leave."""
 
     region: MemoryRegion
     nbytes: int
@@ -67,20 +68,20 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 
 def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
-    """For each region what is certain of its use, of a kernel that begins."""
+    """Return for each region the certain use of a kernel that begins."""
     return {room.region: CertainUse(room.nbytes * PARTITIONS // QUARTER) for room in _rooms(generation)}
 
 
 def certain_overflow(
     lives: Iterable[LiveRange], generation: Generation, region: MemoryRegion, moment: int
 ) -> CapacityError:
-    """The error of a kernel that can not fit any more, made by the instruction after which that is certain.
+    """Return the error for a kernel that can no longer fit, raised by the instruction after which that is certain.
 
     Args:
-        lives: every on-chip tensor that the core made so far.
-        generation: the generation, whose SBUF it is.
-        region: which one overflows.
-        moment: the number of the instruction at which it does.
+        lives: every on-chip tensor that the core has made so far.
+        generation: the generation with the SBUF size.
+        region: the region that overflows.
+        moment: the number of the instruction at which it overflows.
     """
     room = next(room for room in _rooms(generation) if room.region is region)
     live = [life for life in lives if life.region is region and _is_live(life, moment)]
@@ -95,17 +96,17 @@ def _is_live(life: LiveRange, moment: int) -> bool:
 def check_capacity(
     lives: Iterable[LiveRange], generation: Generation, *, finds_peaks: bool
 ) -> dict[MemoryRegion, Peak]:
-    """Refuse a kernel whose live tensors do not fit; returns when each region needs most, and for what.
+    """Check that a kernel's live tensors fit, and return the peak use of each region and its tensors.
 
     Args:
         lives: every on-chip tensor that one core made.
-        finds_peaks: whether somebody asks for the peaks; else the result is empty, and tensors that fit one beside the
-            other in any order need not be placed.
-        generation: the generation, whose SBUF it is.
+        finds_peaks: whether to find the peaks; else the result is empty, and tensors that fit side by side in any order
+            need not be placed.
+        generation: the generation with the SBUF size.
 
     Raises:
-        CapacityError: naming the region, the limit and the live tensors at the peak; or two tensors placed by hand
-            that overlap while both are live.
+        CapacityError: if they do not fit (the message names the region, the limit and the live tensors at the peak); or
+            if two tensors placed by hand overlap while both are live.
     """
     used = [life for life in lives if life.is_used]
     peaks = {}
@@ -116,7 +117,7 @@ def check_capacity(
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
-    """The most bytes of a partition that are needed at any time, if they are more than ``known``."""
+    """Return the most bytes of a partition that are needed at any time, if they are more than ``known``."""
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:
         return Peak(known, ())  # they would fit all at one time
@@ -145,7 +146,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
 
 
 def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Up to where the tiles reach that the kernel has placed."""
+    """Return the end of the highest tile that the kernel has placed."""
     return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
@@ -154,11 +155,11 @@ def _spans(life: LiveRange) -> list[tuple[int, int]]:
 
 
 def _rounded(room: _Room, life: LiveRange) -> int:
-    """Bytes that a tile takes where it lies alone: whole banks if it is larger than one."""
+    """Return the bytes that a tile takes by itself: whole banks if it is larger than one."""
     return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
 
 
-# In what order tiles are placed: which one needs least depends on the tiles.
+# The orders in which tiles are placed: the best one depends on the tiles.
 _ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
     lambda life: (-life.quarters, -life.nbytes),
     lambda life: (-life.nbytes, -life.quarters),
@@ -167,10 +168,10 @@ _ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
 
 
 def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
-    """The bytes of a partition that the tiles need side by side, or None if they do not fit.
+    """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
 
-    Placed tiles lie where the kernel put them; the others follow in several orders, of which the best one counts, each
-    at the lowest place that is free.
+    Placed tiles lie where the kernel put them; the others are added in several orders, each at the lowest free place.
+    The best order counts.
     """
     lives = list(lives)
     are_alike = len({life.quarters for life in lives}) < 2
@@ -209,7 +210,7 @@ def _lowest_place(room: _Room, placed: Sequence[_Placed], quarters: int, nbytes:
 
 
 def _aligned(room: _Room, low: int, nbytes: int) -> int:
-    """The first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
+    """Return the first byte from ``low`` on at which a tile may start: it crosses no bank, or takes whole ones."""
     is_inside = nbytes <= room.bank and low % room.bank + nbytes <= room.bank
     return low if is_inside else -(-low // room.bank) * room.bank
 
@@ -223,7 +224,7 @@ def _where_placed(life: LiveRange) -> _Placed:
 
 
 def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> None:
-    """Refuse a tensor placed by hand where another one that was placed by hand still holds data."""
+    """Check that a tensor placed by hand does not overlap another such tensor that still holds data."""
     mine = _where_placed(life)
     for other in live:
         if other is not life and other.address is not None and mine.overlaps(_where_placed(other)):
@@ -235,7 +236,7 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
 
 
 def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
-    """The message, but for the line of the kernel."""
+    """Return the message without the line of the kernel."""
     listed = sorted(live, key=lambda life: -life.nbytes)
     lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
     if len(listed) > _LISTED:

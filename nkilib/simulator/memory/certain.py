@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is certain of the lives of on-chip tensors while the kernel still runs: too much of it can never fit.
+"""A lower bound on the use of on-chip memory while the kernel still runs: above the capacity, it can never fit.
 
 A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the time in
-between, whatever the rest of the kernel does. Lives only grow, so tensors that certainly overlap at one moment do so at
-the end. Where they take more than a region has, bytes times quarters of the partitions, there are no places for them,
-and the check at the end would refuse the kernel. It refuses more: kernels whose tensors leave gaps.
+between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one moment do
+so at the end. If they take more than a region has, in bytes times quarters of the partitions, there is no placement for
+them, and the check at the end would fail. That check finds more: kernels whose tensors leave gaps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .lives import LiveRange
 
 
 class _Span(NamedTuple):
-    """From the instruction after ``before`` to ``last`` a tensor takes ``area``."""
+    """A tensor's use of ``area`` from the instruction after ``before`` to ``last``."""
 
     last: int
     before: int
@@ -26,18 +26,18 @@ class _Span(NamedTuple):
 
 
 class CertainUse:
-    """How much of a region tensors certainly take, at each moment so far.
+    """The part of a region that tensors certainly occupy, at each moment so far.
 
-    The tensors that are touched are gathered in a window, in which each counts once. While what was taken before it and
-    all of the window fit together, nothing has to be found out. When they do not, the spans of the window are added to
-    the moments so far, and a new window begins.
+    The tensors that are touched are gathered in a window, in which each counts once. As long as the earlier use and the
+    whole window fit together, nothing has to be computed. When they do not, the spans of the window are added to the
+    moments so far, and a new window begins.
 
-    A moment is the end of a span: spans that overlap do so where the first of them ends. What comes later adds to all
-    moments after a tensor's last touch, up to now. So a moment matters no more as soon as a later one takes as much,
-    and of those that are left, the first takes most.
+    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch adds to all
+    moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one takes as
+    much, and of the remaining moments the first takes most.
 
     Args:
-        room: what there is, in bytes times quarters of the partitions.
+        room: the size of the region, in bytes times quarters of the partitions.
 
     Attributes:
         window: the number of the window, from 1, which its tensors carry.
@@ -51,15 +51,15 @@ class CertainUse:
         self._lives: list[LiveRange] = []  # of the window
         self._ended: list[_Span] = []  # of its tensors that were overwritten
         self._moments: list[int] = []
-        self._falls: list[int] = []  # by how much the next moment takes less; of the last one: what it takes
+        self._falls: list[int] = []  # by how much the next moment uses less; for the last one, its use
 
     def touch(self, life: LiveRange, number: int) -> bool:
-        """Instruction ``number`` touches a tensor that is not in the window; returns whether all still fit."""
+        """Record that instruction ``number`` touches a tensor outside the window; return whether all still fit."""
         life.touch(number)
         return self._enter(life)
 
     def restart(self, life: LiveRange, number: int) -> bool:
-        """Instruction ``number`` overwrites a whole tensor; returns whether all still fit."""
+        """Record that instruction ``number`` overwrites a whole tensor; return whether all still fit."""
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
             self._ended.append(_span(life))
@@ -69,7 +69,7 @@ class CertainUse:
 
     @property
     def moment(self) -> int:
-        """The number of the instruction at which most is taken, as found out last."""
+        """The number of the instruction with the highest use, as last computed."""
         return self._moments[0]
 
     def _enter(self, life: LiveRange) -> bool:
@@ -81,7 +81,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the spans of the window to what was taken before, and begin another one."""
+        """Add the spans of the window to the earlier use, and begin a new window."""
         for span in sorted([*self._ended, *map(_span, self._lives)]):
             self._add(*span)
         for life in self._lives:
@@ -101,7 +101,7 @@ class CertainUse:
             self._most += area
             return
         fall, kept = falls[first - 1] - area, first
-        while kept and fall <= 0:  # what comes first takes no more than what comes next
+        while kept and fall <= 0:  # the earlier moment uses no more than the next one
             kept -= 1
             if kept:
                 fall += falls[kept - 1]
@@ -113,5 +113,5 @@ class CertainUse:
 
 
 def _span(life: LiveRange) -> _Span:
-    """What was not counted yet of the life of a tensor."""
+    """Return the part of a tensor's lifetime that was not counted yet."""
     return _Span(life.last, max(life.counted, life.first - 1), life.area)

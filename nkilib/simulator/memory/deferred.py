@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Contents of tiles that are made when somebody reads them, if ever.
+"""Deferred contents of tiles: they are computed when they are read, if ever.
 
 A simulation of a kernel over a large matrix spends its time on moving memory. Some of the moves are often not needed:
 
-- A large load from HBM. Until the tile or what it came from changes, its elements can be read where they came from.
-- The results of an instruction, element by element. Kernels sum exponentials that nobody reads afterwards, and store
-  results to HBM, where they can be written at once. What is computed from them can be computed with them, a few rows
-  after the other, which then stay in a cache.
+- A large load from HBM. Until the tile or its source changes, its elements can be read from the source.
+- The elementwise results of an instruction. Kernels sum exponentials that are never read afterwards, and store
+  results to HBM, where they can be written at once. Values computed from them can be computed together with them, a few
+  rows at a time, which then stay in a cache.
 - The sum of products in PSUM, to which the next matmul adds; see engines/tensor/sums.py.
 
-Blocks of a storage are then what their :class:`Deferred` says. Whoever asks for their elements (``View.array``) has
-them made first; an instruction that can do with less (:attr:`View.rows_to_read`, engines/results.py) reads the source,
-and one that overwrites them leaves them unmade.
+The contents of blocks of a storage are then defined by their :class:`Deferred`. Reading their elements (``View.array``)
+computes them first; an instruction that needs less (:attr:`View.rows_to_read`, engines/results.py) reads the source,
+and one that overwrites them leaves them uncomputed.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ from ..terms.dtypes import DType
 from ..terms.layout import Layout
 from .rectangles import Rectangle
 
-# Writes the elements of some rows and columns into an array of just those.
+# Writes the elements of some rows and columns into an array of their shape.
 Writer = Callable[[npt.NDArray[Any], slice, slice], None]
 Block = tuple[slice, slice]
 
 
 class Deferred(NamedTuple):
-    """What the elements of a view are, instead of what its memory holds. The view is a block of its storage, and is
-    spoken of as a matrix: an index of its dimension 0 is a row.
+    """The contents of a view that its memory does not hold yet.
+
+    The view is a block of its storage and is described as a matrix: an index of its dimension 0 is a row.
 
     Attributes:
-        layout, dtype: of the view.
-        write: makes some of the elements.
-        sources: memory in HBM from which they are made, matrices like this one; it must not change before.
-        is_copy: whether they are those of the only source.
-        operands: other storages from whose memory they are made; they are made before that changes.
-        reads_itself: whether they are made from what the memory of the very view holds.
-        may_grow: whether an instruction may add to them. Then they are made as soon as anything of the storage is read
-            or overwritten, so that what is added up at a time does not depend on what else is deferred.
-        depth: how many deferred contents one in the other they are made from.
+        layout, dtype: the layout and the type of the view.
+        write: a function that computes some of the elements.
+        sources: the memory in HBM from which they are computed, matrices like this one; it must not change before.
+        is_copy: whether they are a copy of the only source.
+        operands: other storages from whose memory they are computed; they are computed before that changes.
+        reads_itself: whether they are computed from the memory of the view itself.
+        may_grow: whether an instruction may add to them. Then they are computed as soon as anything of the storage is
+            read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
+        depth: the number of nested deferred contents from which they are computed.
     """
 
     layout: Layout
@@ -60,13 +61,13 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What is left of a deferred content.
+    """The remaining part of a deferred content.
 
     Attributes:
-        content: what was deferred.
-        place: where in the storage that is.
-        block: what of it nobody has made or overwritten.
-        width: bytes of an element, as the storage holds it.
+        content: the deferred content.
+        place: its block of the storage.
+        block: the part of that block that is neither computed nor overwritten.
+        width: the bytes of an element, as the storage holds it.
     """
 
     content: Deferred
@@ -75,23 +76,26 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Rows and columns of the content that a block of its place is."""
+        """Return the rows and columns of the content that lie in a block of its place."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Whether a block of its place begins and ends between elements."""
+        """Return whether a block of its place begins and ends between elements."""
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:
-        """The memory in HBM from which a block of its place is made."""
+        """Return the memory in HBM from which a block of its place is computed."""
         at = self.within(block)
         return [source[at] for source in self.content.sources]
 
 
 def deferred_copy(layout: Layout, dtype: DType, source: npt.NDArray[Any]) -> Deferred:
-    """The elements of ``source``, which has as many of them as ``layout``, dense for each index of dimension 0."""
+    """Return a deferred copy of ``source``, which has as many elements as ``layout``.
+
+    ``layout`` is dense for each index of dimension 0.
+    """
     matrix = source.reshape(source.shape[0], -1)
 
     def write(elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:

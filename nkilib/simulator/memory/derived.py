@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What holds of the elements of a tile until they change: float32 copies of them, and contents that wait for them."""
+"""Values derived from the elements of a tile, valid until these change: float32 copies and deferred contents."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ Copy = npt.NDArray[np.float32]
 
 
 class Reader(Protocol):
-    """A storage, as far as its deferred contents go."""
+    """A storage with deferred contents."""
 
     def waits_for(self, operand: object, /) -> bool:
-        """Whether something deferred is to be made of the elements of a storage."""
+        """Return whether a deferred content is to be computed from the elements of a storage."""
 
     def settle(self) -> None:
-        """Make the deferred contents."""
+        """Compute the deferred contents."""
 
 
 class Derived:
-    """What was made of the elements of a storage, or waits to be.
+    """Values that were derived from the elements of a storage, or are still to be.
 
     Args:
-        nbytes: of the storage.
+        nbytes: the size of the storage in bytes.
 
     Attributes:
-        readers: storages whose deferred contents may be made of these elements; see deferred.py.
+        readers: storages whose deferred contents may be computed from these elements; see deferred.py.
     """
 
     __slots__ = ("_copies", "_most", "_room", "readers")
@@ -49,7 +49,7 @@ class Derived:
         self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], Copy]) -> Copy:
-        """What ``make`` copied of a view when it was first asked for."""
+        """Return the copy of a view that ``make`` returned at the first request."""
         copy = self._copies.get((layout, dtype))
         if copy is None:
             copy = make()

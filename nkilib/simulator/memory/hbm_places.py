@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors in HBM that a kernel places itself: they must lie apart, since here each one has its own memory."""
+"""Tensors in HBM that a kernel places itself: they must not overlap, since here each one has its own memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class _Place:
 
 @dataclass
 class HbmPlaces:
-    """The placed tensors of one HBM: of a core's private one, or of that which the cores share."""
+    """The placed tensors of one HBM: a core's private one, or the one that the cores share."""
 
     places: list[_Place] = field(default_factory=list)
 
@@ -25,7 +25,8 @@ class HbmPlaces:
         """Place ``what`` at bytes ``low`` to ``low + nbytes`` (exclusive).
 
         Returns:
-            What is wrong, if another placed tensor overlaps it: how long a tensor in HBM is needed is not known.
+            An error message if another placed tensor overlaps it, since it is not known how long a tensor in HBM is
+            needed; else None.
         """
         mine = _Place(low, low + nbytes, what)
         clash = next((other for other in self.places if other.low < mine.high and mine.low < other.high), None)

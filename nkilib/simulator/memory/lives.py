@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""When on-chip tensors hold data that is still needed: from the first instruction that touches one to the last.
+"""Lifetimes of on-chip tensors: from the first instruction that touches a tensor to the last.
 
 Instructions are counted for each core. A tensor that the kernel makes but never uses takes no room, as in a compiler.
 """
@@ -24,20 +24,20 @@ _NEVER = 0
 
 
 class LiveRange:
-    """The life of one on-chip tensor of one core.
+    """The lifetime of one on-chip tensor of one core.
 
     Attributes:
         region: SBUF or PSUM.
-        partitions: how many it takes.
-        nbytes: bytes that it takes in each of them, in the device's types.
-        quarters: of the partitions that it takes, 1, 2 or 4: a tile starts at one of them.
-        area: bytes times quarters, what it takes wherever it lies.
+        partitions: the number of partitions that it takes.
+        nbytes: the bytes that it takes in each of them, in the device's types.
+        quarters: the number of quarters of the partitions that it takes, 1, 2 or 4; a tile starts at a quarter.
+        area: bytes times quarters, the space that it takes at any position.
         storage: the number of the storage that holds the tensor.
-        address: first partition and first byte where the kernel places it itself, or None.
-        first, last: numbers of the instructions that touched it first and last; 0 if none did.
+        address: the first partition and first byte if the kernel places it itself, or None.
+        first, last: the numbers of the first and the last instruction that touched it; 0 if none did.
         counted: the last instruction up to which :class:`CertainUse` has counted it.
-        window: in which window of :class:`CertainUse` it was touched last; 0 if it was not.
-        earlier: lives that ended because an instruction overwrote the whole tensor (kept for placed tensors only).
+        window: the window of :class:`CertainUse` in which it was last touched; 0 if it was not.
+        earlier: lifetimes that ended because an instruction overwrote the whole tensor (for placed tensors only).
     """
 
     __slots__ = (
@@ -87,7 +87,7 @@ class LiveRange:
 
     @property
     def place(self) -> str:
-        """``file:line`` of the kernel that made the tensor."""
+        """The line of the kernel that made the tensor, as ``file:line``."""
         return "<unknown>" if self._code is None else f"{self._code.co_filename}:{self._line}"
 
     @property
@@ -99,13 +99,13 @@ class LiveRange:
         return self.first != _NEVER
 
     def touch(self, number: int) -> None:
-        """Instruction ``number`` reads or writes the tensor."""
+        """Record that instruction ``number`` reads or writes the tensor."""
         if self.first == _NEVER:
             self.first = number
         self.last = number
 
     def restart(self, number: int) -> None:
-        """Instruction ``number`` overwrites the whole tensor: what it held before is not needed any more."""
+        """Record that instruction ``number`` overwrites the whole tensor, whose earlier content is no longer needed."""
         if self.is_used:
             self._earlier = self._earlier or []
             self._earlier.append((self.first, self.last))
@@ -113,7 +113,7 @@ class LiveRange:
 
     @property
     def tensor(self) -> str:
-        """Its name, shape and type, and where it is."""
+        """The tensor's name, shape and type, and its region."""
         return describe(self._name, self._shape, self._dtype, self.region)
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles of a core whose contents come from HBM and may not be made yet; see deferred.py."""
+"""The tiles of a core whose contents come from HBM and may still be deferred; see deferred.py."""
 
 from __future__ import annotations
 
@@ -23,30 +23,34 @@ _SHARES: Callable[..., bool] = np.shares_memory
 
 
 class DeferredLoads:
-    """The tiles of one core whose contents come from HBM and may not be made yet."""
+    """The tiles of one core whose contents come from HBM and may still be deferred."""
 
     def __init__(self) -> None:
         self._storages: WeakSet[Storage] = WeakSet()
 
     def add(self, storage: Storage) -> None:
-        """Remember a tile, as long as anybody has it."""
+        """Remember a tile by a weak reference."""
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Make every content, of all storages but one, that comes from what is in ``memory``, which is about to be
-        overwritten."""
+        """Compute all deferred contents that come from ``memory``, which is about to be overwritten.
+
+        Args:
+            memory: the memory to be overwritten.
+            but: the one storage whose contents stay deferred.
+        """
         for storage in self._storages:
             if storage is not but and any(may_share(source, memory) for source in storage.deferred_sources):
                 storage.settle()
 
     def settle(self) -> None:
-        """Make every content."""
+        """Compute all deferred contents."""
         for storage in self._storages:
             storage.settle()
 
 
 def may_share(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Whether two arrays have memory in common, or it is not known soon that they have none."""
+    """Return whether two arrays share memory; also True if that cannot be ruled out quickly."""
     try:
         return _SHARES(first, second, max_work=_MOST_WORK)
     except _TooHardError:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Reuse of the memory of large on-chip tensors: not every launch pays for fresh pages of the operating system."""
+"""A pool of the memory of large on-chip tensors, so that not every launch allocates fresh pages."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNSHARED_REFERENCES = 3
 
 
 class BytePool:
-    """Byte arrays that are not in use, by size."""
+    """A pool of unused byte arrays, by size."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[npt.NDArray[np.uint8]]] = {}
@@ -30,11 +30,11 @@ class BytePool:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes that wait for reuse."""
+        """The bytes that are available for reuse."""
         return self._total
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """An array of ``nbytes`` bytes with arbitrary content."""
+        """Return an array of ``nbytes`` bytes with arbitrary content."""
         with self._lock:
             arrays = self._free.get(nbytes)
             if arrays:
@@ -43,7 +43,7 @@ class BytePool:
         return np.empty(nbytes, np.uint8)
 
     def give(self, array: npt.NDArray[Any]) -> None:
-        """Take back an array for reuse, unless it is small, the pool is full or somebody else still refers to it."""
+        """Take back an array for reuse, unless it is small, the pool is full or it is still referenced elsewhere."""
         if array.size < SMALLEST_POOLED_BYTES or sys.getrefcount(array) > _UNSHARED_REFERENCES:
             return
         with self._lock:

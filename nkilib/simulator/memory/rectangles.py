@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Blocks of a storage on chip: some partitions, and of each the same bytes."""
+"""Blocks of an on-chip storage: some partitions, and the same bytes of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..terms.layout import Layout, is_dense
 
 
 class Rectangle(NamedTuple):
-    """Partitions ``top`` to ``bottom``, and of each the bytes ``left`` to ``right``; the ends are outside."""
+    """The bytes ``left`` to ``right`` of each of the partitions ``top`` to ``bottom``; the ends are exclusive."""
 
     top: int
     bottom: int
@@ -20,13 +20,13 @@ class Rectangle(NamedTuple):
     right: int
 
     def meets(self, other: Rectangle) -> bool:
-        """Whether both have a byte in common."""
+        """Return whether both blocks have a byte in common."""
         return (
             self.left < other.right and other.left < self.right and self.top < other.bottom and other.top < self.bottom
         )
 
     def common(self, other: Rectangle) -> Rectangle:
-        """What both have, of two that meet."""
+        """Return the intersection of two blocks that overlap."""
         return Rectangle(
             max(self.top, other.top),
             min(self.bottom, other.bottom),
@@ -43,7 +43,7 @@ class Rectangle(NamedTuple):
         )
 
     def outside(self, other: Rectangle) -> list[Rectangle]:
-        """The parts of this one that ``other`` leaves: at most four, of which no two meet."""
+        """Return the parts of this block outside ``other``: at most four, which do not overlap."""
         if not self.meets(other):
             return [self]
         top, bottom, left, right = self.common(other)
@@ -57,8 +57,10 @@ class Rectangle(NamedTuple):
 
 
 def rectangle_of(layout: Layout, itemsize: int, partition_bytes: int) -> Rectangle | None:
-    """The block that a view is, of elements of so many bytes; None for a view with gaps in a partition or between
-    partitions, and for one without elements."""
+    """Return the block that a view covers, of elements of ``itemsize`` bytes.
+
+    It is None for a view with gaps in a partition or between partitions, and for one without elements.
+    """
     shape, strides, offset = layout
     if 0 in shape or not is_dense(shape[1:], strides[1:]):
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Storage: the memory behind tensors. Tensors are views of it and never copy."""
+"""``Storage``: the memory behind tensors. Tensors are views of it and never copy."""
 
 from __future__ import annotations
 
@@ -36,36 +36,36 @@ _SMALLEST_IN_BLOCKS = 1 << 20
 # As many deferred contents are kept; each is looked at whenever memory in HBM is overwritten.
 _MOST_PARTS = 16
 
-# For those who look for unwritten elements: else memory that is used again shows what was right there a moment ago.
+# Fills memory whose unwritten elements are checked: reused memory would show values that were right a moment ago.
 _POISON = 0xA5
 
 
 class Storage:
     """A piece of SBUF, PSUM or HBM.
 
-    With ``is_poisoned`` its memory, which is otherwise what the process last had there, starts as one odd byte.
+    With ``is_poisoned`` every byte of its memory starts with the same odd value; otherwise the memory starts with
+    whatever the process last had there.
 
     Attributes:
-        name: for messages.
-        region: where it is.
+        name: the name in messages.
+        region: the memory region.
         dtype: the type that it was made with.
         numpy_dtype: the numpy type that holds an element; float32 for a low-precision type if ``precise_fp`` is off.
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
-        layout: all of it, in that shape.
-        partition_elements: elements of its type in one index of dimension 0.
-        partition_bytes: bytes, as they are held here, of one index of dimension 0.
-        nbytes: bytes that all of it takes, as it is held here.
+        layout: the layout of the whole storage, in that shape.
+        partition_elements: the number of elements of its type in one index of dimension 0.
+        partition_bytes: the bytes, as they are held here, of one index of dimension 0.
+        nbytes: the bytes of the whole storage, as it is held here.
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
-        written: which elements have a value.
-        parts: what the elements of some blocks are instead of what its memory holds, the oldest first; no two of these
-            blocks meet; see deferred.py.
-        derived: what holds of its elements until they change, or None; see derived.py.
-        number: its own in this process; those who watch a core keep what they know of storages by their numbers.
+        written: the record of which elements have a value.
+        parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
+        derived: the values derived from its elements until they change, or None; see derived.py.
+        number: a number that is unique in this process; observers keep their data about storages by these numbers.
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
-        address: where the kernel places it itself: on chip first partition and first byte in a partition, in HBM the
-            first byte; or None.
-        origin: where it was made, in a launch that leaves values out: whoever needs its values asks for them by that;
-            None in other launches.
+        address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
+            HBM the first byte; or None.
+        origin: the place of its creation, in a launch that leaves values out, by which its values are requested; None
+            in other launches.
     """
 
     __slots__ = (
@@ -159,11 +159,11 @@ class Storage:
 
     @property
     def is_shape_only(self) -> bool:
-        """Whether nothing but its shape and its type will ever be known, in a launch on shapes."""
+        """Whether only its shape and its type will ever be known, in a launch on shapes."""
         return self.is_abstract and self.origin is None
 
     def need_values(self, what: object) -> None:
-        """An address, or what is checked, depends on the elements of ``what``, a view of it.
+        """Check that values exist, because an address or a check depends on the elements of ``what``, a view of it.
 
         Raises:
             ValuesWanted: if they were left out.
@@ -178,27 +178,27 @@ class Storage:
         return self.numpy_dtype.itemsize != self.dtype.itemsize
 
     def numpy_type_of(self, dtype: DType) -> np.dtype[Any]:
-        """The numpy type with which a view of type ``dtype`` reads this storage."""
+        """Return the numpy type with which a view of type ``dtype`` reads this storage."""
         return self.numpy_dtype if dtype == self.dtype else dtype.numpy
 
     def width_of(self, dtype: DType) -> int:
-        """Bytes of an element of a view of type ``dtype``, as it is held here."""
+        """Return the bytes of an element of a view of type ``dtype``, as it is held here."""
         return self.numpy_dtype.itemsize if dtype == self.dtype else dtype.itemsize
 
     def elements_of(self, dtype: DType) -> int:
-        """Elements of type ``dtype`` that the whole storage holds."""
+        """Return the number of elements of type ``dtype`` that the whole storage holds."""
         return self.nbytes // self.width_of(dtype)
 
     def explain_indices(self, describe: Callable[[int], str]) -> None:
-        """Let an error about an index in a partition of this storage say first what ``describe(partition)`` returns."""
+        """Let errors about an index in a partition of this storage start with the result of ``describe(partition)``."""
         self._describe_index = describe
 
     def explanation(self, partition: int) -> str:
-        """What the index in a partition means, as far as the kernel has said it, and a colon; or nothing."""
+        """Return the kernel's description of the index in a partition and a colon, or an empty string."""
         return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
-        """How many elements of ``layout``, or of those ``among`` them, were never written, wholly or in part."""
+        """Return the number of unwritten elements (wholly or in part) of ``layout``, or of its elements ``among``."""
         if self.written.is_written(layout, self.width_of(dtype)):
             return 0
         return int(self.unwritten(layout, dtype, among).sum())
@@ -206,7 +206,7 @@ class Storage:
     def unwritten(
         self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Which elements of ``layout``, or of those ``among`` them, were never written, wholly or in part.
+        """Return a mask of the unwritten elements (wholly or in part) of ``layout``, or of its elements ``among``.
 
         Only meaningful while the storage is not full.
         """
@@ -214,20 +214,20 @@ class Storage:
         return np.asarray(unwritten if among is None else unwritten & among)
 
     def array(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """A numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``. Never copies."""
+        """Return a numpy view of ``layout``, whose strides and offset count elements of ``numpy_type``, uncopied."""
         if self.parts:
             self.settle(rectangle_of(layout, numpy_type.itemsize, self.partition_bytes))
         return self.memory(layout, numpy_type)
 
     def block_of(self, layout: Layout, dtype: DType) -> Rectangle | None:
-        """The block that a view is; None for one with gaps."""
+        """Return the block that a view covers; None for a view with gaps."""
         return rectangle_of(layout, self.width_of(dtype), self.partition_bytes)
 
     def defer(self, content: Deferred) -> None:
-        """All elements of a block have a new content, which is made when somebody reads it.
+        """Give all elements of a block a new content, which is computed when it is read.
 
-        What it leaves of the contents before it stays deferred: often the next one covers that, as where chunks of two
-        widths take turns in a buffer.
+        The remaining parts of earlier contents stay deferred: often the next content covers them, for instance where
+        chunks of two widths alternate in a buffer.
         """
         self._must_have_memory()
         place = self.block_of(content.layout, content.dtype)
@@ -239,7 +239,7 @@ class Storage:
             self._make(self.parts[0])
 
     def overwrite(self, layout: Layout, dtype: DType) -> None:
-        """All elements of a view are about to be overwritten: what was deferred of them is not made any more."""
+        """Drop the deferred contents of a view, all elements of which are about to be overwritten."""
         block = self.block_of(layout, dtype)
         if block is None or any(part.content.may_grow for part in self.parts):
             self.settle()
@@ -247,26 +247,26 @@ class Storage:
             self._forget(block)
 
     def settle(self, block: Rectangle | None = None) -> None:
-        """Make the deferred contents: those that have an element in common with ``block``, or all of them."""
+        """Compute the deferred contents: those that have an element in common with ``block``, or all of them."""
         for part in [*self.parts]:
             if block is None or part.content.may_grow or part.block.meets(block):
                 self._make(part)
 
     def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
-        """The deferred content that has all elements of a block of that type."""
+        """Return the deferred content that has all elements of a block of that type, or None."""
         for part in self.parts:
             if part.block.contains(block) and part.content.dtype == dtype and part.divides(block):
                 return part
         return None
 
     def derive(self) -> Derived:
-        """Where to keep what holds of its elements until they change."""
+        """Return the object that keeps values derived from its elements until they change."""
         if self.derived is None:
             self.derived = Derived(self.nbytes)
         return self.derived
 
     def change(self) -> None:
-        """An instruction is about to write some of its elements: what is to be made of them is made now."""
+        """Compute the contents that depend on its elements, because an instruction is about to write some of them."""
         if self.derived is None:
             return
         for reader in self.derived.readers:
@@ -275,30 +275,30 @@ class Storage:
         self.derived = None  # with the copies that were made of the elements just now
 
     def waits_for(self, operand: object) -> bool:
-        """Whether something deferred is to be made of the elements of ``operand``."""
+        """Return whether a deferred content is to be computed from the elements of ``operand``."""
         return any(operand in part.content.operands for part in self.parts)
 
     @property
     def deferred_sources(self) -> list[npt.NDArray[Any]]:
-        """The memory in HBM from which something deferred is to be made, which must not change before."""
+        """The memory in HBM from which deferred contents are to be computed, which must not change before."""
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Nothing of a block is deferred any more."""
+        """Drop the deferred contents of a block."""
         for part in [*self.parts]:
             left = part.block.outside(block)
             if all(map(part.divides, left)):
                 place = self._place_of(part)
                 if place is not None:
-                    self.parts[place : place + 1] = [part._replace(block=rest) for rest in left]
+                    self.parts[place : place + 1] = [part._replace(block=block_left) for block_left in left]
             else:
                 self._make(part)
 
     def _make(self, part: Part) -> None:
-        """Make what is left of a deferred content, one of ``parts``.
+        """Compute what is left of a deferred content, one of ``parts``.
 
-        It stays among them until it is written: others that wait for a change of the memory are made first, and some of
-        these, sums of products, read the content itself, which makes it.
+        It stays in ``parts`` until it is written: contents that depend on the old memory are computed first, and some
+        of these, sums of products, read the content itself, which computes it.
         """
         content = part.content
         if content.reads_itself:
@@ -309,18 +309,18 @@ class Storage:
             content.write(self.rows_of(part.block, content.dtype), *part.within(part.block))
 
     def _place_of(self, part: Part) -> int | None:
-        """Where a part is among those that are left; None if it was made."""
-        return next((place for place, each in enumerate(self.parts) if each is part), None)
+        """Return the index of a part in ``parts``; None if it was computed."""
+        return next((place for place, candidate in enumerate(self.parts) if candidate is part), None)
 
     def rows_of(self, block: Rectangle, dtype: DType) -> npt.NDArray[Any]:
-        """The memory of a block, as a matrix of elements of ``dtype``, whatever is deferred."""
+        """Return the memory of a block, as a matrix of elements of ``dtype``, without computing deferred contents."""
         width = self.width_of(dtype)
         shape = (block.bottom - block.top, (block.right - block.left) // width)
         offset = (block.top * self.partition_bytes + block.left) // width
         return self.memory(Layout(shape, (self.partition_bytes // width, 1), offset), self.numpy_type_of(dtype))
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
-        """As :meth:`array`, whatever is deferred."""
+        """Return the same view as :meth:`array`, without computing deferred contents."""
         if self.is_abstract:
             self._must_have_memory()
         width = numpy_type.itemsize
@@ -354,7 +354,7 @@ class Storage:
 
 
 def sentinel(dtype: DType) -> float:
-    """What an element of ``dtype`` that was never written reads as."""
+    """Return the value of an element of ``dtype`` that was never written."""
     if dtype.is_packed:
         return _PACKED_SENTINELS[dtype]
     return INTEGER_SENTINEL if dtype.is_integer else np.nan

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which bytes of a storage were written, per element, at the price of nothing where all or none were."""
+"""A record of which bytes of a storage were written, per element, without cost while all or none were."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MOST_KNOWN = 256
 
 
 class WrittenMap:
-    """Remembers the written elements of a storage.
+    """The record of the written elements of a storage.
 
-    A storage is at first wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
+    A storage starts wholly unwritten or wholly written; only a partial write makes a mask of one byte for every
     ``unit`` bytes. The unit is the width of the storage's own type and becomes finer when a view of a narrower type
-    writes. Of a large storage blocks of rows and columns are remembered for as long as these will do.
+    writes. For a large storage, blocks of rows and columns are recorded instead as long as they suffice.
 
-    Two cores may mark different elements at the same time; making and refining the mask takes a lock, and so do blocks.
+    Two cores may mark different elements at the same time; a lock guards making and refining the mask, and the blocks.
 
     Args:
-        nbytes: of the storage.
-        unit: bytes of an element.
-        written: whether all of it is written at first.
-        row_bytes: bytes of one index of dimension 0, if blocks are to be remembered; else 0.
+        nbytes: the size of the storage in bytes.
+        unit: the bytes of an element.
+        written: whether all elements are written at first.
+        row_bytes: the bytes of one index of dimension 0, if blocks are to be recorded; else 0.
 
     Attributes:
-        is_full: whether everything is known to be written; a plain attribute, because every operand is asked.
+        is_full: whether everything is known to be written; a plain attribute, because every operand reads it.
     """
 
     __slots__ = ("_blocks", "_known", "_lock", "_mask", "_nbytes", "_unit", "is_full")
@@ -59,9 +59,9 @@ class WrittenMap:
         self.is_full = True
 
     def mark(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None = None) -> None:
-        """Record that every element of ``layout``, of ``itemsize`` bytes each, now has a value.
+        """Record that elements of ``layout``, of ``itemsize`` bytes each, now have a value.
 
-        Or those only whose index in dimension 0 is among ``rows``.
+        These are all elements, or those whose index in dimension 0 is in ``rows``.
         """
         if self.is_full or (rows is None and (layout, itemsize) in self._known):
             return
@@ -80,13 +80,13 @@ class WrittenMap:
             self._remember(layout, itemsize)
 
     def _remember(self, layout: Layout, itemsize: int) -> None:
-        """All of a view is written: the next one who asks for the same view need not look at its elements."""
+        """Remember that a whole view is written, so that the next request for it need not examine its elements."""
         if len(self._known) >= _MOST_KNOWN:
             self._known.clear()
         self._known.add((layout, itemsize))
 
     def _mark_block(self, layout: Layout, itemsize: int, rows: npt.NDArray[np.int64] | None) -> bool:
-        """Whether the elements are marked now, as a block or because they were in one."""
+        """Mark the elements if they are a block, and return whether they are marked now or were in a marked block."""
         with self._lock:
             blocks = self._blocks
             if blocks is None:
@@ -126,7 +126,7 @@ class WrittenMap:
             self.mask_of(layout, itemsize)[chosen] = False
 
     def mask_of(self, layout: Layout, itemsize: int) -> npt.NDArray[np.bool_]:
-        """The writable mask of the elements of ``layout``; its last axis counts units within an element.
+        """Return the writable mask of the elements of ``layout``; its last axis counts units within an element.
 
         Only meaningful while the storage is not full.
         """
@@ -141,7 +141,7 @@ class WrittenMap:
         return np.ndarray((*layout.shape, per_element), np.bool_, mask, layout.offset * per_element, strides)
 
     def is_written(self, layout: Layout, itemsize: int) -> bool:
-        """Whether every element of ``layout`` was written."""
+        """Return whether every element of ``layout`` was written."""
         if self.is_full or (layout, itemsize) in self._known or 0 in layout.shape:
             return True
         with self._lock:
@@ -153,7 +153,7 @@ class WrittenMap:
         return is_written
 
     def _make_clearable(self, itemsize: int) -> None:
-        """Say with a mask that everything was written, if it was."""
+        """Replace the flag that everything is written, if it is set, by a mask."""
         if self.is_full:
             self._make_mask(itemsize)[...] = True
             self.is_full = False

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which blocks of a large matrix were written, in one byte for each row and distinct range of columns.
+"""A record of which blocks of a large matrix were written, in one byte for each row and distinct range of columns.
 
 A kernel writes its large result in blocks of rows and columns. To mark every element of them takes half as long as to
-write a bfloat16 matrix; to mark the rows of each range of columns takes next to nothing.
+write a bfloat16 matrix; to mark the rows of each range of columns takes almost no time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..terms.layout import Layout, is_dense
 
 
 class _Block(NamedTuple):
-    """Some rows, and of each the bytes ``columns[0]`` to ``columns[1]``."""
+    """A set of rows, and the bytes ``columns[0]`` to ``columns[1]`` of each."""
 
     rows: slice
     columns: tuple[int, int]
@@ -29,7 +29,7 @@ class WrittenBlocks:
     """The written blocks of a matrix.
 
     Attributes:
-        unit: the narrowest element that was marked, in bytes.
+        unit: the size of the narrowest element that was marked, in bytes.
     """
 
     def __init__(self, nbytes: int, row_bytes: int, unit: int) -> None:
@@ -43,7 +43,7 @@ class WrittenBlocks:
         return not self._written
 
     def mark(self, layout: Layout, itemsize: int) -> bool:
-        """Record that the elements of ``layout`` were written; False if they are no block."""
+        """Record that the elements of ``layout`` were written; return False if they are no block."""
         block = self._block_of(layout, itemsize)
         if block is None:
             return False
@@ -55,7 +55,7 @@ class WrittenBlocks:
         return True
 
     def is_complete(self) -> bool:
-        """Whether the ranges of columns that were written in all rows make up the matrix."""
+        """Return whether the ranges of columns that were written in all rows make up the matrix."""
         end = 0
         for first, last in sorted(columns for columns, rows in self._written.items() if rows.all()):
             if first > end:
@@ -64,7 +64,7 @@ class WrittenBlocks:
         return end == self._row_bytes
 
     def covers(self, layout: Layout, itemsize: int) -> bool:
-        """Whether one range of columns has the block ``layout``; False does not say that it was not written."""
+        """Return whether one range of columns has the block ``layout``; if False, it may still be written."""
         block = self._block_of(layout, itemsize)
         return block is not None and any(
             first <= block.columns[0] and block.columns[1] <= last and bool(rows[block.rows].all())
@@ -72,18 +72,21 @@ class WrittenBlocks:
         )
 
     def covers_each(self, layout: Layout, itemsize: int, indices: npt.NDArray[np.int64]) -> bool:
-        """Whether what ``layout`` has at each of some indices of dimension 0 is in one of the ranges of columns."""
+        """Return whether ranges of columns have the elements of ``layout`` at the given indices of dimension 0.
+
+        Each index must lie in a single range; if False, the elements may still be written.
+        """
         if not is_dense(layout.shape[1:], layout.strides[1:]):
             return False
         at_rows, at_columns = np.divmod((layout.offset + indices * layout.strides[0]) * itemsize, self._row_bytes)
         width = prod(layout.shape[1:]) * itemsize
-        found = np.zeros(len(indices), np.bool_)
+        is_covered = np.zeros(len(indices), np.bool_)
         for (first, last), rows in self._written.items():
-            found |= (first <= at_columns) & (at_columns + width <= last) & rows[at_rows]
-        return bool(found.all())
+            is_covered |= (first <= at_columns) & (at_columns + width <= last) & rows[at_rows]
+        return bool(is_covered.all())
 
     def mask(self, unit: int) -> npt.NDArray[np.bool_]:
-        """One byte for every ``unit`` bytes of the matrix: whether they were written."""
+        """Return a mask with one byte for every ``unit`` bytes of the matrix: whether they were written."""
         mask = np.zeros((self._rows, self._row_bytes // unit), np.bool_)
         for (first, last), rows in self._written.items():
             mask[rows, first // unit : last // unit] = True

@@ -32,10 +32,10 @@ _CACHED = 8192
 
 
 def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]) -> Activation:
-    """A float64 formula as an activation: its error is then the final rounding alone.
+    """Return an activation that evaluates a float64 formula, so that its only error is the final rounding.
 
-    Some rows at a time, so that what it computes in between stays in a cache: four times as fast as a large tile
-    as a whole.
+    The activation takes a few rows at a time, so that intermediate values stay in a cache; this is four times as fast
+    as taking a large tile as a whole.
     """
 
     def activation(x: Float32s, out: Float32s) -> None:
@@ -48,7 +48,7 @@ def _through_float64(function: Callable[[npt.NDArray[np.float64]], npt.NDArray[n
 
 
 def _with_limits(function: Activation, below: float, above: float) -> Activation:
-    """``function`` with its limits at -inf and +inf, where its formula has the form inf * 0."""
+    """Return ``function`` with its limits at -inf and +inf filled in, where its formula has the form inf * 0."""
 
     def activation(x: Float32s, out: Float32s) -> None:
         lowest, highest = x == -np.inf, x == np.inf
@@ -60,7 +60,7 @@ def _with_limits(function: Activation, below: float, above: float) -> Activation
 
 
 def _sin(x: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Sine on [-pi, pi]; beyond, the cubic at the end of the range continues.
+    """Return the sine on [-pi, pi]; outside, the cubic at the end of the range continues.
 
     The documentation gives sin(9.0) = 27.65 for the extrapolation, which is the Taylor cubic about pi:
     -(x - pi) + (x - pi)^3 / 6.
@@ -123,7 +123,7 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 def _prelu(x: Float32s, slope: Any, out: Float32s) -> None:
-    """``x`` where it is positive, else ``slope * x``; with a slope of 0 that is relu, at -inf too."""
+    """Compute ``x`` where it is positive, else ``slope * x``; a slope of 0 gives relu, at -inf too."""
     scaled = np.multiply(x, slope)
     np.copyto(scaled, np.float32(0.0), where=(x == -np.inf) & (slope == 0))
     np.copyto(out, np.where(x > 0, x, scaled))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The maximum of rows of bfloat16 by the order of their bits: numpy compares integers, and casts nothing.
+"""The maximum of rows of bfloat16, found by the order of their bits: numpy compares integers, and casts nothing.
 
-The bits of a bfloat16 are a sign and a magnitude. Read as int16, non-negative numbers come in their own order and above
-all negative ones, which come in the opposite order. A NaN has a larger magnitude than infinity: a positive one is above
-every number, a negative one shows in the largest unsigned value.
+The bits of a bfloat16 are a sign and a magnitude. Read as int16, non-negative numbers are in their own order and above
+all negative ones, which are in the opposite order. A NaN has a larger magnitude than infinity: a positive NaN is above
+every number, and a negative NaN shows as the largest unsigned value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """The maximum of each row of a bfloat16 array (rows, one or more elements); NaN where a row has one."""
+    """Return the maximum of each row of a bfloat16 array (rows, one or more elements); NaN where a row contains one."""
     signed, unsigned = values.view(np.int16), values.view(np.uint16)
     maxima = np.empty(values.shape[0], np.int16)
     has_nan = np.empty(values.shape[0], np.bool_)
@@ -33,6 +33,6 @@ def row_maxima(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     negative = np.flatnonzero(maxima < 0)
     if negative.size:
         maxima[negative] = np.minimum.reduce(signed[negative], axis=1)
-    found = maxima.view(values.dtype).astype(np.float32)
-    found[has_nan] = np.nan
-    return found
+    results = maxima.view(values.dtype).astype(np.float32)
+    results[has_nan] = np.nan
+    return results

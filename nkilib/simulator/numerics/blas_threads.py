@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How many threads BLAS takes for a product, while kernels run: one.
+"""The number of BLAS threads for a product while kernels run: one.
 
 A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
-the two cores of a kernel multiply at the same time, that is up to a hundred times slower than both on their own
-thread. OpenBLAS, which numpy brings along, can be told at run time, for the whole process; numpy has no way to do it.
+the two cores of a kernel multiply at the same time, this is up to a hundred times slower than both on their own
+threads. OpenBLAS, which numpy ships with, can be configured at run time, for the whole process; numpy itself has no
+function for it.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple
 
-# What the functions are called, of which numpy's own OpenBLAS and that of a distribution are built with one each.
+# Names of the functions; numpy's own OpenBLAS and the one of a distribution each use one of these spellings.
 _SPELLINGS = ("scipy_openblas_{}64_", "scipy_openblas_{}", "openblas_{}64_", "openblas_{}")
 
 
 class _Threads(NamedTuple):
-    """The functions of OpenBLAS that ask for and set the number of its threads."""
+    """The functions of OpenBLAS that get and set the number of its threads."""
 
     get: Any
     set: Any
@@ -32,8 +33,8 @@ class _Threads(NamedTuple):
 
 @cache
 def _openblas() -> _Threads | None:
-    """Those of the OpenBLAS that numpy computes with; None where it computes with another library."""
-    try:  # what numpy's module links to is found by way of the module, whatever file it is in
+    """Return the thread functions of the OpenBLAS that numpy computes with; None where numpy uses another library."""
+    try:  # found through numpy's module that links to it, whatever file it is in
         library = ctypes.CDLL(str(import_module("numpy.linalg._umath_linalg").__file__))
     except (ImportError, OSError):
         return None
@@ -46,7 +47,7 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """How many want one thread, and how many threads there were before the first of them."""
+    """The number of callers that want one thread, and the number of threads before the first of them."""
 
     count: int = 0
     threads_before: int = 1
@@ -58,9 +59,9 @@ _USERS = _Users()
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Products stay on the calling thread, in the whole process, until the last one who wants it has left.
+    """Keep products on the calling thread, in the whole process, until the last caller has left the context.
 
-    Where BLAS is not OpenBLAS nothing changes; :func:`has_one_thread` tells.
+    Nothing changes where BLAS is not OpenBLAS; :func:`has_one_thread` tells whether it took effect.
     """
     threads = _openblas()
     if threads is None:
@@ -81,5 +82,5 @@ def one_thread() -> Iterator[None]:
 
 
 def has_one_thread() -> bool:
-    """Whether products of any size stay on the calling thread now, because somebody wants it."""
+    """Return whether products of any size stay on the calling thread now, because some caller wants it."""
     return _USERS.count > 0

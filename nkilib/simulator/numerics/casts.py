@@ -33,7 +33,7 @@ _FLOAT8_VALUES = {
 
 
 def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """``values.astype(np.float32)``, a new array, by a way that is quick for the types of ``ml_dtypes`` too."""
+    """Return ``values.astype(np.float32)``, a new array, by a method that is fast for ``ml_dtypes`` types too."""
     table = _FLOAT8_VALUES.get(values.dtype)
     if table is not None:
         return np.take(table, values.view(np.uint8))
@@ -41,13 +41,16 @@ def to_float32(values: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
 
 
 def _quick_to_cast(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A dense copy of bfloat16 whose elements are apart, which makes its cast four times as fast; rows may be apart."""
+    """Return a dense copy of bfloat16 whose elements are apart in memory (rows may be apart), else ``values`` itself.
+
+    The dense copy makes the cast four times as fast.
+    """
     is_apart = values.ndim > 0 and values.strides[-1] != values.itemsize
     return values.copy() if is_apart and values.dtype == _BFLOAT16 else values
 
 
 def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[Any]) -> None:
-    """``destination[...] = values``, by a way that is quick for the types of ``ml_dtypes`` too."""
+    """Assign ``destination[...] = values`` by a method that is fast for ``ml_dtypes`` types too."""
     table = _FLOAT8_VALUES.get(values.dtype)
     if table is not None:
         np.take(table, values.view(np.uint8), out=destination, mode="clip")
@@ -56,7 +59,7 @@ def copy_as_float32(destination: npt.NDArray[np.float32], values: npt.NDArray[An
 
 
 def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """``values`` with 10 mantissa bits, rounded to nearest even; NaN and infinities stay."""
+    """Return ``values`` with 10 mantissa bits, rounded to nearest even; NaN and infinities stay."""
     bits = values.view(np.uint32)
     half = np.uint32((1 << (_TF32_DROPPED_BITS - 1)) - 1)
     is_odd = (bits >> np.uint32(_TF32_DROPPED_BITS)) & np.uint32(1)
@@ -66,7 +69,7 @@ def round_to_tfloat32(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32
 
 
 def saturate_to_integer(values: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """Float values as integers of ``dtype``: nearest even, clipped to its range, NaN as 0."""
+    """Return float values as integers of ``dtype``: rounded to nearest even, clipped to its range, NaN as 0."""
     limits = np.iinfo(dtype.numpy)
     wide = np.rint(values.astype(np.float64))
     return np.nan_to_num(np.clip(wide, limits.min, limits.max), nan=0.0).astype(dtype.numpy)
@@ -87,8 +90,10 @@ def store_float(destination: npt.NDArray[Any], values: npt.NDArray[np.float32], 
 
 
 def store_integer(destination: npt.NDArray[Any], values: npt.NDArray[Any], dtype: DType) -> None:
-    """Write exact integers (int64) into ``destination``: wrapped to 32 bits as the GpSimd arithmetic leaves them,
-    then kept as bits in integer types and cast in float ones."""
+    """Write exact integers (int64) into ``destination``, wrapped to 32 bits as the GpSimd arithmetic leaves them.
+
+    Integer destination types keep the bits; float types get a cast.
+    """
     shaped = values.reshape(destination.shape)
     if dtype.is_integer:
         np.copyto(destination, shaped, casting="unsafe")

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The MX formats: blocks of 32 elements of 8 or 4 bits which share a scale, a power of two.
+"""The MX formats: blocks of 32 elements of 8 or 4 bits that share a scale, a power of two.
 
-A block is a piece of 8 rows x 4 columns of a matrix; the 4 elements of a row of it make one word of a packed type, the
-first of them in the lowest bits. Sources: "OCP Microscaling Formats (MX) Specification" 1.0 for the elements and the
-scale (E8M0); docstring of ``quantize_mx`` for the choice of the scale.
+A block is a piece of 8 rows x 4 columns of a matrix; the 4 elements of one of its rows form one word of a packed type,
+with the first element in the lowest bits. Sources: "OCP Microscaling Formats (MX) Specification" 1.0 for the elements
+and the scale (E8M0); docstring of ``quantize_mx`` for the choice of the scale.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ _SCALES = _values_of_bits(256, ml_dtypes.float8_e8m0fnu)
 
 
 def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """The words (K, N) of type ``dtype`` and the scales (K / 8, N), as E8M0 bits, of ``values`` (K, 4 N).
+    """Return the words (K, N) of type ``dtype`` and the scales (K / 8, N), as E8M0 bits, of ``values`` (K, 4 N).
 
     The scale is ``2**(floor(log2(largest magnitude)) - (largest exponent of the element type - 1))``, and at least
     ``2**-127``: all elements are then in the range of their type, so that none saturates. Elements round to nearest
-    even. A block that holds a NaN or an infinity, for which there is no such scale, becomes NaN, scale and elements.
+    even. A block that contains a NaN or an infinity has no such scale; its scale and its elements become NaN.
     """
     element_type, largest_exponent = _FP8_TYPES[dtype]
     rows, columns = values.shape
@@ -64,7 +64,7 @@ def quantize(values: npt.NDArray[np.float32], dtype: DType) -> tuple[npt.NDArray
 
 
 def dequantize(words: npt.NDArray[Any], dtype: DType, scales: npt.NDArray[np.uint8]) -> npt.NDArray[np.float64]:
-    """The values (K, N, 4), exactly, of words (K, N) of type ``dtype`` and scales (K / 8, N) as E8M0 bits."""
+    """Return the exact values (K, N, 4) of words (K, N) of type ``dtype`` and scales (K / 8, N) as E8M0 bits."""
     rows, columns = words.shape
     if dtype == float4_e2m1fn_x4:
         shifts = np.arange(BLOCK_COLUMNS, dtype=words.dtype) * _FP4_BITS

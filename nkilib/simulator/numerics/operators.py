@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the operators of instructions compute: arithmetic in float32, and bit-wise on integers.
+"""The functions of the operators of instructions: arithmetic in float32, and bit-wise on integers.
 
 Source: table "Supported Math Operators" (``nki/api/nki.api.shared.rst``).
 """
@@ -25,8 +25,8 @@ def _ufunc(function: np.ufunc) -> Binary:
     return lambda x, y, out: function(x, y, out=out)
 
 
-def _truth(function: np.ufunc) -> Binary:
-    """A comparison or logical operator: 1 where it holds, else 0."""
+def _predicate(function: np.ufunc) -> Binary:
+    """Return a comparison or logical operator that gives 1 where it holds, else 0."""
     return lambda x, y, out: np.copyto(out, function(x, y), casting="unsafe")
 
 
@@ -41,13 +41,16 @@ def _power(x: Any, y: Any, out: Array) -> None:
 
 
 def _by_magnitude(wins: np.ufunc) -> Binary:
-    """The operand whose magnitude wins, with its sign; on a tie ``y`` (docstrings of ``nl.abs_max``, ``abs_min``)."""
+    """Return an operator that picks the operand whose magnitude wins, with its sign, and ``y`` on a tie.
+
+    Source: docstrings of ``nl.abs_max`` and ``nl.abs_min``.
+    """
     return lambda x, y, out: np.copyto(out, np.where(wins(np.absolute(x), np.absolute(y)), x, y), casting="unsafe")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """How an operator reduces along the free axis: its ufunc and its identity."""
+    """The ufunc and the identity with which an operator reduces along the free axis."""
 
     ufunc: np.ufunc
     identity: float
@@ -59,15 +62,15 @@ ARITHMETIC: dict[str, Binary] = {
     "multiply": _ufunc(np.multiply),
     "maximum": _ufunc(np.maximum),
     "minimum": _ufunc(np.minimum),
-    "equal": _truth(np.equal),
-    "not_equal": _truth(np.not_equal),
-    "greater_equal": _truth(np.greater_equal),
-    "greater": _truth(np.greater),
-    "less_equal": _truth(np.less_equal),
-    "less": _truth(np.less),
-    "logical_and": _truth(np.logical_and),
-    "logical_or": _truth(np.logical_or),
-    "logical_xor": _truth(np.logical_xor),
+    "equal": _predicate(np.equal),
+    "not_equal": _predicate(np.not_equal),
+    "greater_equal": _predicate(np.greater_equal),
+    "greater": _predicate(np.greater),
+    "less_equal": _predicate(np.less_equal),
+    "less": _predicate(np.less),
+    "logical_and": _predicate(np.logical_and),
+    "logical_or": _predicate(np.logical_or),
+    "logical_xor": _predicate(np.logical_xor),
     "power": _power,
     "abs_max": _by_magnitude(np.greater),
     "abs_min": _by_magnitude(np.less),
@@ -85,7 +88,7 @@ _WORD_BITS = 8
 
 
 def _shift(function: np.ufunc) -> Binary:
-    """A logical shift: on the bit pattern, and 0 where the distance is not smaller than the word."""
+    """Return a logical shift of the bit pattern that gives 0 where the distance is not smaller than the word."""
 
     def shift(x: Any, y: Any, out: Array) -> None:
         unsigned = out.view(out.dtype.str.replace("i", "u"))
@@ -108,7 +111,7 @@ BITWISE: dict[str, Binary] = {
 
 BITWISE_UNARY: dict[str, Unary] = {"invert": lambda x, out: np.invert(x, out=out)}
 
-# "Legal Reduction op" of the table, with what a reduction over nothing gives.
+# "Legal Reduction op" of the table, with the result of a reduction over nothing.
 ARITHMETIC_REDUCTIONS: dict[str, Reduction] = {
     "add": Reduction(np.add, 0.0),
     "subtract": Reduction(np.subtract, 0.0),

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Products of matrices that never leave the calling thread; blas_threads.py says why.
+"""Products of matrices that never leave the calling thread; blas_threads.py gives the reason.
 
-While a kernel runs, OpenBLAS takes one thread for a product of any size. Elsewhere, and where another library cannot be
-told so, a product is made of pieces: OpenBLAS keeps those of up to 2**18 multiplications on the calling thread anyway.
+While a kernel runs, OpenBLAS uses one thread for a product of any size. Outside kernels, and where another library has
+no such setting, a product is computed in pieces: OpenBLAS keeps pieces of up to 2**18 multiplications on the calling
+thread anyway.
 
-The bits of an element depend on the shapes of the two matrices and on its place: BLAS sums an element in the order that
-suits the block that it is in. They are the same on every run and on every core of one machine; another CPU may have an
-order of its own.
+The bits of an element depend on the shapes of the two matrices and on its position: BLAS sums an element in the order
+that suits the block that contains it. They are the same on every run and on every core of one machine; another CPU may
+have a different order.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _STEP = 8
 
 
 def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -> Matrix:
-    """``left.T @ right`` of matrices (K, M) and (K, N) of the same type.
+    """Return ``left.T @ right`` of matrices (K, M) and (K, N) of the same type.
 
-    ``out``, if given, is an array (M, N) of that type whose rows are dense; it takes the product and shares no memory
-    with the operands.
+    ``out``, if given, is an array (M, N) of that type whose rows are dense; it receives the product and shares no
+    memory with the operands.
     """
     inner, rows = left.shape
     columns = right.shape[1]
@@ -55,7 +56,10 @@ def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Rows and columns of a piece: twice as many columns as rows, where there are so many, as BLAS copies both."""
+    """Return the rows and columns of a piece.
+
+    A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
+    """
     most = _ONE_THREAD // inner
     height = _part(rows, isqrt(most // 2))
     width = _part(columns, most // height)
@@ -63,19 +67,25 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _part(size: int, most: int) -> int:
-    """Where to cut ``size``: into few parts of at most ``most``, as equal as multiples of a step can be."""
+    """Return the size of the parts into which ``size`` is cut.
+
+    There are few parts of at most ``most``, as equal as multiples of a step can be.
+    """
     whole = max(1, most // _STEP * _STEP if most > _STEP else most)
     even = -(-size // -(-size // whole))
     return min(size, whole, -(-even // _STEP) * _STEP)
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """The whole parts, and the last one where some are left over: what it shares with the one before is made twice."""
+    """Return a slice of all whole parts, and a slice of the last part if elements are left over.
+
+    The overlap of the last part with the one before is computed twice.
+    """
     rest = size % part
     return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
 
 
 def _stacked(matrix: Matrix, width: int) -> Matrix:
-    """A view of a matrix as a stack of matrices of ``width`` columns each."""
+    """Return a view of a matrix as a stack of matrices of ``width`` columns each."""
     rows, columns = matrix.shape
     return matrix.reshape(rows, columns // width, width).swapaxes(0, 1)

@@ -17,10 +17,10 @@ _SHORTEST = 2048
 
 
 def row_sums(values: Float32s) -> Float32s:
-    """The sum of each row of an array (rows, elements), in float32.
+    """Return the sum of each row of an array (rows, elements), in float32.
 
     A long row is added in pieces and the sums of the pieces pairwise: as exact as ``np.add.reduce``, and in half the
-    time, since numpy's pairwise sum of float32 is not written for vectors.
+    time, because numpy's pairwise sum of float32 is not vectorised.
     """
     rows, width = values.shape
     if width < _SHORTEST:

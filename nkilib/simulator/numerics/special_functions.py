@@ -18,7 +18,7 @@ _ERFC_TERMS = 100
 
 
 def erf(x: Float64s) -> Float64s:
-    """The error function, to a few units of float64 rounding.
+    """Return the error function, to a few units of float64 rounding.
 
     The series erf(x) = 2/sqrt(pi) * exp(-x^2) * sum over n of 2^n x^(2n+1) / (1 * 3 * ... * (2n+1)) has positive
     terms only, so nothing cancels (Abramowitz and Stegun 7.1.6).
@@ -34,9 +34,9 @@ def erf(x: Float64s) -> Float64s:
 
 
 def erfc(x: Float64s) -> Float64s:
-    """1 - erf(x), with full relative precision where that difference has few digits left.
+    """Return 1 - erf(x), with full relative precision where that difference has few digits left.
 
-    From ``_ERFC_FRACTION_FROM`` on by the continued fraction
+    From ``_ERFC_FRACTION_FROM`` on, the function is computed by the continued fraction
     exp(-x^2) / sqrt(pi) / (x + 1/2 / (x + 2/2 / (x + 3/2 / ...))) (Abramowitz and Stegun 7.1.14).
     """
     far = np.maximum(x, _ERFC_FRACTION_FROM)
@@ -48,9 +48,9 @@ def erfc(x: Float64s) -> Float64s:
 
 
 def softplus(x: Float64s) -> Float64s:
-    """log(1 + exp(x)) without overflow, as max(x, 0) + log(1 + exp(-|x|)).
+    """Return log(1 + exp(x)) without overflow, as max(x, 0) + log(1 + exp(-|x|)).
 
-    ``np.logaddexp(0, x)`` is the same, and takes six times as long: it computes one number after the other.
+    ``np.logaddexp(0, x)`` gives the same, and takes six times as long because it computes one number at a time.
     """
     small = np.abs(x)
     np.exp(np.negative(small, out=small), out=small)
@@ -60,19 +60,22 @@ def softplus(x: Float64s) -> Float64s:
 
 
 def sigmoid(x: Float64s) -> Float64s:
-    """1 / (1 + exp(-x)). The exponential may overflow: 1 / inf is 0, and what it should be is less than a float32."""
-    found = np.negative(x)
+    """Return 1 / (1 + exp(-x)).
+
+    The exponential may overflow: 1 / inf is 0, and the exact value is then below the smallest float32.
+    """
+    result = np.negative(x)
     with np.errstate(over="ignore"):
-        np.exp(found, out=found)
-    found += 1.0
-    return np.divide(1.0, found, out=found)
+        np.exp(result, out=result)
+    result += 1.0
+    return np.divide(1.0, result, out=result)
 
 
 def normal_density(x: Float64s) -> Float64s:
-    """Density of the standard normal distribution."""
+    """Return the density of the standard normal distribution."""
     return np.exp(-0.5 * x * x) / np.sqrt(2.0 * np.pi)
 
 
 def normal_distribution(x: Float64s) -> Float64s:
-    """Distribution function of the standard normal distribution, precise in its tails too."""
+    """Return the distribution function of the standard normal distribution, precise in its tails too."""
     return 0.5 * erfc(-x / np.sqrt(2.0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""XORWOW (Marsaglia, "Xorshift RNGs", 2003): the generators of an engine, with their states of six 32-bit words."""
+"""The XORWOW generators of an engine, with their states of six 32-bit words (Marsaglia, "Xorshift RNGs", 2003)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _DEPTH = 5
 
 
 class Xorwow:
-    """The generators of one engine: every lane (partition) has ``streams`` of them, used in turn.
+    """The generators of one engine: every lane (partition) has ``streams`` of them, used round-robin.
 
-    An instruction starts with the first stream and steps all of them equally often, so that the words are all there
-    is to know about the numbers that follow.
+    An instruction starts with the first stream and steps all of them equally often, so that the words alone determine
+    the numbers that follow.
 
     Attributes:
         words: the state, shape (128, streams * 6): for each stream x, y, z, w, v and the counter.
@@ -41,7 +41,7 @@ class Xorwow:
         self.words = words.reshape(PARTITIONS, self._streams * WORDS)
 
     def draw(self, lanes: slice, count: int) -> npt.NDArray[np.uint32]:
-        """The next ``count`` numbers of each of ``lanes``, shape (lanes, count); the other lanes stay as they are."""
+        """Return the next ``count`` numbers of each of ``lanes``, shape (lanes, count); other lanes stay unchanged."""
         words = self.words[lanes]
         states = words.reshape(len(words) * self._streams, WORDS)
         steps = -(-count // self._streams)
@@ -54,7 +54,7 @@ class Xorwow:
 
 
 def _xorshifted(states: npt.NDArray[np.uint32], steps: int) -> npt.NDArray[np.uint32]:
-    """The states' five words as rows, followed by ``steps`` rows of new ones: those that have no counter added yet."""
+    """Return the five words of the states as rows, followed by ``steps`` rows of new words without the counter."""
     values = np.empty((_DEPTH + steps, len(states)), np.uint32)
     values[:_DEPTH] = states.T
     for start in range(0, steps, _DEPTH):  # as many steps at once as do not need each other's result as the oldest word

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch is modelled to take, for people: tables, traces, pictures."""
+"""The modelled time of a launch for readers: tables, traces and pictures."""

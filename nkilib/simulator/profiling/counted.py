@@ -3,9 +3,9 @@
 
 """A bound for kernels that do not state their work, counted from what they did. Modelled, not measured.
 
-It holds for whatever runs the same instructions on the same data: what comes in and goes out crosses HBM once, at the
-rate of all DMA engines; and an instruction that one engine alone can run takes its cycles there, as if its elements
-filled all partitions, or all rows and columns of the Tensor engine.
+The bound holds for any kernel that runs the same instructions on the same data. Each byte of input and output crosses
+HBM once, at the rate of all DMA engines. An instruction that only one engine can run takes its cycles there, as if its
+elements filled all partitions, or all rows and columns of the Tensor engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NS_PER_US = 1000.0
 
 
 def counted_bounds_us(collection: Collection, generation: Generation) -> dict[str, float]:
-    """The least time that each engine needs for what a launch did, all of it spread evenly over the cores."""
+    """Return the least time that each engine needs for the work of a launch, spread evenly over the cores."""
     timing, cores = generation.timing, len(collection.traces)
     bounds = {"dma": _crossing_bytes(collection) / (cores * timing.dma.core_gb_per_s)}
     for name, cycles in _cycles(collection).items():
@@ -36,7 +36,7 @@ def counted_bounds_us(collection: Collection, generation: Generation) -> dict[st
 
 
 def _crossing_bytes(collection: Collection) -> int:
-    """Bytes that came from the caller, and bytes that go back to it, each counted once."""
+    """Return the number of bytes that came from the caller and that go back to it, each byte counted once."""
     brought: dict[int, _Crossing] = {}
     written: dict[int, _Crossing] = {}
     for trace in collection.traces:
@@ -49,24 +49,24 @@ def _crossing_bytes(collection: Collection) -> int:
 
 
 class _Crossing:
-    """What crosses HBM of a tensor in one direction, at most all of it. The cores may move the same parts."""
+    """The bytes of a tensor that cross HBM in one direction, at most all of them. The cores may move the same parts."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._parts: set[Part] = set()
-        self._moved = 0  # bytes that are taken to differ: those that an index chooses
+        self._moved = 0  # bytes that an index chooses, which count as different
 
     def add_read(self, known: Tracked, core: Settling) -> None:
-        """What a core reads and has not written before."""
+        """Add the parts that a core reads without having written them before."""
         assert isinstance(known.uses, HbmUses)
-        if core.notes.repeats:  # of iterations that were left out nothing else is known
+        if core.notes.repeats:  # nothing else is known of iterations that were left out
             self._moved += core.hbm_read[known.name]
         else:
             self._parts |= known.uses.brought_in()
             self._moved += known.uses.gathered_bytes
 
     def add_written(self, known: Tracked, core: Settling) -> None:
-        """What a core writes."""
+        """Add the parts that a core writes."""
         assert isinstance(known.uses, HbmUses)
         if core.notes.repeats:
             self._moved += core.hbm_written[known.name]
@@ -80,7 +80,7 @@ class _Crossing:
 
 
 def _cycles(collection: Collection) -> dict[str, float]:
-    """By engine, the cycles of what no other engine can run."""
+    """Return by engine the cycles of the instructions that no other engine can run."""
     plans: dict[int, Plan] = {}
     counts: Counter[int] = Counter()
     for trace in collection.traces:
@@ -95,7 +95,7 @@ def _cycles(collection: Collection) -> dict[str, float]:
 
 
 def _filled(plan: Plan) -> float:
-    """The share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
+    """Return the share of partitions, or of rows and columns of the Tensor engine, that an instruction uses."""
     stationary = plan.operands.get("stationary")
     if stationary is not None:
         rows, *columns = stationary[0]

@@ -15,10 +15,11 @@ from ..timing.uses import HbmUses
 
 
 def stored_by_every_core(collection: Collection) -> Sequence[str]:
-    """The names of the tensors that the cores of a launch store, if all cores do the same work; else nothing.
+    """Return the names of the tensors that the cores of a launch store, if all cores do the same work; else nothing.
 
-    They do if they run as many of each instruction, and load and store the same parts of the tensors that come from the
-    caller or go back to it. Where an index chooses what is stored, that is not known, and they are taken to differ.
+    Cores do the same work if they run equal numbers of each instruction, and load and store the same parts of the
+    tensors that come from the caller or go back to it. Where an index chooses what is stored, the parts are not known,
+    and the cores count as different.
     """
     traces = collection.traces
     if len(traces) < 2 or not _are_alike(_totals(trace) for trace in traces):
@@ -26,17 +27,17 @@ def stored_by_every_core(collection: Collection) -> Sequence[str]:
     crossing = [_crossing(trace, collection) for trace in traces]
     if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
         return ()
-    # Most launches differ in what they store, which is known at less cost than what they load.
+    # Most launches differ in what they store, which is cheaper to find out than what they load.
     if not _are_alike({number: _uses(known).written() for number, known in tensors.items()} for tensors in crossing):
         return ()
     if not _are_alike({number: _uses(known).brought_in() for number, known in tensors.items()} for tensors in crossing):
         return ()
-    # A barrier on a tensor holds up its later readers as a store does, and stores nothing.
+    # A barrier on a tensor delays its later readers like a store, but stores nothing.
     return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])
 
 
 def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
-    """How many of each instruction a core ran, and how many bytes of each tensor it loaded and stored."""
+    """Count the instructions of a core by name, and the bytes that it loaded and stored by tensor."""
     counts: Counter[str] = Counter()
     for plan, count in trace.settled.notes.plans():
         counts[plan.name] += count
@@ -44,7 +45,7 @@ def _totals(trace: Trace) -> tuple[Counter[str], Counter[str], Counter[str]]:
 
 
 def _crossing(trace: Trace, collection: Collection) -> dict[int, Tracked]:
-    """What a core knows of the tensors that come from the caller or go back to it, by their numbers."""
+    """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
     ends = collection.given | collection.returned
     return {number: known for number, known in trace.in_hbm.items() if number in ends}
 

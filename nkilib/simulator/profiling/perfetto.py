@@ -3,9 +3,10 @@
 
 """A timeline as a trace that the Perfetto UI and chrome://tracing open. Modelled, not measured.
 
-Each core is a process and each of its engines a thread, and so is the critical path as far as it is on that core.
-Slices of a thread must not overlap unless one holds the other, and transfers do overlap: they have as many threads as
-are in flight at one time. Processes and threads are numbered from 1, because Perfetto has its own idea of number 0.
+Each core is a process. Each engine of the core is a thread, and so is the part of the critical path that is on this
+core. Slices of a thread must not overlap unless one contains the other, but transfers do overlap: they get as many
+threads as there are transfers in flight at one time. Processes and threads are numbered from 1, because Perfetto treats
+number 0 in a special way.
 
 Source of the format: "Trace Event Format", the JSON object form: complete events ``X``, counters ``C`` and metadata
 ``M``.
@@ -41,11 +42,11 @@ def write_trace(
     """Write a trace to ``path``.
 
     Args:
-        path: of the file.
-        title: what was modelled, and on what.
+        path: the path of the file.
+        title: the kernel and the hardware that were modelled.
         events: the instructions.
-        tensors: those on chip, for the use of SBUF.
-        note: what the times are.
+        tensors: the on-chip tensors, for the use of SBUF.
+        note: a remark on the nature of the times.
         critical: the critical path.
     """
     traced: list[dict[str, Any]] = []
@@ -68,7 +69,7 @@ def write_trace(
 
 
 def _threads(events: Iterable[Event]) -> Iterator[int]:
-    """The thread of each event of a core: that of its engine, of a transfer the first that is free."""
+    """Yield the thread of each event of a core: the thread of its engine, or for a transfer the first free thread."""
     free: list[float] = []
     for event in events:
         if event.engine != "dma":
@@ -81,7 +82,7 @@ def _threads(events: Iterable[Event]) -> Iterator[int]:
 
 
 def _names(core: int, title: str, last_thread: int) -> list[dict[str, Any]]:
-    """What the threads of a core and their process are called."""
+    """Return the events that name the process of a core and its threads."""
     named = [
         _metadata("process_name", core, _PATH, {"name": f"core {core} (modelled, not measured)"}),
         _metadata("process_labels", core, _PATH, {"labels": title}),
@@ -120,7 +121,7 @@ def _complete(event: Event, thread: int) -> dict[str, Any]:
 
 
 def _of_path(link: Link, event: Event) -> dict[str, Any]:
-    """A stretch of the critical path, by what its time is spent on."""
+    """Return the slice of a link of the critical path, named after the use of its time."""
     name = _name(event) if link.kind is Kind.work else f"{link.kind.value} ({_name(event)})"
     args = {"place": event.place, "number": event.number, "engine": event.engine}
     return _slice(name, TRACKS[_PATH - 1], link.core, _PATH, (link.start_ns, link.end_ns), args)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A profile as a picture: what the engines do, and how much of SBUF is in use, over time. Modelled, not measured."""
+"""A profile as a picture: the work of the engines and the use of SBUF over time. Modelled, not measured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..timing.event import Event
 from .tensors import TensorLife, use_over_time
 
 _ENGINES = ("dma", "tensor", "vector", "scalar", "gpsimd")
-# Hues of Okabe and Ito, which colour-blind readers tell apart; instructions take them in turn.
+# Hues of Okabe and Ito, which colour-blind readers tell apart; instructions use them round-robin.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#555555")
 _CAPACITY = "#555555"
 _BAR = 0.8
@@ -24,7 +24,14 @@ _WIDTH_INCHES, _ROW_INCHES, _REST_INCHES = 11.0, 0.35, 3.2
 def draw(
     path: str | PathLike[str], title: str, events: Sequence[Event], tensors: Sequence[TensorLife], capacity: int
 ) -> None:
-    """Write the picture to ``path``, in the format that its suffix names; ``capacity``: bytes of a partition of SBUF.
+    """Write the picture to ``path``, in the format of its suffix.
+
+    Args:
+        path: the path of the file.
+        title: the title of the picture.
+        events: the instructions.
+        tensors: the on-chip tensors.
+        capacity: the bytes of a partition of SBUF.
 
     Raises:
         ImportError: without matplotlib.

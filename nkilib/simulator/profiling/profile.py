@@ -44,35 +44,38 @@ _LISTED = 12
 
 @dataclass(frozen=True)
 class Profile:
-    """What a launch is modelled to take. Every time is modelled, not measured.
+    """The modelled time of a launch and where it goes. Every time is modelled, not measured.
 
     Attributes:
-        kernel: its name.
+        kernel: the name of the kernel.
         generation: the hardware, ``"trn1"``, ``"trn2"`` or ``"trn3"``.
-        cores: of the launch.
-        time_us: from the start to the last result of the last core.
-        bounds_us: by engine, the least time that the hardware needs for what the kernel's work asks of it (see
-            :func:`nkilib.simulator.states_work`); of a kernel that does not state its work, for what any kernel needs
-            that runs the same instructions on the same data.
-        engine_busy_us: by engine, of the core on which it is busy longest; ``dma`` is the busiest DMA engine.
-        hbm_read_bytes, hbm_written_bytes: over all cores.
+        cores: the number of cores of the launch.
+        time_us: the time from the start to the last result of the last core.
+        bounds_us: by engine, the least time that the hardware needs for the kernel's stated work (see
+            :func:`nkilib.simulator.states_work`). For a kernel that does not state its work, the least time of any
+            kernel that runs the same instructions on the same data.
+        engine_busy_us: the busy time by engine, on the core on which the engine is busy longest; ``dma`` is the busiest
+            DMA engine.
+        hbm_read_bytes, hbm_written_bytes: bytes over all cores.
         hbm_read_bytes_by_tensor, hbm_written_bytes_by_tensor: the same by the name of the tensor in HBM.
-        instruction_counts: by name, over all cores.
+        instruction_counts: the number of instructions by name, over all cores.
         sbuf_peak_bytes_per_partition, psum_peak_bytes_per_partition: most bytes that live tensors take at one time, on
             the core that needs most.
-        sbuf_peak_tensors, psum_peak_tensors: the tensors that take them, the largest first.
-        tensors: when each on-chip tensor is live.
+        sbuf_peak_tensors, psum_peak_tensors: the tensors that take these bytes, the largest first.
+        tensors: the lives of the on-chip tensors on the timeline.
         instructions: every instruction, in the order of its core.
-        parameters: what the model assumed.
-        recorded: what tensors and instructions are worked out from when they are asked for.
-        untimed: by name, how many instructions take no time here because their time is not modelled: what ranks do
-            together (``nki.collectives``).
-        rank, ranks: which one of how many ranks this is, for a kernel on several; else 0 of 1.
+        parameters: the assumptions of the model.
+        recorded: the record from which tensors and instructions are worked out on request.
+        untimed: by name, the number of instructions that take no time here because their time is not modelled:
+            collectives of ranks (``nki.collectives``).
+        rank, ranks: the number of the profiled rank and the number of ranks, for a kernel on several ranks; else 0 and
+            1.
         is_bound_automatic: whether the bound was counted from what the kernel did, because nothing states its work.
-        trips: by loop, how often those ran that count to a register or a scalar or run until a register holds 0, on
-            the core that ran them most. In a profile from shapes this is what was stated.
-        with_all_trips: of a profile from shapes in which no such loop ran because nobody asked otherwise, the same
-            launch with as many trips as the kernel states (:func:`nkilib.simulator.states_trips`); else None.
+        trips: by loop, the number of iterations of the loops that count to a register or a scalar or run until a
+            register holds 0, on the core that ran most iterations. In a profile from shapes this is the stated number.
+        with_all_trips: the profile of the same launch with as many iterations as the kernel states
+            (:func:`nkilib.simulator.states_trips`), in a profile from shapes in which no such loop ran because the
+            caller passed no ``trips``; else None.
     """
 
     kernel: str
@@ -115,24 +118,30 @@ class Profile:
 
     @property
     def why(self) -> Sequence[Finding]:
-        """What makes it slow, that which takes most of the time first; each a sentence that names lines of the kernel,
-        figures and what to do. Empty if nothing stands out."""
+        """The reasons why the kernel is slow: sentences with lines of the kernel, figures and a remedy.
+
+        Findings that state a saving come first, the largest saving first; then the others, the one that is about most
+        of the time first. Empty if nothing stands out.
+        """
         return self.recorded.report.findings
 
     @property
     def critical_path_us(self) -> dict[str, float]:
-        """Microseconds of the critical path by what they are spent on, the most first; together they are the time."""
+        """Microseconds of the critical path by their use, the most first. They add up to the time of the launch."""
         return self.recorded.report.path_us
 
     @property
     def critical_path_us_by_line(self) -> dict[str, float]:
-        """The same by ``file:line`` in the kernel and name of the instruction."""
+        """Microseconds of the critical path by ``file:line`` in the kernel and name of the instruction."""
         return self.recorded.report.path_us_by_line
 
     @property
     def waits_us(self) -> dict[str, dict[str, float]]:
-        """By engine that computes, and by cause, microseconds in which it did nothing before an instruction: ``data``
-        that it reads, ``reuse`` of what it overwrites, a ``meeting`` of the cores; on the core that is done last."""
+        """Idle microseconds of each compute engine before an instruction, by engine and by cause.
+
+        The causes are ``data`` that the instruction reads, ``reuse`` of what it overwrites, a ``meeting`` (barrier or
+        exchange) of the cores, and a ``loop`` of the device. The times are those of the core that finishes last.
+        """
         return self.recorded.report.waits_us
 
     @property
@@ -157,7 +166,7 @@ class Profile:
 
     @property
     def title(self) -> str:
-        """What was modelled, and that it was modelled."""
+        """The kernel, the hardware and the time, with the note that the time is modelled."""
         plural = "s" if self.cores > 1 else ""
         where = f"{self.kernel} on {self.cores} core{plural} of {self.generation}"
         if self.ranks > 1:
@@ -166,7 +175,7 @@ class Profile:
 
     @property
     def note(self) -> str:
-        """What the times are, and what they leave out."""
+        """A remark on the nature of the times: that they are modelled, and what they leave out."""
         note = MODELLED
         if self.untimed:
             counted = ", ".join(f"{count} {name}" for name, count in self.untimed.items())
@@ -194,7 +203,7 @@ class Profile:
         draw(path, self.title, self.instructions, self.tensors, generation(self.generation).sbuf_usable_bytes)
 
     def __repr__(self) -> str:
-        """One line: the instructions of a large launch would fill a screen a hundred times."""
+        """Return one line, because the instructions of a large launch would fill a screen a hundred times."""
         return f"<Profile of {self.title}>"
 
     def __str__(self) -> str:
@@ -240,7 +249,7 @@ class Profile:
 
 
 def _with_rest(lines: list[str]) -> list[str]:
-    """At most so many lines that a reader takes them in, and how many are left out."""
+    """Return at most as many lines as a reader can take in, and the number of lines that are left out."""
     left_out = len(lines) - _LISTED
     return lines if left_out <= 0 else [*lines[:_LISTED], f"and {left_out} more"]
 
@@ -260,24 +269,24 @@ def profile(
         print(nkilib.simulator.profile(kernel[2], logits, targets))
         print(nkilib.simulator.profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32)))
 
-    On shapes, a loop whose bounds only the device knows runs as often as ``trips`` says. Without ``trips`` a kernel
-    that states how often its loops run at most (:func:`nkilib.simulator.states_trips`) is profiled with no trip of
-    them, and with all in ``Profile.with_all_trips``; another one is refused.
+    In a profile from shapes, ``trips`` states how often a loop runs whose bounds only the device knows. Without
+    ``trips``, a kernel that states its maximum (:func:`nkilib.simulator.states_trips`) is profiled with no iteration of
+    these loops, and with all iterations in ``Profile.with_all_trips``. For any other kernel an error names the loop.
 
     Args:
-        kernel: from ``nki.jit``, or ``kernel[n]``; or one of these on :func:`nkilib.simulator.ranks`, of which all
-            ranks run and rank 0 is profiled. What ranks do together is not timed, and counted in ``untimed``.
-        args, kwargs: its arguments; with a ``spec`` among them nothing is computed.
-        parameters: what the model assumes where nothing is published.
-        work: what the kernel works on, for the bound; by default what the kernel states itself.
-        trips: of a profile from shapes: how often each loop runs whose bounds only the device knows, each time that it
-            starts: a number for all, numbers by the name of the function that is the loop's body (or by the line,
+        kernel: a kernel from ``nki.jit``, or ``kernel[n]``; or one of these on :func:`nkilib.simulator.ranks`: all
+            ranks run, and rank 0 is profiled. Collectives of the ranks are not timed, and counted in ``untimed``.
+        args, kwargs: the arguments of the kernel; with a ``spec`` among them nothing is computed.
+        parameters: the assumptions of the model where nothing is published.
+        work: the work of the kernel, for the bound; by default the work that the kernel itself states.
+        trips: for a profile from shapes, how often each loop runs whose bounds only the device knows, each time that it
+            starts: a number for all loops, numbers by the name of the function that is the loop's body (or by the line,
             ``"file.py:12"``), ``"none"`` for 0, or ``"all"`` for as many as the kernel states.
 
     Raises:
-        TypeError: if ``kernel`` is no kernel, or ``trips`` nothing of these.
-        ValueError: if ``trips`` is negative, names a loop that there is not, or comes with arrays.
-        NkiValidationError: what the kernel itself raises; with a ``spec``, also if its control flow needs data.
+        TypeError: if ``kernel`` is no kernel, or ``trips`` has none of these forms.
+        ValueError: if ``trips`` is negative, names a loop that does not exist, or comes with arrays.
+        NkiValidationError: if the kernel raises it; with a ``spec``, also if the kernel's control flow needs data.
     """
     ranks = 1
     if isinstance(kernel, RankedKernel):
@@ -298,21 +307,21 @@ def profile(
             generation = current_options().generation
             with recording() as record, collecting(assumed) as collection, counting_trips(counting):
                 kernel(*args, **kwargs)
-        # Asked after the kernel, which words what is wrong with its arguments.
+        # Asked after the kernel, which reports wrong arguments in its own words.
         known = _stated_work(single, own_args, own_kwargs) if work is None else work
         if known is None:
             bounds = counted_bounds_us(collection, generation)
         else:
             bounds = bounds_us(known, len(collection.traces), generation, assumed)
-        found = _profile_of(single.__name__, generation, collection, record, bounds, assumed)
-        found = replace(found, is_bound_automatic=known is None)
-        return replace(found, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
+        profiled = _profile_of(single.__name__, generation, collection, record, bounds, assumed)
+        profiled = replace(profiled, is_bound_automatic=known is None)
+        return replace(profiled, ranks=ranks, trips={str(loop): count for loop, count in counting.totals.items()})
 
     with displaying(), doing("profile"):
         first = to_run.first()
-        found = run(first)
+        profiled = run(first)
         to_run.check_names(first)
-        return replace(found, with_all_trips=run(to_run.all())) if to_run.has_second(first) else found
+        return replace(profiled, with_all_trips=run(to_run.all())) if to_run.has_second(first) else profiled
 
 
 def _profile_of(
@@ -323,7 +332,7 @@ def _profile_of(
     bounds: dict[str, float],
     assumed: ModelParameters,
 ) -> Profile:
-    """What the cores of a launch did."""
+    """Return the profile of a launch from the traces of its cores."""
     traces = collection.traces
     busy = _busy(traces)
     read, written = sum((trace.settled.hbm_read for trace in traces), Counter()), _written(traces)
@@ -355,7 +364,7 @@ def _stated_work(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _bound(kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a kernel by the names of its parameters."""
+    """Return the arguments of a kernel by the names of its parameters."""
     bound = inspect.signature(kernel.func).bind(*args, **kwargs)
     bound.apply_defaults()
     return bound.arguments
@@ -366,7 +375,7 @@ def _written(traces: Iterable[Trace]) -> Counter[str]:
 
 
 def _busy(traces: Sequence[Trace]) -> dict[str, float]:
-    """Busy time by engine, of the core on which it is busy longest."""
+    """Return the busy time of each engine, on the core on which the engine is busy longest."""
     longest: dict[str, float] = {}
     for trace in traces:
         for name, busy in trace.settled.timeline.busy_ns().items():

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the cores of a launch noted, which a profile works out as far as it is asked."""
+"""The notes of the cores of a launch, from which a profile works out what it is asked for."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from .tensors import TensorLife, lives_of
 from .why.cores import Core, Launch, Model
 from .why.report import Report, report_of
 
-# Of a core: its number, its instructions, its on-chip tensors, and by region those that make the peak.
+# A core: its number, its instructions, and its on-chip tensors.
 _Core = tuple[int, Notes, Sequence[LiveRange]]
 
 
 class Recorded:
     """The instructions and the on-chip tensors of a launch. Most profiles are printed, which needs few of these.
 
-    What was noted is kept, not the traces: those hold the tensors in HBM.
+    The notes are kept instead of the traces, which hold the tensors in HBM.
     """
 
     def __init__(self, collection: Collection, model: Model, busy_us: Mapping[str, float]) -> None:
@@ -62,12 +62,12 @@ class Recorded:
 
     @cached_property
     def sbuf_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """What takes most of SBUF, the largest first."""
+        """The tensors that make the peak of SBUF, the largest first."""
         return self._peak_tensors(MemoryRegion.sbuf)
 
     @cached_property
     def psum_peak_tensors(self) -> tuple[TensorLife, ...]:
-        """What takes most of PSUM, the largest first."""
+        """The tensors that make the peak of PSUM, the largest first."""
         return self._peak_tensors(MemoryRegion.psum)
 
     def _peak_tensors(self, region: MemoryRegion) -> tuple[TensorLife, ...]:
@@ -84,12 +84,12 @@ class Recorded:
     __hash__ = None  # type: ignore[assignment]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Notes refer to the code of the kernel, which cannot be pickled: what they say goes in their place."""
+        """Return what the notes say, because they refer to the code of the kernel, which cannot be pickled."""
         return self._all()
 
 
 def _highest(traces: Sequence[Trace], region: MemoryRegion) -> _Core:
-    """The tensors that make the peak, of the core that needs most."""
+    """Return the core that needs most of a memory, with the tensors that make its peak."""
     highest = max(traces, key=lambda trace: trace.lives.peaks[region].nbytes if region in trace.lives.peaks else 0)
     lives = highest.lives.peaks[region].lives if region in highest.lives.peaks else ()
     return highest.core, highest.settled.notes, lives

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""When on-chip tensors are live on the timeline, and how much of a partition they take over time."""
+"""The lives of on-chip tensors on the timeline, and how much of a partition they take over time."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class TensorLife:
     """The life of one on-chip tensor.
 
     Attributes:
-        core: number of the core.
+        core: the number of the core.
         region: ``"sbuf"`` or ``"psum"``.
         tensor: its name, shape and type.
         place: ``file:line`` of the kernel that made it.
-        partitions: how many it takes.
-        nbytes: bytes that it takes in each of them.
-        start_us, end_us: from the first instruction that touches it to the last one.
+        partitions: the number of partitions that it takes.
+        nbytes: the bytes that it takes in each partition.
+        start_us, end_us: the start of the first instruction that touches it, and the end of the last one.
     """
 
     core: int
@@ -47,21 +47,31 @@ class TensorLife:
 
 
 def lives_of(core: int, lives: Iterable[LiveRange], notes: Notes, *, repeats: bool = True) -> Iterator[TensorLife]:
-    """Those on-chip tensors of a core that are used, with their times; with ``repeats`` each iteration's."""
+    """Yield the on-chip tensors of a core that are used, with their times.
+
+    Args:
+        core: the number of the core.
+        lives: the on-chip tensors of the core.
+        notes: the instructions of the core.
+        repeats: whether to yield the tensors of every iteration of repeated loops, instead of one.
+
+    Yields:
+        One life for each tensor and iteration.
+    """
     for life in lives:
         if not life.is_used:
             continue
         begin = life.earlier[0][0] if life.earlier else life.first
         first, last = notes.span_of(begin), notes.span_of(life.last)
         start_ns, end_ns = first.start_ns, max(first.end_ns, last.end_ns)
-        what, place = life.tensor, life.place
+        tensor, place = life.tensor, life.place
         for later_ns in (0.0, *(notes.again(begin, life.last) if repeats else ())):
             start, end = (start_ns + later_ns) / _NS_PER_US, (end_ns + later_ns) / _NS_PER_US
-            yield TensorLife(core, str(life.region), what, place, life.partitions, life.nbytes, start, end)
+            yield TensorLife(core, str(life.region), tensor, place, life.partitions, life.nbytes, start, end)
 
 
 def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
-    """Steps (microseconds, bytes of a partition from then on) of the tensors of one core and region together."""
+    """Return the steps (microseconds, bytes of a partition from then on) of all tensors of one core and region."""
     changes = sorted(
         [(life.start_us, life.nbytes) for life in tensors] + [(life.end_us, -life.nbytes) for life in tensors]
     )
@@ -74,7 +84,7 @@ def use_over_time(tensors: Iterable[TensorLife]) -> list[tuple[float, int]]:
 
 
 def listed(tensors: Iterable[TensorLife]) -> list[str]:
-    """A line for each kind of tensor, with bytes of a partition: those alike that one line makes stand together."""
+    """Return a line for each group of equal tensors that one line makes, with their bytes of a partition."""
     counts = Counter((life.nbytes, life.tensor, life.place) for life in tensors)
     return [
         f"{f'{count} x' if count > 1 else '':>6} {nbytes:>8,} {tensor}, made at {_nearest(place)}"
@@ -83,6 +93,6 @@ def listed(tensors: Iterable[TensorLife]) -> list[str]:
 
 
 def _nearest(place: str) -> str:
-    """A ``file:line``, from the current directory on if the file is in it."""
+    """Return a ``file:line`` relative to the current directory if the file is in it."""
     path = Path(place)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else place

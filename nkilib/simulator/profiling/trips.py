@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How often a profile lets loops run whose bounds only the device knows: as asked, or as the kernel states."""
+"""The iteration counts of device loops in a profile, as the caller or the kernel states them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from ..machine.trips import Stated, Trips, check_stated
 
 
 class TripsRefusedError(ValueError):
-    """Numbers of trips that do not fit the kernel."""
+    """Error for numbers of iterations that do not fit the kernel."""
 
 
-# What ``profile(trips=)`` takes: numbers, no trip of any loop, or as many as the kernel states.
+# What ``profile(trips=)`` takes: numbers, no iteration of any loop, or as many as the kernel states.
 AskedTrips = Stated | Literal["none", "all"]
 NONE, ALL = "none", "all"
 
-# What a kernel states at most; None if it states nothing.
+# A function that returns the maximum that a kernel states; None if it states nothing.
 Most = Callable[[], Stated] | None
 
 
@@ -29,8 +29,8 @@ class TripsToRun:
     """The runs of a kernel that a profile needs.
 
     Attributes:
-        asked: what the caller of ``profile`` has asked; None if nothing.
-        most: what the kernel states.
+        asked: the argument ``trips`` of ``profile``; None if the caller passed none.
+        most: a function that returns the maximum that the kernel states; None if it states nothing.
     """
 
     asked: AskedTrips | None
@@ -38,11 +38,12 @@ class TripsToRun:
 
     @classmethod
     def checked(cls, asked: Any, most: Most, *, is_abstract: bool) -> TripsToRun:
-        """What the caller has asked.
+        """Check the argument ``trips`` of ``profile``.
 
         Raises:
-            TypeError, ValueError: if it is nothing that ``profile(trips=)`` takes.
-            TripsRefusedError: if there are data that say it, or all are asked for and the kernel does not state them.
+            TypeError, ValueError: if ``profile(trips=)`` does not take it.
+            TripsRefusedError: if arrays determine the iterations, or if ``"all"`` is passed and the kernel states no
+                maximum.
         """
         if asked is not None:
             _check(asked)
@@ -59,7 +60,7 @@ class TripsToRun:
         return cls(asked, most)
 
     def first(self) -> Trips:
-        """Of the run that the caller wants; by default with no trip, if the kernel states its most."""
+        """Return the iterations of the run that the caller wants; by default none, if the kernel states its maximum."""
         if self.asked == ALL:
             return self.all()
         if isinstance(self.asked, str) or (self.asked is None and self.most is not None):
@@ -68,21 +69,26 @@ class TripsToRun:
         return Trips(lambda: asked)
 
     def has_second(self, first: Trips) -> bool:
-        """Whether the kernel is to run once more, with all trips."""
+        """Tell whether the kernel is to run once more, with all iterations."""
         return self.asked is None and self.most is not None and first.was_asked
 
     def all(self) -> Trips:
-        """As many trips as the kernel states; it is asked when a loop needs them, behind its checks of arguments."""
+        """Return as many iterations as the kernel states.
+
+        The kernel's statement is asked when a loop needs it, after the kernel has checked its arguments.
+        """
         assert self.most is not None
         return Trips(self.most)
 
     def check_names(self, first: Trips) -> None:
-        """Refuse numbers for loops that the kernel does not have.
+        """Check that the kernel has all loops that the caller named.
 
         Raises:
-            TripsRefusedError: naming them and the loops that there are.
+            TripsRefusedError: if a named loop does not exist; the message lists the loops that do.
         """
-        if not isinstance(self.asked, Mapping) or 0 in first.totals.values():  # one that did not run may hold others
+        if (
+            not isinstance(self.asked, Mapping) or 0 in first.totals.values()
+        ):  # a loop that did not run may contain others
             return
         known = {name for loop in first.totals for name in (loop.name, loop.line)}
         strange = [name for name in self.asked if name not in known]

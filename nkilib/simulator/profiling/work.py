@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The time below which a generation cannot do a piece of work.
+"""The least time in which a generation of the hardware can do a piece of work.
 
 The bound comes from hardware constants alone, never from the instructions that a kernel chose. Modelled, not measured.
 """
@@ -21,7 +21,7 @@ _NS_PER_US = 1000.0
 
 
 def bounds_us(work: Work, cores: int, generation: Generation, parameters: ModelParameters) -> dict[str, float]:
-    """The least time that each engine needs for its demand, all of it spread evenly over cores and partitions."""
+    """Return the least time that each engine needs for its demand, spread evenly over cores and partitions."""
     dtype, timing = as_dtype(work.dtype), generation.timing
     lanes = cores * PARTITIONS
     scalar = timing.clock_ghz[Engine.scalar]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Memory for the tiles of launches that are replayed: one piece a core number, which all plans use in turn."""
+"""Memory for the tiles of replayed launches: one arena for each core number, shared by all plans, one at a time."""
 
 from __future__ import annotations
 
@@ -11,41 +11,48 @@ import numpy as np
 
 from .ghosts import Bytes
 
-# About what SBUF and PSUM of a core hold, and what elements take that are held wider than the device has them. The
-# operating system gives it out page by page as plans use it.
+# About the size of SBUF and PSUM of a core, plus the elements that the simulator keeps in a wider type than the device.
+# The operating system provides the memory page by page as plans use it.
 _ARENA_BYTES = 64 << 20
-# Tiles and buffers begin at such a multiple of bytes, a line of a cache.
+# Tiles and buffers begin at multiples of this number of bytes, a cache line.
 ALIGNMENT = 64
 
 
 class Arenas:
-    """The memory of each core number, and who has it."""
+    """The arena of each core number, and the lock that says who uses the arenas."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, Bytes] = {}
         self._lock = Lock()
 
     def of(self, core: int) -> Bytes:
-        """The arena of a core."""
+        """Return the arena of a core."""
         arena = self._arenas.get(core)
         if arena is None:
             arena = self._arenas[core] = np.empty(_ARENA_BYTES, np.uint8)
         return arena
 
     def take(self, *, waits: bool) -> bool:
-        """Whether a launch may use the arenas from here on; not while another one does, in another thread."""
+        """Lock the arenas for a launch.
+
+        Args:
+            waits: whether to wait while a launch in another thread uses them.
+
+        Returns:
+            Whether the launch may use them from here on.
+        """
         return self._lock.acquire(blocking=waits)
 
     def give_back(self) -> None:
-        """The launch does not need them any more."""
+        """Unlock the arenas, which the launch does not need any more."""
         self._lock.release()
 
 
 class Piece:
-    """What one plan uses of the arena of a core, from its beginning; what does not fit is the plan's own.
+    """The part of a core's arena that one plan uses, from the beginning; the plan allocates what does not fit.
 
     Attributes:
-        own_bytes: bytes that are the plan's own.
+        own_bytes: the bytes that the plan allocated itself.
     """
 
     def __init__(self, core: int) -> None:
@@ -54,7 +61,7 @@ class Piece:
         self.own_bytes = 0
 
     def take(self, nbytes: int) -> Bytes:
-        """So many bytes, with arbitrary content; nobody else of the plan has them."""
+        """Return ``nbytes`` bytes with arbitrary content that nothing else in the plan uses."""
         start = -(-self._top // ALIGNMENT) * ALIGNMENT
         if start + nbytes > self._arena.nbytes:
             self.own_bytes += nbytes

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""From the work of a core to its steps."""
+"""Builder of the steps of a core from its work."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ..engines.dma.rows import cast_into
 from ..machine.call import Call
 from ..machine.core import Core
-from ..numerics.transposing import SMALLEST_TURNED_BYTES, copy_in_order
+from ..numerics.transposing import SMALLEST_TRANSPOSED_BYTES, copy_in_order
 from ..tensors.view import View
 from ..terms.dtypes import DType
 from .errors import ReplayFailed
@@ -33,11 +33,11 @@ Made = TypeVar("Made", bound=Work)
 
 @dataclass
 class Segment:
-    """What a core does until it meets the other one.
+    """The work of a core until it synchronises with the other core.
 
     Attributes:
-        steps: what it does.
-        meeting: where it meets the other core then; None at the end.
+        steps: the steps of the work.
+        meeting: the barrier or exchange at its end; None at the end of the launch.
         nbytes: about how many bytes its work reads and writes.
     """
 
@@ -47,10 +47,10 @@ class Segment:
 
 
 class CoreBuilder:
-    """Makes the steps of one core.
+    """Builder of the steps of one core.
 
     Attributes:
-        segments: what was made.
+        segments: the segments built so far.
     """
 
     def __init__(self, core: Core, memory: Memory, unwritten: frozenset[Ghost]) -> None:
@@ -62,7 +62,7 @@ class CoreBuilder:
         self.segments = [Segment()]
 
     def build(self, groups: Iterable[Sequence[Work]]) -> None:
-        """Make the steps of work that goes together a few rows at a time, one group after the other."""
+        """Build the steps of groups of work, one group after the other; a group runs a few rows at a time."""
         for group in groups:
             steps = self.segments[-1].steps
             if len(group) > 1:
@@ -83,7 +83,7 @@ class CoreBuilder:
         _BUILDERS[type(work)](self, steps, work)
 
     def _build_together(self, steps: Steps, group: Sequence[Work]) -> None:
-        """Every block of rows goes through all work of the group before the next one."""
+        """Build steps that take each block of rows through all work of the group before the next block."""
         width = max(width_of(work) for work in group)
         for work in group:
             if isinstance(work, Elementwise):
@@ -146,9 +146,9 @@ class CoreBuilder:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Whether there is nothing to gain from another order than that of ``np.copyto``."""
+    """Tell whether ``np.copyto`` already copies these elements in a good order."""
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
-    return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TURNED_BYTES
+    return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 
 
 def _cast(source: DType, target: DType) -> Callable[..., object]:
@@ -163,7 +163,7 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
 
 
 def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> Callable[[], object]:
-    """A call of the function of an instruction, as it is; of ``unwritten`` it is remembered what is written."""
+    """Return a step that calls the function of an instruction and tracks its writes to the tensors in ``unwritten``."""
     definition, values, engine = recorded.definition, recorded.values, recorded.engine
     storages = {ghost_of(view) for view, _ in recorded.tensors}
     written = [values[place] for rule, place in definition.outputs if not rule.marks_itself]
@@ -187,13 +187,13 @@ def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> 
 
 
 def _forget_derived(storage: Ghost) -> None:
-    """Nothing is left for later: other steps know nothing of it."""
+    """Settle everything that a storage has deferred, because other steps know nothing of it."""
     if storage.parts:
         storage.settle()
     storage.derived = None
 
 
-# Who makes the steps of each kind of work.
+# The builder of the steps of each kind of work.
 _BUILDERS: dict[type[Work], Callable[[CoreBuilder, Steps, Any], None]] = {
     Elementwise: CoreBuilder._build_elementwise,
     Reduced: CoreBuilder._build_reduced,

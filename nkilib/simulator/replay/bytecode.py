@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a piece of code reads and imports, by its instructions."""
+"""The names that a piece of code reads and imports, found in its bytecode."""
 
 from __future__ import annotations
 
@@ -14,24 +14,28 @@ _IMPORT = opmap["IMPORT_NAME"]
 
 
 def globals_of(code: CodeType) -> set[str]:
-    """The names that code reads as globals or builtins, and not as attributes."""
-    return {each.argval for each in get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    """Return the names that code reads as globals or builtins, and not as attributes."""
+    return {
+        instruction.argval
+        for instruction in get_instructions(code)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
 
 
 def imports_of(code: CodeType, package: str) -> Iterator[str]:
-    """The names of the modules that code imports when it runs.
+    """Yield the names of the modules that code imports when it runs.
 
     Args:
-        code: a function's.
-        package: of its module, from which relative imports start.
+        code: the code of a function.
+        package: the package of its module, from which relative imports start.
     """
     if _IMPORT not in code.co_code[::2]:
         return
     constants: list[int | None] = [0, None]  # loaded before: how many packages up, and which names
-    for each in get_instructions(code):
-        if each.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
-            constants = [constants[-1], each.argval]
-        elif each.opname == "IMPORT_NAME":
+    for instruction in get_instructions(code):
+        if instruction.opname in ("LOAD_CONST", "LOAD_SMALL_INT"):
+            constants = [constants[-1], instruction.argval]
+        elif instruction.opname == "IMPORT_NAME":
             level = constants[0]
             dots = "." * level if isinstance(level, int) else ""
-            yield resolve_name(f"{dots}{each.argval}", package or None) if dots else each.argval
+            yield resolve_name(f"{dots}{instruction.argval}", package or None) if dots else instruction.argval

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which Python code a kernel runs, and what that code reads besides its arguments and locals.
+"""The Python code that a kernel runs, and what that code reads besides its arguments and locals.
 
-A plan is right as long as the code is that which was recorded. Which functions ran is watched; what they read is found
-in their names, and compared by identity before each replay: globals, attributes of the modules, classes and objects
-that these are, closures, defaults, and the items of short lists, dictionaries and sets. What is deeper in an object is
-not noticed.
+A plan is valid as long as the code is the recorded one. The functions that ran are watched. What they read is found by
+their names and compared by identity before each replay: globals, attributes of the modules, classes and objects that
+these are, closures, defaults, and the items of short lists, dictionaries and sets. Changes deeper in an object are not
+noticed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def _directory(file: str | None) -> str:
     return os.path.join(os.path.dirname(os.path.abspath(file or "")), "")
 
 
-# Code of others that no program replaces: its names are not looked at.
+# Code of libraries that no program replaces: its names are not examined.
 _SIMULATOR = _directory(os.path.dirname(__file__))
 _FOREIGN = (_SIMULATOR, _directory(np.__file__), _directory(ml_dtypes.__file__), "<frozen ")
 _STANDARD = _directory(os.__file__)
-# In which packages are installed; in or beside the directory of the standard library.
+# Directories of installed packages, in or beside the directory of the standard library.
 _INSTALLED = tuple(os.path.join(os.sep, name, "") for name in ("site-packages", "dist-packages"))
 # Names of a first parameter whose type is the class of a method.
 _RECEIVERS = ("self", "cls")
@@ -46,9 +46,9 @@ class Ran:
     """A piece of code that ran.
 
     Attributes:
-        code: it.
+        code: the code object.
         scope: the globals of its module.
-        owner: the class of the object that it ran for; None of a plain function.
+        owner: the class of the object that it ran for; None for a plain function.
     """
 
     code: CodeType
@@ -58,10 +58,10 @@ class Ran:
 
 @dataclass
 class CodeWatch:
-    """Notes which Python code runs, in the threads that are inside :meth:`here`; one serves all cores of a launch.
+    """Watch of the Python code that runs in the threads inside :meth:`here`; one watch serves all cores of a launch.
 
     Attributes:
-        is_on: whether it does; else :meth:`here` does nothing.
+        is_on: whether it watches; else :meth:`here` does nothing.
     """
 
     is_on: bool = True
@@ -69,7 +69,7 @@ class CodeWatch:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Watch the calling thread. A debugger that starts in between is left alone."""
+        """Watch the calling thread. If a debugger starts in between, it is left alone."""
         if not self.is_on:
             yield
             return
@@ -89,13 +89,14 @@ class CodeWatch:
                 sys.settrace(before)
 
     def snapshot(self, functions: Sequence[FunctionType]) -> Snapshot:
-        """What the code that ran reads, as it is now.
+        """Return what the code that ran reads, as it is now.
 
         Args:
-            functions: the kernel's, and those among its arguments, which the snapshot does not keep alive.
+            functions: the kernel's function and the functions among its arguments; the snapshot does not keep them
+                alive.
 
         Raises:
-            Unplannable: if that is nothing that one could compare: the environment, a clock, a file.
+            Unplannable: if the code reads something that cannot be compared: the environment, a clock, a file.
         """
         watched = [ran for ran in self._ran.values() if _is_watched(ran.code.co_filename)]
         reads = Reads(
@@ -124,7 +125,7 @@ def _seen(frame: FrameType) -> Ran:
 
 
 def _is_watched(file: str) -> bool:
-    """Whether code of a file may change, or read what changes: that of kernels and of what they import."""
+    """Tell whether code of a file may change or read something that changes: kernels and the modules they import."""
     if file.startswith(_FOREIGN):
         return False
     return not file.startswith(_STANDARD) or any(directory in file for directory in _INSTALLED)

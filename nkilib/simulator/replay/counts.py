@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What became of the launches of this process: which ran from a plan, and why the others did not."""
+"""Statistics of the launches of this process: which ran from a plan, and why the others did not."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from threading import Lock
 
-# Names and reasons beyond so many are counted together, so that a long process does not collect them for ever.
+# Beyond this number names and reasons are counted together, so that a long process does not collect them for ever.
 MOST_KERNELS, MOST_REASONS = 1024, 16
 OTHERS = "(others)"
 
 
 @dataclass(frozen=True)
 class LaunchCounts:
-    """What became of launches.
+    """Counts of launches by how they ran.
 
     Attributes:
-        as_today: launches that ran instruction by instruction, and were not recorded.
-        recorded: launches that ran so and were recorded.
+        as_today: launches that ran instruction by instruction and were not recorded.
+        recorded: launches that ran instruction by instruction and were recorded.
         replayed: launches that ran from a plan.
         planned: plans that were made.
-        failed: launches on whose values no plan was right; they are counted as ``as_today`` or ``recorded`` too.
-        reasons: how many launches ran as they did for which reason; the first ones of a kernel have none.
+        failed: launches for whose values no plan was valid; they are counted in ``as_today`` or ``recorded``, too.
+        reasons: by reason, the number of launches that were not replayed for it; the first launches of a kernel have
+            none.
     """
 
     as_today: int = 0
@@ -45,11 +46,11 @@ class LaunchCounts:
 
 @dataclass(frozen=True)
 class ReplayCounts:
-    """What became of the launches of this process so far.
+    """Counts of the launches of this process so far.
 
     Attributes:
-        total: of all kernels.
-        kernels: by the kernel's name.
+        total: the counts over all kernels.
+        kernels: the counts by the kernel's name.
     """
 
     total: LaunchCounts
@@ -60,23 +61,28 @@ class ReplayCounts:
 
 
 class Tally:
-    """Counts the launches of one kernel."""
+    """Counter of the launches of one kernel."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
         self._reasons: Counter[str] = Counter()
         self._lock = Lock()
 
-    def add(self, what: str, reason: str = "") -> None:
-        """One more of ``what``, a field of :class:`LaunchCounts`; ``reason`` says why, if there is one."""
+    def add(self, outcome: str, reason: str = "") -> None:
+        """Count one more launch.
+
+        Args:
+            outcome: the field of :class:`LaunchCounts` to increase.
+            reason: why the launch was not replayed, if there is a reason.
+        """
         with self._lock:
-            self._counts[what] += 1
+            self._counts[outcome] += 1
             if reason:
                 is_known = reason in self._reasons or len(self._reasons) < MOST_REASONS
                 self._reasons[reason if is_known else OTHERS] += 1
 
     def merge_into(self, counts: Counter[str], reasons: Counter[str]) -> None:
-        """Add what was counted so far."""
+        """Add this tally's numbers to ``counts`` and ``reasons``."""
         with self._lock:
             counts.update(self._counts)
             reasons.update(self._reasons)
@@ -90,16 +96,16 @@ class Tallies:
         self._lock = Lock()
 
     def of(self, kernel: str) -> Tally:
-        """The tally of a kernel."""
-        found = self._tallies.get(kernel)
-        if found is None:
+        """Return the tally of a kernel."""
+        tally = self._tallies.get(kernel)
+        if tally is None:
             with self._lock:
                 name = kernel if len(self._tallies) < MOST_KERNELS else OTHERS
-                found = self._tallies.setdefault(name, Tally())
-        return found
+                tally = self._tallies.setdefault(name, Tally())
+        return tally
 
     def so_far(self) -> ReplayCounts:
-        """What was counted so far."""
+        """Return the counts so far."""
         counts: Counter[str] = Counter()
         reasons: Counter[str] = Counter()
         kernels = {}
@@ -117,7 +123,7 @@ TALLIES = Tallies()
 
 
 def replay_counts() -> ReplayCounts:
-    """How many launches of this process were replayed so far, by kernel, and why others were not.
+    """Return how many launches of this process were replayed so far, by kernel, and why others were not.
 
     Example::
 

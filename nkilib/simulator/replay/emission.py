@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""From recorded calls to work: the functions of the instructions run on tensors without memory and say what they do."""
+"""Conversion of recorded calls to work: the functions of the instructions run on tensors without memory and emit it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from .tracked import Tracked
 from .work import Action, Check, Elementwise, Meeting, Move, Product, Reduced, Ref, Store, Whole, Work
 
 _OOB_MODE = "oob_mode"
-# Instructions for which the cores of a launch of two wait for each other.
+# Instructions at which the cores of a launch on two cores wait for each other.
 MEETINGS = frozenset({"core_barrier", "sendrecv", "sendrecv_compute"})
 
 
 def cores_for(stream: Stream) -> list[Core]:
-    """New cores of a launch like the recorded one, without observers."""
+    """Return new cores for a launch like the recorded one, without observers."""
     launch = Launch(stream.options, len(stream.cores), stream.grid_dimensions, CoreBarrier(len(stream.cores)))
     cores = [Core(number, launch) for number in range(len(stream.cores))]
     for core in cores:
@@ -40,10 +40,10 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def emit(cores: Sequence[Core], stream: Stream, tracked: Tracked) -> list[list[Work]]:
-    """What each core does; of some tensors it is to be found out whenever it runs.
+    """Return the work of each core; instructions on tracked tensors stay whole and are resolved in each run.
 
     Raises:
-        Unplannable: if one reads elements that no instruction has written.
+        Unplannable: if an instruction reads elements that no instruction has written.
     """
     emissions = [_emit_core(core, entries, tracked) for core, entries in zip(cores, stream.cores, strict=True)]
     for emission in emissions:
@@ -72,8 +72,8 @@ class _Emission:
     """The emitter of a core; see machine/emitter.py.
 
     Attributes:
-        works: what was emitted.
-        shared_reads: what is read of shared HBM.
+        works: the emitted work.
+        shared_reads: the elements that are read from shared HBM.
     """
 
     def __init__(self, tracked: frozenset[Ghost], sides: dict[Ghost, Territory]) -> None:
@@ -83,7 +83,7 @@ class _Emission:
         self.shared_reads: list[Ref] = []
 
     def take(self, core: Core, entry: Entry) -> None:
-        """Take down what an instruction does, and what it has written."""
+        """Emit the work of an instruction, and mark what it has written."""
         if isinstance(entry, Guarded):
             self._add(Check(entry))
         elif isinstance(entry, Stored):
@@ -122,14 +122,14 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: Recorded) -> None:
-        """Have the rows checked that the data name of tensors which the cores have divided."""
+        """Emit checks of the row indices of tensors whose rows are divided between the cores."""
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(ghost_of(view)), view.indirect_access
             if side is not None and indirect is not None and isinstance(indirect.index, View):
                 self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
 
     def _gather(self, operand: Gathered) -> None:
-        """Have the elements of an operand gathered; one that is only written has none so far."""
+        """Emit the gather of the elements of an operand; an output must have been written before."""
         written = operand.base.storage.written
         if operand.is_output and written.is_untouched:
             raise Unplannable("elements are scattered to a tensor that is not written yet")
@@ -137,16 +137,16 @@ class _Emission:
         operand.elements.mark_written()
 
     def _is_tracked(self, entry: Recorded) -> bool:
-        """Whether it has to run as it is, for the sake of what is known of a tensor."""
+        """Tell whether an instruction has to run as it is because it touches a tracked tensor."""
         return bool(self._tracked) and any(ghost_of(view) in self._tracked for view, _ in entry.tensors)
 
     def _add(self, work: Work) -> None:
-        is_whole = isinstance(work, Whole)  # this one is taken to read all that it may only write
+        is_whole = isinstance(work, Whole)  # a whole instruction counts as reading everything that it may only write
         for ref in work.reads:
             if (is_whole and ref in work.writes) or ref.storage in self._tracked:
                 continue
             if ref.storage.region is MemoryRegion.shared_hbm:
-                self.shared_reads.append(ref)  # it may be the other core that has written
+                self.shared_reads.append(ref)  # the other core may have written it
             else:
                 check_written(ref)
         self.works.append(work)
@@ -154,7 +154,7 @@ class _Emission:
     def elementwise(
         self, dst: View, tiles: Sequence[View], apply: Callable[..., object], reduction: Any, columns: Sequence[Any]
     ) -> None:
-        scalars = [Ref(each) if isinstance(each, NkiTensor) else each for each in columns]
+        scalars = [Ref(column) if isinstance(column, NkiTensor) else column for column in columns]
         destination = None
         if reduction is not None and reduction.destination is not None:
             destination = Ref(reduction.destination)
@@ -181,14 +181,14 @@ class _Emission:
 
 
 def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
-    """Note what an instruction has written, unless its function has done so.
+    """Mark what an instruction has written, unless its function has done so.
 
     Args:
         entry: the instruction.
-        is_whole: whether its function did not run to its end, because that needs elements.
+        is_whole: whether its function did not run to its end, because it needs elements.
 
     Raises:
-        Unplannable: if the data decide which elements of PSUM are no matmul results any more.
+        Unplannable: if the data decide which elements of PSUM are no longer matmul results.
     """
     definition = entry.definition
     for rule, position in definition.outputs:
@@ -205,16 +205,16 @@ def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
 
 
 def _skips(entry: Recorded) -> bool:
-    """Whether rows are left out for which an index is out of range."""
+    """Tell whether an instruction skips rows whose index is out of range."""
     names = entry.definition.names
     return _OOB_MODE in names and as_oob_mode(entry.values[names.index(_OOB_MODE)]) is oob_mode.skip
 
 
 def check_written(ref: Ref) -> None:
-    """Refuse elements that no instruction has written: what they hold is not the affair of a plan.
+    """Check that instructions have written all elements, because a plan does not define the content of others.
 
     Raises:
-        Unplannable: naming the tensor.
+        Unplannable: if some were not written; the message names the tensor.
     """
     if not ref.storage.written.is_written(ref.layout, ref.numpy_type.itemsize):
         raise Unplannable(f"{ref.view} is read where no instruction has written")

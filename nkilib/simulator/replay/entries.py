@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is known of launches by their keys: how often they ran, what was recorded of them, and the plans made of it.
+"""The records of launches by key: how often they ran, their recordings, and the plans made from these.
 
-A key has several plans where what a launch does depends on values that a plan checks. Keys, plans and their bytes are
-bounded: those used longest ago go first.
+A key has several plans where a launch depends on values that a plan checks. The numbers of keys and plans and the bytes
+of plans are bounded: those used longest ago are dropped first.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from ..launch.kernel import Kernel
 from .code import CodeWatch
 from .counts import TALLIES, Tally
 from .errors import ReplayFailed, Unplannable
-from .key import Given
+from .key import Candidate
 from .snapshot import Snapshot
 
-# So many keys, plans and bytes of plans a process keeps.
+# The most keys, plans and bytes of plans that a process keeps.
 MOST_KEYS, MOST_PLANS, MOST_BYTES = 256, 64, 256 * 2**20
-# Launches with a key before the first one that is recorded; and after the key had to go to make place.
+# Launches with a key before the first recording, also after the key was dropped to make room.
 LAUNCHES_BEFORE, LAUNCHES_AFTER_REMOVAL = 2, 64
-# So many keys are counted before they have an entry. Then counting starts again.
+# The most keys that are counted before they have an entry. Then counting starts again.
 MOST_COUNTED = 4096
 # Recordings of which two must be equal to make a plan.
 MOST_RECORDINGS = 3
-# Plans of a key, which differ by the values on which they are right.
+# The most plans of a key, which differ by the values for which they are valid.
 MOST_VARIANTS = 4
-# Failures since the last plan was made, after which the launch that fails next is recorded too.
+# Failures since the last plan was made after which the next failing launch is recorded, too.
 FAILURES_BEFORE = 1
-# Failures in a row, after which a key is given up.
+# Failures in a row after which a key is not planned any more.
 MOST_FAILURES = 3
-# How often in a row plans may go, because code has changed or others need their place, before they were worth making:
-# before they have run so often.
+# How often in a row plans may be dropped, because code has changed or others need their room, before they were worth
+# making; and how many replays make a plan worth making.
 MOST_RESTARTS, REPLAYS_WORTH_A_PLAN = 4, 8
 # Recordings that wait for an equal one, of all keys.
 MOST_WAITING = 8
 
 
 class Stream(Protocol):
-    """What a launch did, without the data of its tensors."""
+    """The instructions of a launch, without the data of its tensors."""
 
     @property
     def written(self) -> frozenset[int]:
-        """Which of its argument arrays it wrote."""
+        """The numbers of the argument arrays that the launch wrote."""
 
     def differs_from(self, other: Any) -> str:
-        """How another launch was unlike, in a few words; empty if it was the same."""
+        """Return how another launch differed, in a few words; empty if it was the same."""
 
 
 class Recorded(Protocol):
@@ -63,45 +63,45 @@ class Recorded(Protocol):
 
     @property
     def result(self) -> Any:
-        """What the kernel returned, as it is given to the caller."""
+        """The value that the kernel returned, in the form that the caller gets."""
 
     @property
     def stream(self) -> Stream | None:
-        """What it did; None if no plan can be made of it."""
+        """The instructions of the launch; None if no plan can be made of them."""
 
     @property
     def refusal(self) -> str:
-        """Then why."""
+        """The reason why no plan can be made, if there is no stream."""
 
     @property
     def error(self) -> Exception | None:
-        """A mistake of the recorder that is the reason."""
+        """The error of the recorder that is the reason, or None."""
 
 
 class Plan(Protocol):
-    """Does what a launch did, on other arrays."""
+    """A plan that repeats a launch on other arrays."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that it holds between launches."""
+        """The bytes of memory that it holds between launches."""
 
-    def run(self, given: Given) -> Any:
-        """The result of the launch.
+    def run(self, candidate: Candidate) -> Any:
+        """Return the result of the launch.
 
         Raises:
-            ReplayFailed: if it is not right for the values of this launch; the arguments are as they were.
+            ReplayFailed: if the plan is not valid for the values of this launch; the arguments are unchanged then.
         """
 
 
 class Planner(Protocol):
-    """Records launches, and makes plans."""
+    """A planner that records launches and makes plans."""
 
     def record(
         self,
         kernel: Kernel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: Given,
+        candidate: Candidate,
         watch: CodeWatch,
         written: frozenset[int],
     ) -> Recorded:
@@ -109,14 +109,14 @@ class Planner(Protocol):
 
         ``written`` are the argument arrays that launches with this key have written so far.
 
-        Raises what the launch raises and nothing else: a mistake of the recorder is an ``error``.
+        Raises what the launch raises and nothing else: a mistake of the recorder becomes an ``error``.
         """
 
-    def build(self, recorded: Any, given: Given) -> Plan:
-        """A plan of a launch that was recorded twice; this is the second time, and it has just run.
+    def build(self, recorded: Any, candidate: Candidate) -> Plan:
+        """Return a plan of a launch that was recorded twice, the second time just now.
 
         Raises:
-            Unplannable: if there is none.
+            Unplannable: if no plan can be made.
         """
 
 
@@ -124,8 +124,8 @@ class _Waiting(NamedTuple):
     """A recording that waits for an equal one.
 
     Attributes:
-        stream: what the launch did.
-        snapshot: what its code read; None if it was not watched, which takes as long as the launch.
+        stream: the instructions of the launch.
+        snapshot: the values that its code read; None if the code was not watched, which takes as long as the launch.
     """
 
     stream: Stream
@@ -133,11 +133,11 @@ class _Waiting(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A plan, and what must not have changed for it to be right.
+    """A plan, and the code values that it depends on.
 
     Attributes:
-        plan: it.
-        snapshot: of the code that it was recorded from.
+        plan: the plan.
+        snapshot: the values that the recorded code read, which must not have changed.
     """
 
     plan: Plan
@@ -145,10 +145,10 @@ class Variant(NamedTuple):
 
 
 class Replayed(NamedTuple):
-    """A launch that ran from a plan.
+    """The outcome of a launch that ran from a plan.
 
     Attributes:
-        result: what it returned.
+        result: the value that the launch returned.
     """
 
     result: Any
@@ -156,22 +156,22 @@ class Replayed(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """What is known of one key. Whoever changes it holds its lock.
+    """The record of one key. Whoever changes it holds its lock.
 
     Attributes:
-        key: it.
-        kept: give the objects that the key names by ``id``, None where one is gone.
-        tally: counts the launches of the kernel.
-        lock: held during a launch; another launch with the key at that time knows nothing of it.
-        used: a number that is higher the later it was used last.
+        key: the key.
+        kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
+        tally: the counter of the launches of the kernel.
+        lock: held during a launch; another launch with the key at that time does not use the entry.
+        used: a number that is higher the later the entry was used last.
         waiting: recordings without an equal one, at most two.
-        recordings: since the last plan was made.
-        variants: its plans, the one that was right last in front.
-        failures: launches since the last plan was made for which no plan was right.
-        failures_in_a_row: such launches since a plan was right.
-        replays: since the last plan was made.
+        recordings: the number of recordings since the last plan was made.
+        variants: its plans, the last valid one in front.
+        failures: the number of launches since the last plan was made for which no plan was valid.
+        failures_in_a_row: the number of such launches since a plan was valid.
+        replays: the number of replays since the last plan was made.
         restarts: how often in a row its plans were dropped before they were worth making.
-        reason: why it has been given up; empty if it has not.
+        reason: why the key is not planned any more; empty if it is.
     """
 
     key: Hashable
@@ -188,32 +188,36 @@ class Entry:
     restarts: int = 0
     reason: str = ""
 
-    def is_for(self, given: Given) -> bool:
-        """Whether it is that of a launch: of its key, with the same objects behind the ``id`` of each."""
-        if self.key != given.key:
+    def is_for(self, candidate: Candidate) -> bool:
+        """Tell whether the entry belongs to a launch: it has its key, with the same object behind each ``id``."""
+        if self.key != candidate.key:
             return False
-        return all(get() is value for get, value in zip(self.kept, given.kept, strict=True))
+        return all(get() is value for get, value in zip(self.kept, candidate.kept, strict=True))
 
     @property
     def written(self) -> frozenset[int]:
-        """The argument arrays that its recorded launches have written, of those that wait for an equal one."""
-        return frozenset().union(*[each.stream.written for each in self.waiting])
+        """The argument arrays that the recorded launches wrote which wait for an equal one."""
+        return frozenset().union(*[recording.stream.written for recording in self.waiting])
 
     @property
     def is_to_be_recorded(self) -> bool:
-        """Whether its next launch that no plan is right for is recorded."""
+        """Whether the next launch for which no plan is valid is recorded."""
         if self.reason or self.recordings >= MOST_RECORDINGS:
             return False
         return not self.variants or (len(self.variants) < MOST_VARIANTS and self.failures > FAILURES_BEFORE)
 
-    def replay(self, given: Given) -> Replayed | None:
-        """The launch from the first plan that is right for it; None if there is none, and all is as before."""
+    def replay(self, candidate: Candidate) -> Replayed | None:
+        """Run a launch from the first plan that is valid for it.
+
+        Returns:
+            The outcome; None if no plan is valid, and nothing has changed.
+        """
         for position, variant in enumerate(self.variants):
             if not variant.snapshot.is_current():
                 self.restart("code of the kernel, or something that it reads, changes between launches")
                 return None
             try:
-                result = variant.plan.run(given)
+                result = variant.plan.run(candidate)
             except ReplayFailed:
                 continue
             except Exception:
@@ -232,14 +236,17 @@ class Entry:
         return None
 
     def watch(self) -> CodeWatch:
-        """For the next recording. Of two equal ones one is watched, since that takes as long as the launch."""
+        """Return the code watch for the next recording.
+
+        Only one of two equal recordings is watched, because watching takes as long as the launch.
+        """
         return CodeWatch(is_on=self.recordings != 1)
 
-    def learn(self, recorded: Recorded, watch: CodeWatch, given: Given, planner: Planner) -> None:
-        """Take note of a recorded launch, and make a plan if it is the second of its kind.
+    def learn(self, recorded: Recorded, watch: CodeWatch, candidate: Candidate, planner: Planner) -> None:
+        """Note a recorded launch, and make a plan if it equals an earlier one.
 
         Raises:
-            Unplannable: if none can be made, now or later.
+            Unplannable: if no plan can be made, now or later.
             Exception: a mistake of the recorder or of the planner.
         """
         self.recordings += 1
@@ -247,7 +254,7 @@ class Entry:
             raise recorded.error
         if recorded.stream is None:
             raise Unplannable(recorded.refusal)
-        functions = [value for value in given.kept if isinstance(value, FunctionType)]
+        functions = [value for value in candidate.kept if isinstance(value, FunctionType)]
         new = _Waiting(recorded.stream, watch.snapshot(functions) if watch.is_on else None)
         difference = ""
         for earlier in self.waiting:
@@ -256,33 +263,33 @@ class Entry:
             if not difference and snapshot is not None:
                 if not snapshot.is_current():
                     raise Unplannable("something that its code reads changes with every launch")
-                self._plan(recorded, snapshot, given, planner)
+                self._plan(recorded, snapshot, candidate, planner)
                 return
         if self.recordings >= MOST_RECORDINGS and not self.variants:
             raise Unplannable(f"what it does differs from launch to launch: {difference}")
         self.waiting = [*self.waiting[-1:], new]
 
     def check_failures(self) -> None:
-        """After a launch for which no plan was right: give up if there were too many."""
+        """Stop planning this key if too many launches in a row had no valid plan."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def restart(self, reason: str) -> None:
-        """Its plans are gone: record anew, or give up for ``reason`` if that has happened often."""
+        """Drop the plans and record again, or stop for ``reason`` if that has happened often."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
             self.give_up(reason)
 
     def refuse(self, reason: str) -> None:
-        """Record no more of it: without plans it is given up, with plans it goes on with these."""
+        """Stop recording this key: existing plans stay in use, and without plans the key is not planned any more."""
         if self.variants:
             self.waiting, self.recordings = [], MOST_RECORDINGS
         else:
             self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
-        """Run every launch with this key as today."""
+        """Run every launch with this key instruction by instruction from here on."""
         self.drop_plans()
         self.reason = reason or "its recorder does not say"
 
@@ -290,8 +297,8 @@ class Entry:
         self.variants, self.waiting = [], []
         self.recordings = self.failures = self.failures_in_a_row = self.replays = 0
 
-    def _plan(self, recorded: Recorded, snapshot: Snapshot, given: Given, planner: Planner) -> None:
-        plan = planner.build(recorded, given)
+    def _plan(self, recorded: Recorded, snapshot: Snapshot, candidate: Candidate, planner: Planner) -> None:
+        plan = planner.build(recorded, candidate)
         if plan.nbytes > MOST_BYTES:
             raise Unplannable(f"its plan would take {plan.nbytes:,} bytes, more than {MOST_BYTES:,}")
         self.variants = [Variant(plan, snapshot), *self.variants]
@@ -305,34 +312,34 @@ class Entries:
 
     def __init__(self) -> None:
         self._entries: dict[int, Entry] = {}  # by the hash of the key, which takes longer than all else here
-        self._ended: dict[int, int] = {}  # launches as today of keys without an entry
+        self._ended: dict[int, int] = {}  # launches that ran instruction by instruction, of keys without an entry
         self._lock = Lock()
         self._clock = count(1)
         # Keys whose kernel is gone: it may go at any time, also while the lock is held.
         self._orphans: deque[int] = deque()
 
-    def of(self, given: Given, kernel: str) -> Entry | None:
-        """The entry of a key; None if it has none because there were too few launches."""
+    def of(self, candidate: Candidate, kernel: str) -> Entry | None:
+        """Return the entry of a key, or None if there were too few launches for an entry."""
         if self._orphans:
             self._drop_orphans()
-        number = hash(given.key)
+        number = hash(candidate.key)
         entry = self._entries.get(number)
-        if entry is None or not entry.is_for(given):
+        if entry is None or not entry.is_for(candidate):
             if self._ended.get(number, 0) < LAUNCHES_BEFORE:
                 return None
-            entry = self._add(number, given, kernel)
+            entry = self._add(number, candidate, kernel)
         entry.used = next(self._clock)
         return entry
 
-    def note_end(self, given: Given) -> None:
-        """A launch as today, of a key without an entry, has come to its end."""
-        number = hash(given.key)
+    def note_end(self, candidate: Candidate) -> None:
+        """Count a launch of a key without an entry that ran instruction by instruction to its end."""
+        number = hash(candidate.key)
         if len(self._ended) >= MOST_COUNTED:
             self._ended.clear()
         self._ended[number] = self._ended.get(number, 0) + 1
 
     def trim(self) -> None:
-        """After a plan or a recording was added: drop the ones used longest ago that are too many."""
+        """Drop the plans and recordings used longest ago that exceed the bounds, after one was added."""
         with self._lock:
             plans = size = waiting = 0
             for entry in sorted(self._entries.values(), key=lambda each: each.used, reverse=True):
@@ -346,7 +353,7 @@ class Entries:
 
     @property
     def variants(self) -> Iterator[Variant]:
-        """All plans."""
+        """Yield all plans of all keys."""
         with self._lock:
             entries = [*self._entries.values()]
         return (variant for entry in entries for variant in entry.variants)
@@ -354,18 +361,18 @@ class Entries:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def _add(self, number: int, given: Given, kernel: str) -> Entry:
-        func, *others = given.kept
+    def _add(self, number: int, candidate: Candidate, kernel: str) -> Entry:
+        func, *others = candidate.kept
         orphan = weakref.ref(func, partial(self._note_orphan, number))
-        entry = Entry(given.key, [orphan, *map(_reference, others)], TALLIES.of(kernel))
+        entry = Entry(candidate.key, [orphan, *map(_reference, others)], TALLIES.of(kernel))
         with self._lock:
             self._entries.pop(number, None)
             if len(self._entries) >= MOST_KEYS:
-                # A quarter at a time: to find the oldest takes a look at all.
+                # A quarter at a time, because finding the oldest takes a look at all.
                 oldest = sorted(self._entries.items(), key=lambda item: item[1].used)[: MOST_KEYS // 4]
                 for old, _ in oldest:
                     del self._entries[old]
-                    # Launches of too many keys in turn would else be recorded for ever.
+                    # Otherwise launches that alternate between too many keys would be recorded for ever.
                     self._ended[old] = LAUNCHES_BEFORE - LAUNCHES_AFTER_REMOVAL
             self._entries[number] = entry
         return entry
@@ -385,7 +392,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class _Held:
-    """Gives an object of a type that has no weak references."""
+    """A strong reference to an object of a type that has no weak references."""
 
     value: Any
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Storages without memory, in the place of those of a recorded launch, until a plan gives them some."""
+"""Storages without memory that stand for the storages of a recorded launch until a plan gives them memory."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from ..terms.layout import Layout
 from ..terms.spec import DataNeeded
 
 Bytes = npt.NDArray[np.uint8]
-# What a storage is in its launch: what kind, and which one.
+# The role of a storage in its launch: its kind and its number.
 Label = tuple[Any, ...]
 _NOTHING = np.empty(0, np.uint8)
 
 
 class Ghost(Storage):
-    """What is known of a storage besides its elements.
+    """The properties of a storage without its elements.
 
-    While it has no memory, instructions that read or write elements meet ``DataNeeded``.
+    While it has no memory, instructions that read or write elements raise ``DataNeeded``.
 
     Args:
         original: the storage.
-        label: what it is in its launch, equal in every launch of the same kernel on the same shapes.
-        has_data: whether its elements are there when the launch begins.
+        label: the role of the storage in its launch, equal in every launch of the same kernel on the same shapes.
+        has_data: whether its elements have values when the launch begins.
 
     Attributes:
-        label: see there.
+        label: see the argument.
     """
 
     __slots__ = ("_has_memory", "label")
@@ -53,7 +53,7 @@ class Ghost(Storage):
 
     @property
     def has_data(self) -> bool:
-        """Whether its elements are there when the launch begins."""
+        """Whether its elements have values when the launch begins."""
         return self.label[0] in ("argument", "constant")
 
     def memory(self, layout: Layout, numpy_type: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -65,30 +65,30 @@ class Ghost(Storage):
         raise DataNeeded(f"a recorded tensor {self.label}")
 
     def give(self, memory: Bytes) -> None:
-        """Let its elements be in ``memory``."""
+        """Put its elements into ``memory``."""
         self._bytes = memory
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Its memory belongs to somebody else from here on."""
+        """Detach its memory, which something else uses from here on."""
         self._bytes = _NOTHING
         self._has_memory = False
 
     def forget_writes(self) -> None:
-        """What was written is not known any more, as at the beginning of a launch."""
+        """Mark all elements as unwritten, as at the beginning of a launch."""
         self.written = self._make_map(self.has_data)
         self._accumulated = self._make_map(False)
 
     def count_as_written(self) -> None:
-        """All elements have a value: what its launch checked once holds whenever it runs again."""
+        """Mark all elements as written: what the launch checked once holds whenever it runs again."""
         self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
 
 
 def ghost_of(view: View) -> Ghost:
-    """The ghost that a recorded view is of.
+    """Return the ghost of a recorded view.
 
     Raises:
-        TypeError: if it is of another storage.
+        TypeError: if the view belongs to another storage.
     """
     storage = view.storage
     if not isinstance(storage, Ghost):

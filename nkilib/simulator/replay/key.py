@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch has in common with the ones that it repeats: everything that its instructions may depend on, but data.
+"""The key of a launch: everything except data that its instructions may depend on.
 
-The key is made at every launch and is therefore flat: hashable parts, in which each value follows its type, and the
-items of a container its length. Objects that are compared by identity stand in it by ``id``, and the caller keeps weak
-references to them, so that a key does not keep a kernel alive with all that it holds.
+The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
+type, and the items of a container its length. Objects that are compared by identity appear by ``id``, and the caller
+keeps weak references to them, so that a key does not keep a kernel alive with all that it holds.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ from ..terms.dtypes import LOW_PRECISION, DType
 from ..terms.objects import NKIObject
 from ..terms.spec import Spec
 
-# What a launch reads of the environment besides its options, here or in an instruction.
+# The environment that a launch reads besides its options, here or in an instruction.
 _environment = RawEnvironment((lnc.VARIABLE, lnc.FLAGS, "NKI_LNC1_SHARED_HBM", "NKI_PREFETCH_RING_SIZE"))
 _values_of_options = attrgetter(*(field.name for field in fields(Options)))
 
 # Bits of numpy's ndarray.flags.num.
 _CONTIGUOUS, _OWNER, _ALIGNED, _WRITEABLE = 0x1, 0x4, 0x100, 0x400
 _FLAGS = _CONTIGUOUS | _ALIGNED | _WRITEABLE
-# Up to so many arrays each pair is compared, beyond they are sorted by address.
+# Up to this number of arrays each pair is compared; more arrays are sorted by address.
 _FEW = 8
 
 _LOW_PRECISION = frozenset(dtype.numpy for dtype in LOW_PRECISION)
-# Types of which equal values are alike; not float: 0.0 equals -0.0, and NaN nothing.
+# Types whose equal values are alike. Not float: 0.0 equals -0.0, and NaN equals nothing.
 _PLAIN = frozenset({type(None), bool, int, str, bytes})
 _PARAMETERS = "__dataclass_params__"
 _BY_IDENTITY = (FunctionType, BuiltinFunctionType, np.ufunc, Operator)
 
 
-class Given(NamedTuple):
+class Candidate(NamedTuple):
     """A launch that may be recorded or replayed.
 
     Attributes:
         key: equal for launches whose instructions may be the same.
         arrays: each array among the arguments once, in order of first appearance, in memory shared with the caller's.
         originals: the caller's objects that these stand for.
-        kept: the objects that the key names by ``id``, the kernel's function first; the key is good while they live.
+        kept: the objects that the key names by ``id``, the kernel's function first; the key is valid while they live.
     """
 
     key: Hashable
@@ -71,7 +71,7 @@ class Refusal(NamedTuple):
     """A launch that is neither recorded nor replayed.
 
     Attributes:
-        reason: why not.
+        reason: why it is not.
     """
 
     reason: str
@@ -81,13 +81,15 @@ class _Unkeyable(Exception):
     """An argument that no key can hold."""
 
 
-def given_of(kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Given | Refusal:
-    """The key of a launch and its arrays, or why it has none.
+def candidate_of(
+    kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Candidate | Refusal:
+    """Return the key of a launch and its arrays, or the reason why it has none.
 
     Args:
-        kernel: what is launched.
-        options: in force.
-        args, kwargs: its arguments.
+        kernel: the kernel that is launched.
+        options: the options in force.
+        args, kwargs: the arguments of the kernel.
     """
     func = kernel.func
     if type(func) is not FunctionType:
@@ -108,11 +110,11 @@ def given_of(kernel: Launchable, options: Options, args: tuple[Any, ...], kwargs
         return Refusal(f"{_argument(func, place)} is nested too deeply")
     if collected.may_overlap():
         return Refusal("arrays among the arguments overlap in memory")
-    return Given(tuple(collected.parts), collected.arrays, collected.originals, collected.kept)
+    return Candidate(tuple(collected.parts), collected.arrays, collected.originals, collected.kept)
 
 
 class _Collected:
-    """What was found so far on the walk through a launch's arguments.
+    """The parts of the key that the walk through a launch's arguments has collected.
 
     Args:
         widens: whether the launch keeps low precision in float32, so that such arrays are copied.
@@ -130,7 +132,7 @@ class _Collected:
         self._widens = widens
 
     def add(self, value: Any) -> None:
-        """An argument, or an item of one."""
+        """Add an argument, or an item of an argument."""
         kind = type(value)
         if kind is np.ndarray:
             self._add_array(value)
@@ -146,12 +148,12 @@ class _Collected:
             self._add_unusual(kind, value)
 
     def add_identity(self, value: Any) -> None:
-        """An object that is compared by identity."""
+        """Add an object that is compared by identity."""
         self.parts += (type(value), id(value))
         self.kept.append(value)
 
     def add_cells(self, cells: Iterable[CellType]) -> None:
-        """The contents of a closure."""
+        """Add the contents of a closure."""
         for cell in cells:
             try:
                 value = cell.cell_contents
@@ -164,14 +166,14 @@ class _Collected:
                 self.add_identity(value)
 
     def may_overlap(self) -> bool:
-        """Whether two arrays may have bytes in common."""
+        """Tell whether two arrays may have bytes in common."""
         arrays = self.arrays
         if len(arrays) < 2 or self._are_owners:
             return False
         if len(arrays) <= _FEW:
-            return any(np.may_share_memory(one, other) for one, other in combinations(arrays, 2))
+            return any(np.may_share_memory(first, second) for first, second in combinations(arrays, 2))
         ordered = sorted(arrays, key=lambda array: array.__array_interface__["data"][0])
-        return any(np.may_share_memory(one, other) for one, other in pairwise(ordered))
+        return any(np.may_share_memory(first, second) for first, second in pairwise(ordered))
 
     def _add_array(self, value: Any) -> None:
         known = self._numbers.get(id(value))
@@ -197,22 +199,22 @@ class _Collected:
         self.parts += (type(value), array.shape, dtype, flags & _FLAGS)
 
     def _converted(self, value: Any) -> npt.NDArray[Any]:
-        """A tensor of PyTorch, or an array of a subclass, as a plain array."""
+        """Return a tensor of PyTorch, or an array of a subclass, as a plain array."""
         if isinstance(value, np.ndarray):
             return np.asarray(value)
         try:
             array = as_numpy(value, "an argument")
-        except Exception as error:  # PyTorch's, too: the launch as today says it with the argument's name
+        except Exception as error:  # PyTorch's, too: the unplanned launch reports it with the argument's name
             raise _Unkeyable(f"is no tensor that numpy can share: {error}") from None
         self.parts += (value.dtype, value.requires_grad)
         return array
 
     def _add_float(self, value: float) -> None:
-        # By its bits where equality says too much, of 0.0 and -0.0, or too little, of NaN.
+        # By its bits where equality is too weak (0.0 and -0.0) or too strong (NaN).
         self.parts += (float, value if value and value == value else pack("d", value))
 
     def _add_unusual(self, kind: type, value: Any) -> None:
-        """What few launches are given; in the order in which ``map_leaves`` and then the kernel would take it."""
+        """Add an argument of a rare type, in the order in which ``map_leaves`` and then the kernel would take it."""
         if is_array(value):
             self._add_array(value)
         elif isinstance(value, tuple | list):
@@ -239,12 +241,12 @@ class _Collected:
             add(item)
 
     def _add_object(self, kind: type, value: NKIObject) -> None:
-        if any(vars(each).get("__slots__") for each in kind.__mro__ if each is not NKIObject):
+        if any(vars(base).get("__slots__") for base in kind.__mro__ if base is not NKIObject):
             raise _Unkeyable(f"is a {kind.__name__}, which has slots")
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
-        """A value inside something that a launch passes through as it is."""
+        """Add a value inside an object that a launch passes through as it is."""
         kind = type(value)
         if kind in _PLAIN:
             self.parts += (kind, value)
@@ -281,7 +283,7 @@ class _Collected:
 
 
 def _argument(func: FunctionType, place: int | str | None) -> str:
-    """How a reason calls an argument."""
+    """Return the words for an argument in a reason."""
     if place is None:
         return "the kernel's closure"
     names = func.__code__.co_varnames[: func.__code__.co_argcount]

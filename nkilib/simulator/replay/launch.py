@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch runs: from a plan, as today and recorded, or as today."""
+"""The ways in which a launch runs: from a plan, or instruction by instruction with or without recording."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ..machine.observer import active_watchers
 from .counts import TALLIES
 from .entries import Entries, Entry, Planner
 from .errors import Unplannable
-from .key import Given, Refusal, given_of
+from .key import Candidate, Refusal, candidate_of
 from .planner import LaunchPlanner
 
-# Without that of groups in PSUM, whose default is "warn" and which goes by no values: what it warns of is not planned.
+# Without the check of groups in PSUM: its default is "warn", it depends on no values, and a launch with a warning is
+# not planned.
 _levels_of = attrgetter(*[name for name in CHECKS if name != "psum_groups"])
 
 
 class Launches:
-    """Runs the launches of a process.
+    """Runner of the launches of a process.
 
     Args:
-        planner: records and plans; None runs everything as today.
+        planner: the planner that records and plans; None runs everything instruction by instruction.
     """
 
     def __init__(self, planner: Planner | None) -> None:
@@ -38,13 +39,13 @@ class Launches:
     def run(
         self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
     ) -> Any:
-        """What the kernel returns.
+        """Run a launch and return what the kernel returns.
 
         Args:
-            kernel: to launch.
+            kernel: the kernel to launch.
             args, kwargs: its arguments.
-            place: where it runs.
-            as_today: runs it instruction by instruction.
+            place: the place where it runs.
+            as_today: the function that runs it instruction by instruction.
 
         Raises:
             What ``as_today`` raises.
@@ -57,24 +58,24 @@ class Launches:
         if hindrance:
             return _refused(hindrance, kernel, args, kwargs, place, as_today)
         self._free = options
-        given = given_of(kernel, options, args, kwargs)
-        if isinstance(given, Refusal):
-            return _refused(given.reason, kernel, args, kwargs, place, as_today)
-        entry = self.entries.of(given, kernel.__name__)
+        candidate = candidate_of(kernel, options, args, kwargs)
+        if isinstance(candidate, Refusal):
+            return _refused(candidate.reason, kernel, args, kwargs, place, as_today)
+        entry = self.entries.of(candidate, kernel.__name__)
         if entry is None:
             result = _refused("", kernel, args, kwargs, place, as_today)
-            self.entries.note_end(given)
+            self.entries.note_end(candidate)
             return result
         if entry.reason:
             return _refused(entry.reason, kernel, args, kwargs, place, as_today)
         if not entry.lock.acquire(blocking=False):
             return _refused("the same launch runs in another thread", kernel, args, kwargs, place, as_today)
         try:
-            replayed = entry.replay(given)
+            replayed = entry.replay(candidate)
             if replayed is not None:
                 return replayed.result
             if entry.is_to_be_recorded:
-                return self._record(planner, entry, given, kernel, args, kwargs)
+                return self._record(planner, entry, candidate, kernel, args, kwargs)
             entry.check_failures()
             return _refused(entry.reason, kernel, args, kwargs, place, as_today)
         finally:
@@ -84,16 +85,16 @@ class Launches:
         self,
         planner: Planner,
         entry: Entry,
-        given: Given,
+        candidate: Candidate,
         kernel: Kernel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a launch as today, and learn from it."""
+        """Run a launch instruction by instruction, record it and learn from it."""
         watch = entry.watch()
-        recorded = planner.record(kernel, args, kwargs, given, watch, entry.written)
+        recorded = planner.record(kernel, args, kwargs, candidate, watch, entry.written)
         try:
-            entry.learn(recorded, watch, given, planner)
+            entry.learn(recorded, watch, candidate, planner)
         except Unplannable as error:
             entry.refuse(str(error))
         except Exception as error:
@@ -107,11 +108,11 @@ class Launches:
 
 
 def _hindrance(options: Options, free: Options | None) -> str:
-    """Why no launch is recorded nor replayed now; empty if nothing keeps it from that.
+    """Return why no launch can be recorded or replayed now; empty if nothing prevents it.
 
     Args:
-        options: in force.
-        free: options that do not.
+        options: the options in force.
+        free: options that are known to prevent nothing.
     """
     if active_watchers():
         return "the launch is observed"

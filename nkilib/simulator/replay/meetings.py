@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the two cores do where they meet."""
+"""The work of the two cores at a barrier or an exchange."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from .errors import ReplayFailed
 from .work import Meeting
 
 
-class _Met:
-    """A barrier at which the other core has arrived: it hands over what that one brings."""
+class _Arrived:
+    """A barrier at which the other core has arrived: it hands over the tile of that core."""
 
     def __init__(self, core: int, src: NkiTensor) -> None:
         self._core = core
@@ -28,12 +28,12 @@ class _Met:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """What the other core brings; both agreed on the terms when the launch was recorded."""
+        """Return the tile of the other core; both cores agreed on the terms when the launch was recorded."""
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 
 def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
-    """Both cores hand each other their tiles; at a barrier there is only to be told to those who watch."""
+    """Exchange the tiles of both cores; a barrier is only reported to the observers."""
     if meetings[0].call.is_collective:
         _operate(cores[0], meetings[0])
         return
@@ -44,9 +44,9 @@ def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
             core.observers.meet(call, other)
         return
     position = meetings[0].call.definition.names.index("src")
-    sent = [_Met(core.number, each.call.values[position]) for core, each in zip(cores, meetings, strict=True)]
-    for core, meeting, met in zip(cores, meetings, reversed(sent), strict=True):
-        launch_barrier, core.launch.barrier = core.launch.barrier, met  # type: ignore[assignment]
+    sent = [_Arrived(core.number, call.call.values[position]) for core, call in zip(cores, meetings, strict=True)]
+    for core, meeting, arrived in zip(cores, meetings, reversed(sent), strict=True):
+        launch_barrier, core.launch.barrier = core.launch.barrier, arrived  # type: ignore[assignment]
         try:
             call = _call(core, meeting)
             call.definition.function(call, *meeting.call.values)
@@ -55,10 +55,10 @@ def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 def _operate(core: Core, meeting: Meeting) -> None:
-    """One core does what the ranks do together, of which there is one; the other core has come to the same."""
+    """Run a collective of a single rank on one core; the other core has come to the same collective."""
     if core.observers.find(SharedAccesses) is not None:
         raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
-    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreeing()  # type: ignore[assignment]
+    launch_barrier, core.launch.barrier = core.launch.barrier, _Agreed()  # type: ignore[assignment]
     try:
         call = _call(core, meeting)
         call.definition.function(call, *meeting.call.values)
@@ -66,14 +66,14 @@ def _operate(core: Core, meeting: Meeting) -> None:
         core.launch.barrier = launch_barrier
 
 
-class _Agreeing:
-    """A barrier at which the other core has arrived with the same."""
+class _Agreed:
+    """A barrier at which the other core has arrived with the same operation."""
 
     def __init__(self) -> None:
         self.is_aborted = False
 
     def meet(self, place: str, item: Any) -> list[Any]:
-        """What the other core brings."""
+        """Return what the other core brings."""
         return [item]
 
 

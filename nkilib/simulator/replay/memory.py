@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where a plan has its elements: in memory of its own, or in arrays that each launch brings along."""
+"""The memory of a plan's elements: its own, or arrays that each launch brings along."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(eq=False)
 class Slot:
-    """An array that is there while a launch runs: a view of an argument or of a result.
+    """An array that exists while a launch runs: a view of an argument or of a result.
 
     Attributes:
-        source: which of the arrays of a launch it is of.
-        shape, numpy_type, offset, strides: of the view, offset and strides in bytes.
+        source: the number of the launch's array that it is a view of.
+        shape, numpy_type, offset, strides: shape, type, offset and strides of the view, the latter two in bytes.
         array: the view, while a launch runs.
     """
 
@@ -39,11 +39,11 @@ class Slot:
     array: Any = None
 
     def bind(self, arrays: list[npt.NDArray[Any]]) -> None:
-        """A launch begins, with these arrays."""
+        """Set the view for a launch that begins with these arrays."""
         self.array = np.ndarray(self.shape, self.numpy_type, arrays[self.source], self.offset, self.strides)
 
 
-# What a step is given: an array, or where it will be.
+# An operand of a step: an array, or the slot that will have it.
 Operand = Any
 
 
@@ -52,10 +52,10 @@ class Memory:
 
     Args:
         sources: the storages that each launch brings along, by the number of the array.
-        cores: how many there are.
+        cores: the number of cores.
 
     Attributes:
-        slots: the views of these that steps need.
+        slots: the views of these storages that steps need.
     """
 
     def __init__(self, sources: dict[int, int], cores: int) -> None:
@@ -69,26 +69,26 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that belong to the plan."""
+        """The bytes that belong to the plan."""
         own = sum(part.nbytes for part in self._own.values())
         return own + sum(piece.own_bytes for piece in self._pieces)
 
     def source_of(self, storage: Ghost) -> int | None:
-        """Which array of a launch a storage is; None for one of the plan's own."""
+        """Return the number of the launch's array that a storage is; None for a storage of the plan's own."""
         return self._sources.get(storage.number)
 
     def place(self, core: int, placed: Placed) -> None:
-        """Let tiles of a core be in its arena."""
+        """Place tiles of a core in its arena."""
         memory = self._pieces[core].take(placed.nbytes)
         for storage, offset in placed.offsets.items():
             self._places[storage.number] = memory[offset : offset + storage.nbytes]
 
     def keep(self, storage: Ghost, content: Bytes) -> None:
-        """A storage has this content, which nobody changes."""
+        """Set the content of a storage that nothing changes."""
         self._own[storage.number] = content
 
     def bytes_of(self, storage: Ghost) -> Bytes:
-        """The memory of a storage that no launch brings along."""
+        """Return the memory of a storage that no launch brings along."""
         memory = self._places.get(storage.number)
         if memory is not None:
             return memory
@@ -98,11 +98,11 @@ class Memory:
         return memory
 
     def take(self, core: int, nbytes: int) -> Bytes:
-        """Memory of a core with arbitrary content, which nobody else has during a launch."""
+        """Return memory of a core with arbitrary content that nothing else uses during a launch."""
         return self._pieces[core].take(nbytes)
 
     def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
-        """The elements of ``ref`` in some rows, in its own layout or another one of the same elements."""
+        """Return the elements of ``ref`` in some rows, in its own layout or another layout of the same elements."""
         shape, strides, offset = layout or ref.layout
         if rows is not None and shape:
             offset += rows.start * strides[0]
@@ -122,7 +122,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """A work buffer, the same one for all who ask for this role on this core and need no more bytes."""
+        """Return a work buffer, the same one for every caller with this role on this core that needs no more bytes."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

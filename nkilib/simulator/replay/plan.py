@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Plan``: the steps of a launch, to be run on the arrays of another one like it."""
+"""``Plan``: the steps of a launch, to be run on the arrays of another launch of the same key."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ class Plan:
 
     Args:
         stream: the recorded launch.
-        arguments: how many arrays a launch is given.
+        arguments: the number of arrays among a launch's arguments.
 
     Attributes:
         returned: the storages of tensors that the kernel returns and that are no arguments.
-        written: which arguments the launch writes.
-        may_fail: whether a step may find values for which the launch has to run as it always does.
-        instructions: how many the launch has.
-        steps: how many steps do their work.
+        written: the numbers of the arguments that the launch writes.
+        may_fail: whether a step may meet values for which the launch has to run instruction by instruction.
+        instructions: the number of instructions of the launch.
+        steps: the number of steps that do their work.
 
     Raises:
-        Unplannable: if that is not possible.
+        Unplannable: if no plan is possible.
     """
 
     def __init__(self, stream: Stream, arguments: int) -> None:
@@ -64,25 +64,27 @@ class Plan:
         self._cores = cores_for(stream)
         tracked = tracked_storages(stream)
         works = _fewer(emit(self._cores, stream, tracked))
-        storages = {ref.storage.number: ref.storage for each in works for work in each for ref in _refs(work)}
+        storages = {
+            ref.storage.number: ref.storage for core_works in works for work in core_works for ref in _refs(work)
+        }
         self._ghosts = list(storages.values())
         self.written = sorted({ghost.label[1] for ghost in _written(works) if ghost.label[0] == "argument"})
-        self.may_fail = bool(tracked.all) or any(_may_refuse(work) for each in works for work in each)
+        self.may_fail = bool(tracked.all) or any(_may_refuse(work) for core_works in works for work in core_works)
         self._watches_races, self._unwritten = bool(tracked.watched), tracked.unwritten
         self._checked = [view for view in views_in(stream.result) if ghost_of(view) in self._unwritten]
         self._memory = Memory(self._sources(storages.values()), len(self._cores))
         for ghost, content in stream.contents.items():
             self._memory.keep(ghost, content)
         self._late: list[_Late] = []
-        groups = [grouped(each) for each in works]
-        for core, each in zip(self._cores, groups, strict=True):
-            self._place(core, each)
+        groups = [grouped(core_works) for core_works in works]
+        for core, core_works in zip(self._cores, groups, strict=True):
+            self._place(core, core_works)
         self._give_memory(works)
-        self._segments = [self._built(core, each) for core, each in zip(self._cores, groups, strict=True)]
+        self._segments = [self._built(core, core_works) for core, core_works in zip(self._cores, groups, strict=True)]
         if len({len(segments) for segments in self._segments}) > 1:
             raise Unplannable("the cores meet unequally often")
         self._rounds = list(map(Round, zip(*self._segments, strict=True)))
-        kinds = {type(work) for each in works for work in each}
+        kinds = {type(work) for core_works in works for work in core_works}
         self._has_products, self._has_whole = Sum in kinds or Action in kinds, Whole in kinds or Meeting in kinds
         self._registers = _registers(self._cores, works)
         self.instructions = sum(map(len, stream.cores))
@@ -90,7 +92,7 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory that it keeps."""
+        """The bytes of memory that the plan keeps."""
         return self._memory.nbytes
 
     def _sources(self, ghosts: Any) -> dict[int, int]:
@@ -100,9 +102,9 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Let the instructions that run as they are find their elements."""
-        for each in works:
-            for work in each:
+        """Give memory to the tensors of the instructions that run as they are."""
+        for core_works in works:
+            for work in core_works:
                 for view in _views_of(work):
                     self._give(view)
 
@@ -115,15 +117,15 @@ class Plan:
         if source is None:
             ghost.give(self._memory.bytes_of(ghost))
             return
-        late = next((each for each in self._late if each.ghost is ghost), None)
+        late = next((entry for entry in self._late if entry.ghost is ghost), None)
         if late is None:
             late = _Late(ghost, source)
             self._late.append(late)
-        if not any(view is other for other in late.views):
+        if not any(view is known for known in late.views):
             late.views.append(view)
 
     def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
-        """Let the tiles of a core be in the arena."""
+        """Place the tiles of a core in its arena."""
         places = placed(groups, lambda ghost: ghost.label[0] == "core" and self._memory.source_of(ghost) is None)
         self._memory.place(core.number, places)
 
@@ -133,14 +135,14 @@ class Plan:
         return builder.segments
 
     def run(self, arguments: Arrays, *, waits: bool = False) -> Arrays:
-        """Run the steps on the arrays of a launch; the arrays of what the kernel returns.
+        """Run the steps on the arrays of a launch, and return the arrays of what the kernel returns.
 
         Args:
-            arguments: of the launch; those that it writes are written.
-            waits: whether it waits for a launch that is replayed in another thread.
+            arguments: the argument arrays of the launch; the plan writes those that the launch writes.
+            waits: whether to wait for a launch that is replayed in another thread.
 
         Raises:
-            ReplayFailed: if the launch has to run as it always does; the arguments are what they were.
+            ReplayFailed: if the launch has to run instruction by instruction; the arguments are unchanged then.
         """
         if not ARENAS.take(waits=waits):
             raise ReplayFailed("another launch is replayed in another thread")
@@ -166,7 +168,7 @@ class Plan:
         return fresh
 
     def _bind(self, arrays: Arrays) -> None:
-        """A launch begins, with these arrays."""
+        """Bind the slots to the arrays of a launch that begins."""
         for ghost in self._unwritten:
             ghost.forget_writes()
         for slot in self._memory.slots:
@@ -177,7 +179,7 @@ class Plan:
                 view.forget_array()
 
     def _unbind(self) -> None:
-        """The launch is over: nothing of its arrays is kept."""
+        """Release the arrays of a launch that is over."""
         for slot in self._memory.slots:
             slot.array = None
         for late in self._late:
@@ -189,8 +191,8 @@ class Plan:
         for registers in self._registers:
             registers.fill(np.nan)
         races = self._watch_races() if self._watches_races else None
-        for each in self._rounds:
-            each.run(self._cores, enters=self._has_whole)
+        for round_ in self._rounds:
+            round_.run(self._cores, enters=self._has_whole)
         if races is not None:
             races.conclude(has_ended=True)
         for view in self._checked:
@@ -198,7 +200,7 @@ class Plan:
                 raise ReplayFailed(f"{view} is returned and was not written")
 
     def _watch_races(self) -> RaceWatch:
-        """Have the cores watched for races where the data decide what they touch."""
+        """Watch the cores for races where the data decide what they touch."""
         options = self._cores[0].options
         watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
         for core in self._cores:
@@ -209,11 +211,11 @@ class Plan:
 
 @dataclass(eq=False)
 class _Late:
-    """A storage that each launch brings along, of which instructions find the elements by themselves.
+    """A storage that each launch brings along and whose elements instructions find by themselves.
 
     Attributes:
-        source: which array of the launch it is.
-        views: of it.
+        source: the number of the launch's array that it is.
+        views: the views of it.
     """
 
     ghost: Ghost
@@ -222,45 +224,45 @@ class _Late:
 
 
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
-    """The accumulator registers that hold nothing when a launch begins, of the cores that use any."""
-    found = []
-    for core, each in zip(cores, works, strict=True):
-        if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in each):
-            found += [core.scalar_accumulators.values, core.vector_accumulators.values]
-    return found
+    """Return the accumulator registers of the cores that use any; they hold nothing when a launch begins."""
+    registers = []
+    for core, core_works in zip(cores, works, strict=True):
+        if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
+            registers += [core.scalar_accumulators.values, core.vector_accumulators.values]
+    return registers
 
 
 def _may_refuse(work: Work) -> bool:
-    """Whether it may find values for which the launch has to run as it always does."""
+    """Tell whether some work may meet values for which the launch has to run instruction by instruction."""
     return isinstance(work, Whole | Check) or (isinstance(work, Action) and work.may_refuse)
 
 
 def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
-    """The work of each core, without what need not be done."""
-    works = [with_sums(each) for each in emitted]
-    written = {ref.storage.number for each in works for work in each for ref in work.writes}
-    return [without_stores(without_dead(without_loads(each, written))) for each in works]
+    """Return the work of each core without unnecessary work."""
+    works = [with_sums(core_works) for core_works in emitted]
+    written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
+    return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
 
 
 def _returned(result: Any) -> list[Ghost]:
-    found: list[Ghost] = []
+    ghosts: list[Ghost] = []
     for view in views_in(result):
         assert isinstance(view, NkiTensor)
         ghost = ghost_of(view)
-        if ghost.label[0] != "argument" and ghost not in found:
-            found.append(ghost)
-    return found
+        if ghost.label[0] != "argument" and ghost not in ghosts:
+            ghosts.append(ghost)
+    return ghosts
 
 
 def _views_of(work: Work) -> list[View]:
-    """The tensors whose elements some work finds by itself."""
+    """Return the tensors whose elements some work finds by itself."""
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):
         return []
     views = [touched.view for touched in work.call.tensors]
     indirect = [view.indirect_access for view in views if view.indirect_access is not None]
-    return [*views, *[each.index for each in indirect if isinstance(each.index, View)]]
+    return [*views, *[operand.index for operand in indirect if isinstance(operand.index, View)]]
 
 
 def _refs(work: Work) -> list[Any]:
@@ -268,4 +270,4 @@ def _refs(work: Work) -> list[Any]:
 
 
 def _written(works: list[list[Work]]) -> set[Ghost]:
-    return {ref.storage for each in works for work in each for ref in work.writes}
+    return {ref.storage for core_works in works for work in core_works for ref in work.writes}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The planner of launches: records them with a recorder, and makes plans of their streams."""
+"""The planner of launches: it records them with a recorder, and makes plans of their streams."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ..launch.containers import leaves_of
 from ..launch.kernel import Kernel
 from .code import CodeWatch
 from .errors import PlanError, ReplayFailed
-from .key import Given
+from .key import Candidate
 from .recording import RecordedLaunch, record_launch
 from .replaying import Replay
 
 
 @dataclass(frozen=True)
 class _LaunchPlan:
-    """A plan, for arguments with a key.
+    """A plan that runs on the arguments of a candidate launch.
 
     Attributes:
         replay: the plan, with what the launch returns.
@@ -35,58 +35,58 @@ class _LaunchPlan:
     def nbytes(self) -> int:
         return self.replay.plan.nbytes
 
-    def run(self, given: Given) -> Any:
-        return self.replay.run(given.arrays, given.originals)
+    def run(self, candidate: Candidate) -> Any:
+        return self.replay.run(candidate.arrays, candidate.originals)
 
 
 class LaunchPlanner:
-    """Records launches of kernels, and makes plans of them."""
+    """A planner that records launches of kernels and makes plans of them."""
 
     def record(
         self,
         kernel: Kernel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: Given,
+        candidate: Candidate,
         watch: CodeWatch,
         written: frozenset[int],
     ) -> RecordedLaunch:
-        """Run a launch and take down what it does; ``watch`` notes which code runs."""
-        before = {number: given.arrays[number].copy() for number in written}
-        return record_launch(kernel, args, kwargs, given.originals, watch, before)
+        """Run a launch and record its instructions; ``watch`` notes which code runs."""
+        before = {number: candidate.arrays[number].copy() for number in written}
+        return record_launch(kernel, args, kwargs, candidate.originals, watch, before)
 
-    def build(self, recorded: RecordedLaunch, given: Given) -> _LaunchPlan:
-        """A plan of the launch that was just recorded, which leaves the same bits.
+    def build(self, recorded: RecordedLaunch, candidate: Candidate) -> _LaunchPlan:
+        """Return a plan of the launch that was just recorded, whose results are bitwise identical.
 
         Raises:
-            Unplannable: if there is none.
-            PlanError: if the plan leaves other bits than the launch has.
+            Unplannable: if no plan can be made.
+            PlanError: if the plan's results differ from those of the launch.
         """
         assert recorded.stream is not None
-        replay = Replay(recorded.stream, given.originals)
-        arrays = [recorded.before.get(number, array) for number, array in enumerate(given.arrays)]
+        replay = Replay(recorded.stream, candidate.originals)
+        arrays = [recorded.before.get(number, array) for number, array in enumerate(candidate.arrays)]
         try:
             result = replay.run(arrays, arrays, waits=True)
         except ReplayFailed as error:
             raise PlanError(f"the plan does not run on the launch that it was made of: {error}") from error
-        check_same_bits([result, *[recorded.before[n] for n in recorded.before]], _left(recorded, given))
+        check_same_bits([result, *[recorded.before[n] for n in recorded.before]], _left(recorded, candidate))
         return _LaunchPlan(replay)
 
 
-def _left(recorded: RecordedLaunch, given: Given) -> list[Any]:
-    """What the launch itself left."""
-    return [recorded.result, *[given.arrays[number] for number in recorded.before]]
+def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
+    """Return the results and written arguments of the launch itself."""
+    return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 
 def check_same_bits(ours: Any, theirs: Any) -> None:
-    """Require that what two launches left is the same, bit by bit.
+    """Check that the results of two launches are bitwise identical.
 
     Raises:
-        PlanError: naming the first tensor that is not.
+        PlanError: if they are not; the message names the first tensor that differs.
     """
-    for number, (mine, other) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
-        is_alike = mine.shape == other.shape and mine.dtype == other.dtype
-        if not is_alike or not np.array_equal(bits_of(mine), bits_of(other)):
+    for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
+        is_alike = mine.shape == their.shape and mine.dtype == their.dtype
+        if not is_alike or not np.array_equal(bits_of(mine), bits_of(their)):
             raise PlanError(f"tensor {number} of what the plan leaves has other bits than the launch has left")
 
 
@@ -95,5 +95,5 @@ def _arrays(value: Any) -> list[npt.NDArray[Any]]:
 
 
 def bits_of(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of its elements, in row-major order."""
+    """Return the bytes of an array's elements, in row-major order."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

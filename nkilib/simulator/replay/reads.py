@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What code reads besides its arguments and locals: found by its names, kept to be compared by identity."""
+"""Values that code reads besides its arguments and locals, found by its names and kept for comparison by identity."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ _IS_EMPTY = CellType()
 
 
 class Reads:
-    """Collects what code reads.
+    """Collector of the values that code reads.
 
     Args:
         names: all names that the code that ran uses, for attributes of classes and objects, which any of it may read.
-        codes: the ids of the code that ran.
+        codes: the ids of the code objects that ran.
     """
 
     def __init__(self, names: set[str], codes: set[int]) -> None:
@@ -66,21 +66,23 @@ class Reads:
         self._others: list[Items | ArrayContent] = []
 
     def add_root(self, function: FunctionType) -> None:
-        """A function that was launched, or given to the kernel. It is not kept alive."""
+        """Add a function that was launched or passed to the kernel. It is not kept alive."""
         self._seen[id(function)] = function
         self._add_function(function, weakref.proxy(function))
 
     def add_code(self, code: CodeType, scope: dict[str, Any]) -> None:
-        """Code that ran, with the globals of its module.
+        """Add code that ran, with the globals of its module.
 
         Raises:
-            Unplannable: if it reads or writes what is not of this program.
+            Unplannable: if it reads or writes something outside of the program.
         """
         names = {*code.co_names}
         called = names & _TALKING - scope.keys()
         if called and called & globals_of(code):  # most are names of attributes
             raise Unplannable(f"its code calls {min(called)}")
-        if "depends_on" in names and not any(isinstance(each, tuple) and "kind" in each for each in code.co_consts):
+        if "depends_on" in names and not any(
+            isinstance(constant, tuple) and "kind" in constant for constant in code.co_consts
+        ):
             raise Unplannable("its code calls depends_on without kind=, which warns")
         self._add_names(scope, names)
         absent = {name for name in names if name not in scope and hasattr(builtins, name)}
@@ -96,7 +98,7 @@ class Reads:
             self.add(scope[code.co_name])
 
     def add(self, value: Any) -> None:
-        """A value that code has read."""
+        """Add a value that code has read."""
         if isinstance(value, _SCALARS) or id(value) in self._seen:
             return
         self._seen[id(value)] = value
@@ -118,9 +120,9 @@ class Reads:
             self._add_object(value)
 
     def snapshot(self) -> Snapshot:
-        """What was collected, as it is now."""
+        """Return the collected values as they are now."""
         cells = tuple(cell for cell in self._cells if not _is_empty(cell))
-        functions = tuple(each for each in self._functions if each.__defaults__ or each.__kwdefaults__)
+        functions = tuple(function for function in self._functions if function.__defaults__ or function.__kwdefaults__)
         absent = [(self._mappings[key], frozenset(names)) for key, names in self._absent.items() if names]
         mappings = tuple(mapping for mapping, _ in absent)
         return Snapshot(
@@ -136,7 +138,7 @@ class Reads:
         )
 
     def _named(self, is_object: bool) -> Names:
-        """The names whose values are, or are not, objects that equal nothing but themselves."""
+        """Return the names whose values are objects that equal only themselves, or the names whose values are not."""
         getters: list[Callable[[Any], Any]] = []
         mappings: list[Mapping[str, Any]] = []
         for key, mapping in self._mappings.items():
@@ -145,12 +147,12 @@ class Reads:
                 # A getter of one name gives its value, one of several a tuple.
                 getters.append(itemgetter(*names, names[0]))
                 mappings.append(mapping)
-        found = Names(tuple(getters), tuple(mappings), [])
-        found.values.extend(found.found())
-        return found
+        named = Names(tuple(getters), tuple(mappings), [])
+        named.values.extend(named.current_values())
+        return named
 
     def _add_names(self, mapping: Mapping[str, Any], names: set[str]) -> set[str]:
-        """Compare the names of ``names`` that are in a mapping; those that were not compared before."""
+        """Compare the names of ``names`` that are in a mapping, and return those that were not compared before."""
         self._mappings.setdefault(id(mapping), mapping)
         known = self._names.setdefault(id(mapping), set())
         new = {name for name in names if name in mapping} - known
@@ -168,15 +170,15 @@ class Reads:
             self._add_with_attributes(scope[name], names)
 
     def _add_class(self, value: type) -> None:
-        for each in value.__mro__:
-            if is_settled(each):
+        for base in value.__mro__:
+            if is_settled(base):
                 continue
-            scope = self._scopes.setdefault(each, vars(each))
+            scope = self._scopes.setdefault(base, vars(base))
             for name in self._add_attributes(scope):
                 self.add(scope[name])
 
     def _add_attributes(self, scope: Mapping[str, Any]) -> set[str]:
-        """Compare the attributes in a scope, and notice those that come later and hide others."""
+        """Compare the attributes in a scope, and notice attributes that come later and hide others."""
         new = self._add_names(scope, self._all_names)
         self._absent.setdefault(id(scope), self._all_names - self._names[id(scope)])
         return new
@@ -219,7 +221,7 @@ class Reads:
 
 
 def _is_unlike_all(value: Any) -> bool:
-    """Whether something equals nothing but itself."""
+    """Tell whether a value equals only itself."""
     return getattr(type(value), "__eq__", None) is object.__eq__
 
 
@@ -228,7 +230,7 @@ def _is_empty(cell: CellType) -> bool:
 
 
 def _inside(value: Any) -> list[Any]:
-    """The functions that a wrapper calls."""
+    """Return the functions that a wrapper calls."""
     if isinstance(value, Kernel):
         return [value.func]
     if isinstance(value, staticmethod | classmethod | MethodType):

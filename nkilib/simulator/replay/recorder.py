@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Takes down what the instructions of a launch are, while it runs as it always does."""
+"""Recorder of the instructions of a launch, while the launch runs as it always does."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from .errors import Unplannable
 from .ghosts import Ghost, Label
 from .stream import Entry, Gathered, Guarded, Indexed, Recorded, Stored, Stream
 
-# What loads a register or a scalar from a tensor, which is the operand of this name.
+# Instructions that load a register or a scalar from a tensor, with the name of that operand.
 _LOADS = {"register_load": "src", "scalar_load": "src"}
 _STORES = {"register_store": "dst", "scalar_store": "dst"}
-# What they hold then is known from the loads.
+# Instructions on registers, whose values are known from the loads.
 _OF_REGISTERS = frozenset({"register_move", "register_alloc"})
 
 
 class Recorder(Watcher):
-    """Watches the cores of a launch.
+    """Watcher that records the cores of a launch.
 
     Attributes:
-        refusal: why no plan can be made of what it saw; empty so far.
-        error: a mistake of its own that it met; the launch goes on.
+        refusal: why no plan can be made of what it saw; empty if there is no reason so far.
+        error: an error of the recorder itself; the launch goes on.
     """
 
     def __init__(self) -> None:
@@ -55,28 +55,28 @@ class Recorder(Watcher):
         self._cores: list[_CoreRecorder] = []
 
     def name_arguments(self, numbers: Mapping[int, int]) -> None:
-        """Which storage is which of the launch's arguments; before it runs."""
+        """Name the storages that are arguments of the launch, before it runs."""
         self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
 
     def watch(self, number: int, observers: Observers) -> Observer:
-        """The observer of a core."""
+        """Return the observer of a core."""
         self._cores.append(_CoreRecorder(self, number))
         return self._cores[-1]
 
     def conclude(self, has_ended: bool) -> None:
-        """The launch is over: what was seen stays."""
+        """Note that the launch is over; the recording stays."""
         return
 
     def refuse(self, reason: str) -> None:
-        """No plan can be made of this launch."""
+        """Note that no plan can be made of this launch."""
         self.refusal = self.refusal or reason
 
     def stream(self, cores: list[Core], result: Callable[[Callable[[Any], Any]], Any]) -> Stream | None:
-        """What was recorded, when the launch has ended; None if no plan can be made of it.
+        """Return the recorded launch after its end; None if no plan can be made of it.
 
         Args:
-            cores: that ran.
-            result: what the kernel returned, with a function applied to its leaves.
+            cores: the cores that ran.
+            result: the value that the kernel returned, as a function that applies a function to its leaves.
         """
         launch = cores[0].launch
         for position, storage in enumerate(launch.shared):
@@ -95,7 +95,10 @@ class Recorder(Watcher):
         }
         for ghost in contents:
             ghost.forget_writes()
-        entries, indexed = [each.entries for each in self._cores], [each.indexed for each in self._cores]
+        entries, indexed = (
+            [recorder.entries for recorder in self._cores],
+            [recorder.indexed for recorder in self._cores],
+        )
         return Stream(launch.options, launch.grid_dimensions, entries, returned, contents, indexed)
 
     def _name(self, storage: Storage, label: tuple[Any, ...]) -> None:
@@ -112,16 +115,16 @@ class Recorder(Watcher):
             self.refuse(core.unrepeatable)
 
     def ghost_view(self, view: View, core: int) -> NkiTensor:
-        """The view of a ghost that stands for a view of a core's launch."""
+        """Return the view of a ghost that stands for a view of a core's launch."""
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
-            found = self._views.get(key)
-            if found is None:
+            ghost_view = self._views.get(key)
+            if ghost_view is None:
                 ghost = self._ghost(view.storage, core)
                 whole = NkiTensor(ghost.shape, view.dtype, ghost, view.buffer, view.name)
-                found = self._views[key] = whole.with_layout(view.layout)
-                found.allow_access()
-        return found
+                ghost_view = self._views[key] = whole.with_layout(view.layout)
+                ghost_view.allow_access()
+        return ghost_view
 
     def _ghost(self, storage: Storage, core: int) -> Ghost:
         ghost = self._ghosts.get(storage.number)
@@ -136,7 +139,7 @@ class Recorder(Watcher):
 
 
 class _CoreRecorder(Observer):
-    """Takes down what one core does."""
+    """Observer that records the instructions of one core."""
 
     def __init__(self, recorder: Recorder, number: int) -> None:
         self.entries: list[Entry] = []
@@ -146,7 +149,7 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """How many storages of its own it had before."""
+        """Return the number of storages of its own that the core had before, and count one more."""
         self._count += 1
         return self._count - 1
 
@@ -179,7 +182,7 @@ class _CoreRecorder(Observer):
         self.entries.append(Recorded(definition, tuple(map(self._taken, values)), call.engine, indirect))
 
     def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
-        """An operand whose elements are gathered before the instruction runs."""
+        """Return an operand whose elements are gathered before the instruction runs."""
         base, index, gathered = operand.base, operand.index, operand.gathered
         if index.storage is base.storage or any(value is index for value in values):
             raise Unplannable("an instruction uses the tensor of its own offsets")
@@ -191,7 +194,7 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._ghost_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """An operand has its address from a tensor, which the instruction must not have overwritten since."""
+        """Guard an operand's address that a tensor holds, which the instruction must not have overwritten since."""
         index = indirect.index
         if not isinstance(index, View):
             return  # a register or a scalar: what it was loaded from is guarded
@@ -203,7 +206,7 @@ class _CoreRecorder(Observer):
         return self._recorder.ghost_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """A parameter as it is recorded."""
+        """Return a parameter in its recorded form."""
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
@@ -220,7 +223,7 @@ class _CoreRecorder(Observer):
         return value
 
     def _indirect(self, view: NkiTensor, indirect: Indirect) -> NkiTensor:
-        """A view whose rows a tensor chooses, as the instruction is to resolve it again, or one where it points."""
+        """Return a view whose rows a tensor chooses, which the instruction resolves again, or a view of the place."""
         if indirect.kind == "scalar":
             try:
                 return self._ghost_of(resolve_scalar_offset("", view))
@@ -230,10 +233,10 @@ class _CoreRecorder(Observer):
             raise Unplannable(f"a view with a {indirect.kind} offset")
         index = self._ghost_of(indirect.index)
         static = self._ghost_of(view.with_layout(view.layout))
-        taken = static.with_indirect(replace(indirect, index=index, source=repr(indirect.source)))
+        recorded = static.with_indirect(replace(indirect, index=index, source=repr(indirect.source)))
         if view.buffer is MemoryRegion.shared_hbm:
-            self.indexed.append(Indexed(taken, indirect.index.array.copy()))
-        return taken
+            self.indexed.append(Indexed(recorded, indirect.index.array.copy()))
+        return recorded
 
 
 def _bytes_of(storage: Storage) -> npt.NDArray[np.uint8]:

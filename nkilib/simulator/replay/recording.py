@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch that is taken down while it runs, and results of one that is replayed."""
+"""Recording of a launch while it runs, and the recorded launch."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class RecordedLaunch(NamedTuple):
     """A launch that was recorded.
 
     Attributes:
-        result: what the kernel returned to its caller.
-        stream: what it did; None if no plan can be made of it.
-        refusal: then why.
-        error: a mistake of the recorder that is the reason.
-        before: what some of the argument arrays held before, by number.
+        result: the value that the kernel returned to its caller.
+        stream: the instructions of the launch; None if no plan can be made of them.
+        refusal: the reason why no plan can be made, if there is no stream.
+        error: the error of the recorder that is the reason, or None.
+        before: the previous content of some of the argument arrays, by number.
     """
 
     result: Any
@@ -47,21 +47,21 @@ def record_launch(
     watch: CodeWatch,
     before: dict[int, npt.NDArray[Any]] | None = None,
 ) -> RecordedLaunch:
-    """Run a kernel as it always runs, and take down what it does.
+    """Run a kernel as it always runs, and record its instructions.
 
     Args:
-        kernel: to launch.
+        kernel: the kernel to launch.
         args, kwargs: its arguments.
-        arrays: those of them that are arrays.
-        watch: notes which code runs.
-        before: what some of the arrays hold, by number, for who asks what they held.
+        arrays: the arrays among the arguments.
+        watch: the watch that notes which code runs.
+        before: the content of some of the arrays before the launch, by number, to be kept with the recording.
     """
     recorder = Recorder()
     with watching(recorder):
         launched = PreparedLaunch(kernel, args, kwargs)
     numbers = {id(array): number for number, array in enumerate(arrays)}
     recorder.name_arguments(
-        {storage.number: numbers[id(original)] for original, storage in launched.given if id(original) in numbers}
+        {storage.number: numbers[id(original)] for original, storage in launched.arrays if id(original) in numbers}
     )
     for run in launched.running:
         run.around = watch.here
@@ -70,7 +70,7 @@ def record_launch(
     try:
         with launching(kernel.__name__, [run.core for run in launched.running]):
             run_cores(launched.running)
-        launched.check_turns()
+        launched.check_loop_counts()
         has_ended = True
     finally:
         launched.conclude(has_ended)

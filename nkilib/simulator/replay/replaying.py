@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A plan with what its launch returns to its caller."""
+"""A plan with the value that its launch returns to the caller."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Arrays = list[npt.NDArray[Any]]
 
 
 class _Left(NamedTuple):
-    """What a replayed launch leaves.
+    """The arrays after a replayed launch.
 
     Attributes:
-        arrays: of its arguments, and then of what it returns.
-        originals: its arguments, as the caller gave them.
+        arrays: the arrays of its arguments, and then of what it returns.
+        originals: its arguments, as the caller passed them.
     """
 
     arrays: Arrays
@@ -39,11 +39,11 @@ _Result = Callable[[_Left], Any]
 
 
 class Replay:
-    """A plan, and what its launch returns.
+    """A plan, and the value that its launch returns.
 
     Args:
         stream: a recorded launch.
-        originals: its arguments that are arrays, as the caller gave them.
+        originals: its arguments that are arrays, as the caller passed them.
 
     Raises:
         Unplannable: if no plan can be made.
@@ -60,22 +60,22 @@ class Replay:
         )
 
     def run(self, arrays: Arrays, originals: Sequence[Any], *, waits: bool = False) -> Any:
-        """What the kernel returns for other arguments of the same shapes; those that it writes are written.
+        """Return what the kernel returns for other arguments of the same shapes; write those that it writes.
 
         Args:
             arrays: the arguments.
-            originals: the same, as the caller gave them.
-            waits: whether it waits for a launch that is replayed in another thread.
+            originals: the arguments, as the caller passed them.
+            waits: whether to wait for a launch that is replayed in another thread.
 
         Raises:
-            ReplayFailed: if the launch has to run as it always does.
+            ReplayFailed: if the launch has to run instruction by instruction.
         """
         fresh = self.plan.run(arrays, waits=waits)
         return self._result(_Left([*arrays, *fresh], originals))
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """What makes a value like the one that a kernel returned."""
+    """Return a function that makes a value like the one that a kernel returned."""
     if isinstance(value, NkiTensor):
         return tensor(value)
     if type(value) in (tuple, list):
@@ -87,12 +87,12 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 
 
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """What makes a tensor: an array that the launch made, its argument itself, or a view of one of these.
+    """Return a function that makes a tensor: an array of the launch, its argument itself, or a view of one of these.
 
     Args:
-        view: of the recorded launch.
-        place: of the array that it is of; None for an argument.
-        as_torch: whether it is to be a tensor of PyTorch.
+        view: a view of the recorded launch.
+        place: the number of the array that it is a view of; None for an argument.
+        as_torch: whether to make a tensor of PyTorch.
     """
     ghost, dtype = ghost_of(view), view.dtype
     is_all = view.covers_storage() and view.shape == ghost.shape and dtype == ghost.dtype
@@ -103,10 +103,10 @@ def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
     numpy_type = ghost.numpy_type_of(dtype)
     offset, strides = view.offset * numpy_type.itemsize, [stride * numpy_type.itemsize for stride in view.strides]
 
-    def made(left: _Left) -> Any:
+    def array_of(left: _Left) -> Any:
         array = left.arrays[source]
         if not is_all:
             array = np.ndarray(view.shape, numpy_type, array, offset, strides)
         return to_torch(array, dtype) if as_torch else array
 
-    return made
+    return array_of

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the cores of a plan do between two meetings: in turns, or side by side where that is worth a thread."""
+"""The work of a plan's cores between two barriers: one core after the other, or in parallel if that is faster."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from .builder import Segment
 from .meetings import exchange
 from .work import Meeting
 
-# To start a thread and wait for it takes about as long as to move so many bytes.
+# Starting a thread and waiting for it takes about as long as moving this number of bytes.
 _WORTH_A_THREAD = 1 << 20
-# Runs of each way that are timed, and what the shortest run side by side takes at most of the shortest one in turns to
-# be worth the CPU time that two threads lose: they wait for the interpreter in every step, and one memory serves both.
+# The number of timed runs of each way, and the largest ratio of the shortest parallel to the shortest sequential run
+# that is worth the CPU time that two threads lose: they wait for the interpreter in every step and share one memory.
 _TRIALS, _GAIN = 2, 0.75
 
 
 class _Ways:
-    """Which way to run a round is faster on this machine: found out in the first runs.
+    """The faster way to run a round on this machine, found out in the first runs.
 
     Args:
-        may_pay: whether it may be worth a thread at all.
+        may_pay: whether a thread may be worth its cost at all.
     """
 
     def __init__(self, may_pay: bool) -> None:
@@ -37,24 +37,24 @@ class _Ways:
 
     @property
     def is_side_by_side(self) -> bool:
-        """How the next run goes."""
-        in_turns, beside = self._seconds[False], self._seconds[True]
-        if not self._may_pay or len(in_turns) < _TRIALS:
-            return self._may_pay and len(beside) < len(in_turns)
-        return len(beside) < _TRIALS or min(beside) < _GAIN * min(in_turns)
+        """Whether the next run is parallel."""
+        sequential, parallel = self._seconds[False], self._seconds[True]
+        if not self._may_pay or len(sequential) < _TRIALS:
+            return self._may_pay and len(parallel) < len(sequential)
+        return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
 
     def note(self, is_side_by_side: bool, seconds: float) -> None:
-        """A run has ended."""
-        taken = self._seconds[is_side_by_side]
-        if self._may_pay and len(taken) < _TRIALS:
-            taken.append(seconds)
+        """Note the time of a run."""
+        timings = self._seconds[is_side_by_side]
+        if self._may_pay and len(timings) < _TRIALS:
+            timings.append(seconds)
 
 
 class Round:
-    """What the cores do between two meetings.
+    """The work of the cores between two barriers or exchanges.
 
     Args:
-        segments: of each core.
+        segments: the segment of each core.
     """
 
     def __init__(self, segments: Sequence[Segment]) -> None:
@@ -63,11 +63,11 @@ class Round:
         self._ways = _Ways(len(segments) > 1 and is_large)
 
     def run(self, cores: Sequence[Core], *, enters: bool) -> None:
-        """Do what each core does, and let them meet.
+        """Run the segments of the cores, and the barrier or exchange at their end.
 
         Args:
-            cores: of the plan.
-            enters: whether instructions run as they are, which ask for the core of their thread.
+            cores: the cores of the plan.
+            enters: whether instructions run as they are, which look up the core of their thread.
         """
         runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
         is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
@@ -86,7 +86,7 @@ class _Run:
     """The steps of one core.
 
     Attributes:
-        error: that ended them.
+        error: the error that ended them, or None.
     """
 
     def __init__(self, core: Core, segment: Segment, enters: bool) -> None:
@@ -104,7 +104,7 @@ class _Run:
                 enter(None)
 
     def in_thread(self) -> None:
-        """The same in a thread of its own, which hands its error on."""
+        """Run the steps in a thread of their own, and keep the error that ends them."""
         try:
             with np.errstate(all="ignore"):
                 self()

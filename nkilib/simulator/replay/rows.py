@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which work goes through its rows in blocks, and which blocks these are."""
+"""The blocks of rows in which row-wise work runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .work import Elementwise, Reduced, Ref, Work
 
 
 def needs_all_rows(work: Elementwise) -> bool:
-    """Whether what some rows need would be overwritten by the results of others, if blocks of rows took turns."""
+    """Tell whether work in blocks of rows would overwrite elements that later blocks still need."""
     for written in work.writes:
         for read in work.reads:
             if read.storage is written.storage and read.place.meets(written.place) and not _in_step(read, written):
@@ -19,27 +19,27 @@ def needs_all_rows(work: Elementwise) -> bool:
 
 
 def _in_step(read: Ref, written: Ref) -> bool:
-    """Whether row r of the one meets row r of the other only."""
+    """Tell whether row r of one operand shares elements only with row r of the other."""
     return read.place.top == written.place.top and read.rows == written.rows and read.is_block and written.is_block
 
 
 def rows_of(work: Work) -> int:
-    """The partitions of work that goes a row at a time."""
+    """Return the number of partitions of row-wise work."""
     return work.tile.rows if isinstance(work, Reduced) else work.writes[0].rows
 
 
 def width_of(work: Work) -> int:
-    """The most elements that such work has in a partition."""
+    """Return the largest number of elements that row-wise work has in a partition."""
     return max(ref.width for ref in (*work.reads, *work.writes))
 
 
 def is_large(work: Work) -> bool:
-    """Whether such work is done in several blocks of rows."""
+    """Tell whether row-wise work runs in several blocks of rows."""
     return len(blocks_for(rows_of(work), width_of(work))) > 1
 
 
 def blocks_for(rows: int, width: int) -> list[slice]:
-    """Slices of rows that are worked on one after the other, as equal as they can be."""
+    """Return slices of rows, as equal as possible, that are processed one after the other."""
     count = len(blocks_of_rows(rows, width))
     step = -(-rows // count)
     return [slice(start, min(rows, start + step)) for start in range(0, rows, step)]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Steps of the work that goes a row at a time: elementwise results, reductions of rows."""
+"""Steps of the work that runs a row at a time: elementwise results, reductions of rows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BFLOAT16_BYTES = 2
 
 
 class RowwiseBuilder:
-    """Makes steps for some rows of a core's work at a time."""
+    """Builder of the steps for some rows of a core's work at a time."""
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core
         self._memory = memory
 
     def elementwise(self, steps: Steps, work: Elementwise, rows: slice) -> None:
-        """The results in some rows."""
-        columns = [self._column(steps, work, number, each, rows) for number, each in enumerate(work.columns)]
+        """Add the steps that compute the results in some rows."""
+        columns = [self._column(steps, work, number, column, rows) for number, column in enumerate(work.columns)]
         values, is_direct = self._results(work, rows)
         tiles = [
             self._float32(steps, f"source {number}", tile, rows, None if is_direct or number else values)
@@ -47,12 +47,12 @@ class RowwiseBuilder:
             self._store(steps, work.dst, rows, values)
 
     def begin(self, steps: Steps, work: Elementwise) -> None:
-        """What is to be read of all rows before any result is stored."""
+        """Add the steps that read all rows of operands before any result is stored."""
         if work.reduction is not None and work.reduction.initial is not None:
             steps.call(work.reduction.begin)
 
     def reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """What some rows are reduced to, which is stored by :meth:`store_reduced`."""
+        """Add the steps that reduce some rows; :meth:`store_reduced` stores the results."""
         results = self._all_results(work)[rows]
         view, matrix = work.tile.view, work.tile.as_matrix()
         if work.reads_bfloat16 and matrix is not None and is_in_16_bits(view):
@@ -61,7 +61,7 @@ class RowwiseBuilder:
             steps.call(work.reduce, self._float32(steps, "source 0", work.tile, rows, None), results)
 
     def store_reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """Store what some rows are reduced to."""
+        """Add the steps that store the reductions of some rows."""
         self._store(steps, work.dst, rows, self._all_results(work)[rows])
 
     def _all_results(self, work: Reduced) -> npt.NDArray[np.float32]:
@@ -69,7 +69,7 @@ class RowwiseBuilder:
         return results
 
     def _column(self, steps: Steps, work: Elementwise, number: int, value: Any, rows: slice) -> Operand:
-        """A scalar operand for some rows: a number, or float32 elements, which nobody changes before they are read."""
+        """Return a scalar operand for some rows: a number, or float32 elements that stay unchanged until read."""
         if not isinstance(value, Ref):
             return np.float32(value)
         shape = (rows.stop - rows.start, 1)
@@ -83,7 +83,7 @@ class RowwiseBuilder:
         return copied
 
     def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
-        """Where results are computed, and whether that is where they go."""
+        """Return where results are computed, and whether that is their destination."""
         dst = work.dst
         layout = dst.as_matrix()
         is_float32 = dst.numpy_type == FLOAT32 and dst.dtype != tfloat32
@@ -92,7 +92,7 @@ class RowwiseBuilder:
         return self._memory.scratch(self._core, "result", (rows.stop - rows.start, dst.width)), False
 
     def _float32(self, steps: Steps, role: str, ref: Ref, rows: slice, landing: Operand | None) -> Operand:
-        """Some rows of a tile in float32, cast into ``landing`` or a buffer if they are of another type."""
+        """Return some rows of a tile in float32, cast into ``landing`` or a buffer if they have another type."""
         layout = ref.as_matrix()
         elements = self._memory.array(ref, rows, layout)
         if layout is not None and ref.numpy_type == FLOAT32:
@@ -104,7 +104,7 @@ class RowwiseBuilder:
         return values
 
     def _store(self, steps: Steps, dst: Ref, rows: slice, values: npt.NDArray[np.float32]) -> None:
-        """Cast results into the tile."""
+        """Add the step that casts results into the tile."""
         layout = dst.as_matrix()
         into = self._memory.array(dst, rows, layout)
         if layout is None:
@@ -126,7 +126,7 @@ def _copy_column(into: npt.NDArray[np.float32], elements: npt.NDArray[Any]) -> N
 def _apply(
     steps: Steps, apply: Callable[..., object], tiles: list[Operand], columns: list[Operand], values: Operand
 ) -> None:
-    if not any(isinstance(each, Slot) for each in (*tiles, *columns, values)):
+    if not any(isinstance(operand, Slot) for operand in (*tiles, *columns, values)):
         steps.all.append(partial(apply, tiles, columns, values))
         return
     count = len(tiles)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What code read when it was recorded, to be compared by identity with what it would read now."""
+"""Values that code read when it was recorded, to be compared by identity with what it would read now."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Items(NamedTuple):
     """A list, dictionary or set, and its items.
 
     Attributes:
-        value: it.
-        items: what was in it; None if it is too long.
-        size: how many.
+        value: the container.
+        items: the items that were in it; None if it is too long.
+        size: the number of items.
     """
 
     value: Any
@@ -38,8 +38,8 @@ class ArrayContent(NamedTuple):
     """An array, and its bytes.
 
     Attributes:
-        value: it.
-        content: what was in it.
+        value: the array.
+        content: the bytes that were in it.
     """
 
     value: npt.NDArray[Any]
@@ -58,20 +58,20 @@ class Names(NamedTuple):
     """Values of names in modules, classes and objects.
 
     Attributes:
-        getters: give the values of a mapping's names.
-        mappings: where these are.
-        values: what they were, a tuple for each mapping.
+        getters: functions that return the values of a mapping's names.
+        mappings: the mappings that contain the names.
+        values: the recorded values, a tuple for each mapping.
     """
 
     getters: tuple[Callable[[Any], Any], ...]
     mappings: tuple[Mapping[str, Any], ...]
     values: list[Any]
 
-    def found(self) -> list[Any]:
-        """What they are now.
+    def current_values(self) -> list[Any]:
+        """Return the current values of the names.
 
         Raises:
-            KeyError: if one was deleted.
+            KeyError: if a name was deleted.
         """
         return [get(mapping) for get, mapping in zip(self.getters, self.mappings, strict=True)]
 
@@ -80,9 +80,9 @@ class Absent(NamedTuple):
     """Names that modules, classes and objects did not have, and which would hide others.
 
     Attributes:
-        mappings: where they are not.
-        names: of each mapping.
-        sizes: of the mappings when they were last seen to lack them.
+        mappings: the mappings that lack the names.
+        names: the names that each mapping lacks.
+        sizes: the sizes of the mappings when they were last seen to lack them.
     """
 
     mappings: tuple[Mapping[str, Any], ...]
@@ -101,15 +101,15 @@ class Absent(NamedTuple):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What code read when it was recorded.
+    """The values that code read when it was recorded.
 
     Attributes:
-        objects: names of what is equal to nothing but itself, such as functions and classes, all compared in one step.
-        values: names of everything else.
-        absent: names that there were not.
-        cells, contents: of closures.
-        functions: that have defaults, or had them.
-        defaults, keyword_defaults: these.
+        objects: names of values that equal only themselves, such as functions and classes, all compared in one step.
+        values: names of all other values.
+        absent: names that did not exist.
+        cells, contents: the cells of closures and their contents.
+        functions: functions that have defaults, or had them.
+        defaults, keyword_defaults: the defaults of these functions.
         others: containers and arrays.
     """
 
@@ -124,11 +124,13 @@ class Snapshot:
     others: tuple[Items | ArrayContent, ...]
 
     def is_current(self) -> bool:
-        """Whether the same code would read the same now."""
+        """Tell whether the same code would read the same values now."""
         try:
             return (
-                bool(self.objects.found() == self.objects.values)
-                and _are_same(chain.from_iterable(self.values.found()), chain.from_iterable(self.values.values))
+                bool(self.objects.current_values() == self.objects.values)
+                and _are_same(
+                    chain.from_iterable(self.values.current_values()), chain.from_iterable(self.values.values)
+                )
                 and self.absent.is_current()
                 and _are_same(map(content_of_cell, self.cells), self.contents)
                 and _are_same(map(defaults_of, self.functions), self.defaults)
@@ -143,8 +145,8 @@ class Snapshot:
             return False
 
 
-def _are_same(some: Iterable[Any], others: Iterable[Any]) -> bool:
-    return all(map(is_, some, others))
+def _are_same(values: Iterable[Any], others: Iterable[Any]) -> bool:
+    return all(map(is_, values, others))
 
 
 def items_of(value: Any) -> list[Any]:

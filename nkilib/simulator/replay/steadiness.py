@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a plan may rely on: what gives another answer at every call is told from what a program defines once."""
+"""Values that a plan may rely on: those that a program defines once, not those that differ at every call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .errors import Unplannable
 
 _ENVIRONMENT = (os.environ, getattr(os, "environb", None), os.getenv, os.urandom)
 _STREAMS = (sys.stdin, sys.stdout, sys.stderr, sys.__stdin__, sys.__stdout__, sys.__stderr__)
-# What code does that uses something of these modules.
+# The effect of code that uses something of these modules, as a reason.
 _UNSTEADY = {
     "random": "reads random numbers",
     "_random": "reads random numbers",
@@ -34,14 +34,14 @@ _BOUND = (BuiltinFunctionType, BuiltinMethodType, MethodType)
 
 
 def check_steady(value: Any) -> None:
-    """Refuse what differs from call to call, and what is seen outside.
+    """Check that a value does not differ from call to call and has no effect outside of the program.
 
     Raises:
-        Unplannable: saying what it is.
+        Unplannable: if it does or has; the message says what it is.
     """
-    if any(value is each for each in _ENVIRONMENT):
+    if any(value is unsteady for unsteady in _ENVIRONMENT):
         raise Unplannable("its code reads the environment")
-    if any(value is each for each in _STREAMS):
+    if any(value is unsteady for unsteady in _STREAMS):
         raise Unplannable("its code uses a stream")
     origin = _origin_of(value)
     for name, why in _UNSTEADY.items():
@@ -50,7 +50,7 @@ def check_steady(value: Any) -> None:
 
 
 def _origin_of(value: Any) -> str:
-    """The module that something comes from: itself, that of its class, or that of what a method belongs to."""
+    """Return the module of a value: itself, the module of its class, or that of the owner of a method."""
     home = value.__self__ if isinstance(value, _BOUND) else value
     if isinstance(home, ModuleType):
         return home.__name__
@@ -61,11 +61,11 @@ def _origin_of(value: Any) -> str:
 
 
 def is_settled(kind: type) -> bool:
-    """Whether a class is none of a program's own, so that nobody changes it."""
+    """Tell whether a class is not defined by the program itself, so that nothing changes it."""
     return is_opaque(kind) or _origin_of(kind).partition(".")[0] in sys.stdlib_module_names
 
 
 def is_opaque(kind: type) -> bool:
-    """Whether a program changes nothing in objects of a class that code reads: those of NKI, and of libraries."""
+    """Tell whether a program changes nothing in objects of a class that code reads: classes of NKI and of libraries."""
     origin = _origin_of(kind)
     return origin.startswith(_SIMULATOR) or origin.partition(".")[0] in _LIBRARIES

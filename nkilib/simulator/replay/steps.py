@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Steps``: calls without arguments, one after the other, that do the work of a plan."""
+"""``Steps``: calls without arguments, run one after the other, that do the work of a plan."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Step = Callable[[], object]
 
 
 class Steps:
-    """The steps of a core between two meetings."""
+    """The steps of a core between two barriers or exchanges."""
 
     def __init__(self) -> None:
         self.all: list[Step] = []
 
     def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
-        """Call ``function`` with these operands, of which some may be there only while a launch runs."""
-        late = [place for place, each in enumerate(operands) if isinstance(each, Slot)]
+        """Add a call of ``function`` with these operands, some of which may exist only while a launch runs."""
+        late = [place for place, operand in enumerate(operands) if isinstance(operand, Slot)]
         if not late:
             self.all.append(partial(function, *operands, **keywords))
         elif len(late) == 1:
@@ -46,4 +46,4 @@ def _with_several_late(function: Callable[..., object], operands: tuple[Any, ...
     if len(operands) == 2:
         first, second = operands
         return lambda: function(first.array, second.array)
-    return lambda: function(*[each.array if isinstance(each, Slot) else each for each in operands])
+    return lambda: function(*[operand.array if isinstance(operand, Slot) else operand for operand in operands])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Stream``: what the instructions of a launch were, with everything that they depend on but the data."""
+"""``Stream``: the instructions of a launch, with everything except the data that they depend on."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PLAIN = frozenset({bool, int, float, str, type(...)})
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements that a register, a scalar or an address was loaded from: a plan holds as long as they are the same.
+    """Elements that a register, a scalar or an address was loaded from: a plan is valid as long as they are the same.
 
     Attributes:
         view: the elements.
-        content: their bytes.
+        content: the bytes of the elements.
     """
 
     view: NkiTensor
@@ -50,11 +50,11 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Stored:
-    """Elements that a register or a scalar was stored to, whose value the guards before it decide.
+    """Elements that a register or a scalar was stored to; the guards before it determine their value.
 
     Attributes:
         view: the elements.
-        content: their bytes.
+        content: the bytes of the elements.
     """
 
     view: NkiTensor
@@ -67,14 +67,14 @@ class Stored:
 
 @dataclass(frozen=True)
 class Gathered:
-    """An operand that came as a view of ``NkiTensor.indirect``; see isa/indirection.py.
+    """An operand that was passed as a view of ``NkiTensor.indirect``; see isa/indirection.py.
 
     Attributes:
-        base: the tensor of which free elements are chosen, a row a partition.
+        base: the tensor whose free elements are chosen, one row per partition.
         index: the tensor of their offsets.
-        choice: how these choose.
-        elements: what the instruction works on in its place.
-        is_output: whether they go back afterwards.
+        choice: the way in which the offsets choose elements.
+        elements: the tensor that the instruction works on in place of the operand.
+        is_output: whether the elements are scattered back afterwards.
     """
 
     base: NkiTensor
@@ -93,7 +93,7 @@ class Gathered:
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Put them back; of several for one place the last one stays."""
+        """Scatter the elements back; of several elements for one place the last one stays."""
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
@@ -104,8 +104,8 @@ class Recorded:
     Attributes:
         definition: the instruction.
         values: its parameters without ``name=``, resolved; tensors are views of ghosts.
-        engine: that ran it.
-        indirect: the operands that came as views of ``NkiTensor.indirect``.
+        engine: the engine that ran it.
+        indirect: the operands that were passed as views of ``NkiTensor.indirect``.
     """
 
     definition: Definition
@@ -115,23 +115,23 @@ class Recorded:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is an operation of several ranks; in a launch by itself, of one."""
+        """Whether it is a collective of several ranks; in a launch without other ranks, of one."""
         return self.definition.module != "nisa"
 
     @cached_property
     def tensors(self) -> list[Touched]:
-        """All that are among its parameters."""
+        """All tensors among its parameters."""
         outputs = self.definition.output_names
-        found = []
+        touched = []
         for name, value in zip(self.definition.names, self.values, strict=False):
             if value is not None and type(value) not in _PLAIN:
                 is_written = name in outputs or self.is_collective
-                found += [Touched(view, is_written) for view in views_in(value)]
-        return found
+                touched += [Touched(view, is_written) for view in views_in(value)]
+        return touched
 
     @property
     def key(self) -> Hashable:
-        indirect = tuple(each.key for each in self.indirect)
+        indirect = tuple(gathered.key for gathered in self.indirect)
         return self.definition.label, self.engine._name_, tuple(map(key_of, self.values)), indirect
 
 
@@ -139,7 +139,7 @@ class Touched(NamedTuple):
     """A tensor that an instruction reads or writes.
 
     Attributes:
-        view: of it.
+        view: the view of the tensor.
         is_written: whether the instruction may write it.
     """
 
@@ -155,8 +155,8 @@ class Indexed:
     """A view whose rows an index tensor chose, and the index that it had in the recorded launch.
 
     Attributes:
-        view: it, with its ``indirect_access``.
-        index: the values.
+        view: the view, with its ``indirect_access``.
+        index: the values of the index.
     """
 
     view: NkiTensor
@@ -168,10 +168,10 @@ class Stream:
     """A recorded launch.
 
     Attributes:
-        options: with which it ran.
-        grid_dimensions: of its launch.
-        cores: what each core did, in its order.
-        result: what the kernel returned; tensors are views of ghosts.
+        options: the options with which it ran.
+        grid_dimensions: the number of dimensions of its grid.
+        cores: the entries of each core, in its order.
+        result: the value that the kernel returned; tensors are views of ghosts.
         contents: the bytes of the ghosts whose elements the kernel brought along.
         indexed: by core, the rows of shared tensors that its data chose. Other launches with equal streams may choose
             others.
@@ -186,7 +186,7 @@ class Stream:
 
     @property
     def written(self) -> frozenset[int]:
-        """Which of the launch's arrays it writes."""
+        """The numbers of the launch's arrays that it writes."""
         return frozenset(ghost.label[1] for ghost in self._written_ghosts() if ghost.label[0] == "argument")
 
     def _written_ghosts(self) -> Iterator[Ghost]:
@@ -197,23 +197,25 @@ class Stream:
                 yield ghost_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """How another launch of the same key was unlike, in a few words; empty if it was the same."""
+        """Return how another launch of the same key differed, in a few words; empty if it was the same."""
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):
             if len(mine) != len(others):
                 return f"core {number} ran {len(mine)} and {len(others)} instructions"
-            for place, (one, two) in enumerate(zip(mine, others, strict=True)):
-                if one.key != two.key:
+            for place, (my_entry, their_entry) in enumerate(zip(mine, others, strict=True)):
+                if my_entry.key != their_entry.key:
                     return f"instruction {place} of core {number} is another one or has other operands"
         if key_of(self.result) != key_of(other.result):
             return "the kernel returned something else"
-        held = [{ghost.label: content.tobytes() for ghost, content in each.contents.items()} for each in (self, other)]
-        return "" if held[0] == held[1] else "a constant of the kernel has other elements"
+        contents = [
+            {ghost.label: content.tobytes() for ghost, content in stream.contents.items()} for stream in (self, other)
+        ]
+        return "" if contents[0] == contents[1] else "a constant of the kernel has other elements"
 
 
 def key_of(value: Any) -> Hashable:
-    """Equal for values that mean the same to an instruction."""
+    """Return a key that is equal for values that mean the same to an instruction."""
     if isinstance(value, View):
         indirect = value.indirect_access
         return ghost_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
@@ -239,7 +241,7 @@ def _key_of(indirect: Indirect) -> Hashable:
 
 
 def views_in(value: Any) -> list[View]:
-    """The tensors in a parameter."""
+    """Return the tensors in a parameter."""
     if isinstance(value, View):
         return [value]
     if isinstance(value, tuple | list):

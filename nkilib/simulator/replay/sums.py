@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of products: matmuls that add to one matrix of PSUM are made together, from operands that are cast once.
+"""Sums of products: matmuls that add to one matrix of PSUM are computed together, from operands that are cast once.
 
-As in engines/tensor/sums.py, which says why: each product is summed by itself and in the same order, so that the bits
-are those of one matmul after the other.
+Each product is summed by itself and in the same order, so that the results are bitwise identical to one matmul after
+the other; engines/tensor/sums.py says why.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Side:
     """One operand of neighbouring products: matrices of one storage at equal distances.
 
     Attributes:
-        first: of them.
-        count: how many there are.
-        distance: elements from one to the next.
+        first: the first matrix.
+        count: the number of matrices.
+        distance: the number of elements from one matrix to the next.
     """
 
     first: Ref
@@ -39,7 +39,7 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Whether ``ref`` is where the next one is expected."""
+        """Tell whether ``ref`` is where the next matrix is expected."""
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout
@@ -48,14 +48,14 @@ class Side:
         return self.count == 1 or offset == self.first.layout.offset + self.count * self.distance
 
     def add(self, ref: Ref) -> None:
-        """``ref`` is the next one."""
+        """Add ``ref`` as the next matrix."""
         if self.count == 1:
             self.distance = ref.layout.offset - self.first.layout.offset
         self.count += 1
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for equal elements."""
+        """A key that is equal for equal elements."""
         return self.first.storage.number, self.first.layout, self.first.dtype, self.count, self.distance
 
 
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(eq=False)
 class Sum(Work):
-    """A matrix of PSUM that takes a sum of products, or to which it is added."""
+    """The assignment or addition of a sum of products to a matrix of PSUM."""
 
     dst: Ref
     is_added: bool
@@ -80,7 +80,7 @@ class Sum(Work):
         self.reads = [self.dst] if self.is_added else []
 
     def add(self, product: Product) -> None:
-        """One more product."""
+        """Add one more product."""
         left, right = product.stationary, product.moving
         self.reads += [left, right]
         last = self.runs[-1] if self.runs else None
@@ -92,34 +92,34 @@ class Sum(Work):
 
 
 def with_sums(works: list[Work]) -> list[Work]:
-    """The work with sums in place of products, each where its last product was possible."""
-    made: list[Work] = []
+    """Return the work with sums in place of products, each sum where its last product was possible."""
+    summed: list[Work] = []
     waiting: dict[int, Sum] = {}  # by the number of the storage that takes it
     for work in works:
         if isinstance(work, Product) and work.is_added:
             pending = waiting.get(work.dst.storage.number)
             if pending is not None and pending.dst.layout == work.dst.layout:
-                _settle(waiting, made, work, but=pending)
+                _settle(waiting, summed, work, but=pending)
                 pending.add(work)
                 continue
-        _settle(waiting, made, work, but=None)
+        _settle(waiting, summed, work, but=None)
         if isinstance(work, Product):
             waiting[work.dst.storage.number] = Sum(work.dst, work.is_added)
             waiting[work.dst.storage.number].add(work)
         else:
-            made.append(work)
-    return [*made, *waiting.values()]
+            summed.append(work)
+    return [*summed, *waiting.values()]
 
 
-def _settle(waiting: dict[int, Sum], made: list[Work], work: Work, but: Sum | None) -> None:
-    """Make the sums that ``work`` touches, or whose operands it changes."""
+def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
+    """Add the waiting sums that ``work`` touches, or whose operands it changes."""
     if isinstance(work, Meeting):
-        made.extend(waiting.values())
+        summed.extend(waiting.values())
         waiting.clear()
         return
     for number, pending in list(waiting.items()):
         if pending is not but and _touches(work, pending):
-            made.append(waiting.pop(number))
+            summed.append(waiting.pop(number))
 
 
 def _touches(work: Work, pending: Sum) -> bool:
@@ -132,7 +132,7 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 class SumBuilder:
-    """Makes the steps of sums; float32 copies of operands serve until their tile changes."""
+    """Builder of the steps of sums; float32 copies of operands are reused until their tile changes."""
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core
@@ -141,14 +141,14 @@ class SumBuilder:
         self._buffers: dict[int, list[npt.NDArray[np.float32]]] = {}
 
     def changed(self, work: Work) -> None:
-        """Some work is about to write: copies of what it changes are of no use any more."""
+        """Drop the copies of elements that some work is about to overwrite."""
         for key, copy in list(self._copies.items()):
             if any(ref.storage is copy.storage and ref.place.meets(copy.ref.place) for ref in work.writes):
                 del self._copies[key]
                 self._buffers.setdefault(copy.values.size, []).append(copy.values)
 
     def build(self, steps: Steps, work: Sum) -> None:
-        """The steps of a sum."""
+        """Add the steps of a sum."""
         into = self._memory.array(work.dst)
         is_begun = work.is_added
         for run in work.runs:

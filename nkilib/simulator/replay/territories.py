@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors whose rows the two cores divide: it is enough to see that what the data name stays in a core's own rows.
+"""Tensors whose rows the two cores divide: checking that the data keep each core within its own rows is enough.
 
-That is what most kernels do that divide a tensor between two cores. To look for races element by element, as
-machine/races.py does, takes longer than the transfers.
+Most kernels that divide a tensor between two cores do this. A search for races element by element, as in
+machine/races.py, takes longer than the transfers.
 """
 
 from __future__ import annotations
@@ -26,15 +26,18 @@ class Territory(NamedTuple):
     """The rows of a tensor, indices of its dimension 0, that a core may touch.
 
     Attributes:
-        is_own: of each row whether it is one of them.
-        row_bytes: of a row.
+        is_own: for each row, whether it is one of them.
+        row_bytes: the bytes of a row.
     """
 
     is_own: npt.NDArray[np.bool_]
     row_bytes: int
 
     def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """What refuses an index of which a row of ``view`` leads elsewhere; the instruction refuses missing rows."""
+        """Return a check that raises for an index that leads a row of ``view`` to a row that is not the core's own.
+
+        The instruction itself refuses rows that do not exist.
+        """
         span, is_own = _Span.of(view, self.row_bytes), self.is_own
 
         def check(index: npt.NDArray[Any]) -> None:
@@ -45,13 +48,13 @@ class Territory(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The bytes of a tensor that a row of an indirect view has, as far as no index moves them.
+    """The bytes of a tensor that a row of an indirect view has at index 0.
 
     Attributes:
-        first, last: of them.
-        step: bytes for each step of the index.
-        limit: the index is below.
-        row_bytes: of a row of the tensor.
+        first, last: the first and the last byte.
+        step: the bytes for each step of the index.
+        limit: the exclusive upper limit of the index.
+        row_bytes: the bytes of a row of the tensor.
     """
 
     first: int
@@ -70,11 +73,11 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether there may be rows between those of its ends."""
+        """Whether there may be further rows between its first and its last row."""
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """The rows of the tensor in which it begins and ends, for all values of the index that are in range."""
+        """Return the rows of the tensor in which it begins and ends, for all values of the index that are in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
@@ -82,14 +85,14 @@ class _Span(NamedTuple):
 def territories(
     ghost: Ghost, touched: Sequence[Sequence[View]], indexed: Sequence[Sequence[Indexed]]
 ) -> list[Territory] | None:
-    """The rows that each of two cores touches of a tensor; None if they touch some row both.
+    """Return the rows of a tensor that each of two cores touches; None if both touch the same row.
 
-    Rows that no core touches belong to the core whose rows are before them.
+    Rows that no core touches belong to the core that has the row before them.
 
     Args:
         ghost: the tensor.
-        touched: by core the static views of it that the core reads or writes.
-        indexed: by core the views of it whose rows the data chose when the launch was recorded.
+        touched: by core, the static views of it that the core reads or writes.
+        indexed: by core, the views of it whose rows the data chose when the launch was recorded.
     """
     row_bytes = max(1, ghost.partition_bytes)
     count = -(-ghost.nbytes // row_bytes)
@@ -97,11 +100,11 @@ def territories(
     for side, views, chosen in zip(sides, touched, indexed, strict=True):
         for view in views:
             _mark(side, view)
-        for each in chosen:
-            span = _Span.of(each.view, row_bytes)
+        for chosen_view in chosen:
+            span = _Span.of(chosen_view.view, row_bytes)
             if span.is_long:
                 return None
-            side.is_own[span.ends(each.index).clip(0, count - 1)] = True
+            side.is_own[span.ends(chosen_view.index).clip(0, count - 1)] = True
     first, second = (side.is_own for side in sides)
     if (first & second).any() or not first.any() or not second.any():
         return None
@@ -113,7 +116,7 @@ _NOBODY = -1
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The owner of each row, where rows without one belong to that of the row before; the first rows to the next."""
+    """Return the owner of each row; rows without one get that of the row before, the first rows that of the next."""
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
     filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]
@@ -121,7 +124,7 @@ def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
 
 
 def _mark(side: Territory, view: View) -> None:
-    """The rows that a view has elements in."""
+    """Mark the rows in which a view has elements."""
     width = ghost_of(view).width_of(view.dtype)
     starts = np.array([view.offset * width])
     low = high = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors of which a plan cannot know beforehand what its launch touches: that depends on the data.
+"""Tensors for which a plan cannot know in advance what its launch touches, because that depends on the data.
 
-The instructions on them run as they are, and keep the books that they always keep.
+The instructions on them run as they are, with all their usual bookkeeping.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .territories import Territory, territories
 
 
 class Tracked(NamedTuple):
-    """The tensors of a launch that are kept track of.
+    """The tensors of a launch that are tracked.
 
     Attributes:
-        watched: which both cores may touch, one of them writing: whether they race for a row is found out each time.
-        divided: such of which each core touches rows of its own; by core the rows that it may touch.
-        unwritten: of which the data decide what is written, and which have no values when the launch begins.
+        watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
+        divided: such tensors in which each core touches rows of its own; by core, the rows that it may touch.
+        unwritten: tensors without values at the beginning of the launch whose written elements depend on the data.
     """
 
     watched: frozenset[Ghost]
@@ -34,12 +34,12 @@ class Tracked(NamedTuple):
 
     @property
     def all(self) -> frozenset[Ghost]:
-        """All of them."""
+        """All tracked tensors together."""
         return self.watched | self.unwritten
 
 
 def tracked_storages(stream: Stream) -> Tracked:
-    """Those of a recorded launch."""
+    """Return the tracked tensors of a recorded launch."""
     options = stream.options
     may_race = len(stream.cores) > 1 and (options.races, options.identical_writes) != ("ignore", "ignore")
     chosen: set[Ghost] = set()
@@ -64,7 +64,7 @@ def tracked_storages(stream: Stream) -> Tracked:
 
 
 def _is_written(stream: Stream, ghost: Ghost) -> bool:
-    """Whether every element is written by an instruction whose data do not decide which."""
+    """Tell whether every element is written by an instruction whose destination does not depend on the data."""
     for entry in _calls(stream):
         for view, is_output in [] if entry.is_collective else entry.tensors:
             if is_output and view.indirect_access is None and ghost_of(view) is ghost:
@@ -75,12 +75,14 @@ def _is_written(stream: Stream, ghost: Ghost) -> bool:
 
 
 def _sides(stream: Stream, ghost: Ghost) -> list[Territory] | None:
-    """The rows of a tensor that each core touches, if they share none."""
+    """Return the rows of a tensor that each core touches, if they share none."""
     static = [
         [view for entry in entries for view in _views_of(entry) if ghost_of(view) is ghost and not view.is_indirect()]
         for entries in stream.cores
     ]
-    indexed = [[each for each in core if ghost_of(each.view) is ghost] for core in stream.indexed]
+    indexed = [
+        [indexed_view for indexed_view in core if ghost_of(indexed_view.view) is ghost] for core in stream.indexed
+    ]
     return territories(ghost, static, indexed)
 
 

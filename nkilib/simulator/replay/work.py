@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What instructions do, piece by piece, as far as a plan has to know it."""
+"""The pieces of work of instructions, in the detail that a plan needs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class Ref:
     """Elements of a storage: a static view.
 
     Attributes:
-        view: see there.
-        storage, layout, dtype: of the view.
+        view: the view.
+        storage, layout, dtype: the storage, layout and type of the view.
         numpy_type: the type in which the storage holds the elements.
-        place: the rows and bytes of the storage that they are, or that they lie within.
-        is_block: whether they are all of that.
+        place: the rows and bytes of the storage that they fill, or within which they lie.
+        is_block: whether they fill all of the place.
     """
 
     __slots__ = ("dtype", "is_block", "layout", "numpy_type", "place", "storage", "view")
@@ -60,7 +60,7 @@ class Ref:
 
     @property
     def width(self) -> int:
-        """Elements for each index of dimension 0."""
+        """The number of elements for each index of dimension 0."""
         return prod(self.layout.shape[1:])
 
     @property
@@ -76,24 +76,24 @@ class Ref:
         return self.storage.region in HBM
 
     def as_matrix(self) -> Layout | None:
-        """The elements as (rows, elements of a row), whose rows are dense; None where they are not."""
+        """Return the elements as (rows, elements of a row) with dense rows; None if they are not dense."""
         if self.is_in_hbm and len(self.layout.shape) < 2:
             return None
         return self.as_rows(self.rows, self.width)
 
     def as_rows(self, rows: int, width: int) -> Layout | None:
-        """The elements as a matrix of that shape with dense rows; None where they are not."""
+        """Return the elements as a matrix of that shape with dense rows; None if they are not dense."""
         strides = reshape_strides(self.layout.shape, self.layout.strides, (rows, width))
         if strides is None or (width > 1 and strides[1] != 1):
             return None
         return Layout((rows, width), (strides[0], 1), self.layout.offset)
 
     def meets(self, other: Ref) -> bool:
-        """Whether both may have an element in common."""
+        """Tell whether both may have an element in common."""
         return self.storage is other.storage and self.place.meets(other.place)
 
     def is_same(self, other: Ref) -> bool:
-        """Whether both are the same elements, read as the same type."""
+        """Tell whether both are the same elements, read as the same type."""
         return self.storage is other.storage and self.layout == other.layout and self.dtype == other.dtype
 
     def __repr__(self) -> str:
@@ -102,28 +102,28 @@ class Ref:
 
 @dataclass(eq=False)
 class Work:
-    """Something that an instruction does.
+    """A piece of work of an instruction.
 
     Attributes:
-        reads: the elements that it needs; those of ``writes`` that it leaves or adds to are among them.
+        reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
         writes: the elements that it writes.
     """
 
     reads: list[Ref] = field(init=False, default_factory=list)
     writes: list[Ref] = field(init=False, default_factory=list)
 
-    # Whether it has no effect but on what it writes, so that nobody misses it if nobody reads that.
+    # Whether it has no effect but its writes, so that it can be dropped if nothing reads them.
     is_pure: ClassVar[bool] = True
 
 
 @dataclass(eq=False)
 class Elementwise(Work):
-    """See ``compute`` in engines/results.py.
+    """The work of ``compute`` in engines/results.py.
 
     Attributes:
         columns: the scalar operands, numbers or ``Ref``.
-        destination: of the reduction, if it has one.
-        is_dst_dead: whether nobody reads what it writes to ``dst``.
+        destination: the destination of the reduction, if it has one.
+        is_dst_dead: whether nothing reads what it writes to ``dst``.
     """
 
     dst: Ref
@@ -142,13 +142,13 @@ class Elementwise(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """A reduction changes registers."""
+        """Whether it has no effect but its writes: a reduction changes registers, too."""
         return self.reduction is None
 
 
 @dataclass(eq=False)
 class Reduced(Work):
-    """See ``reduce_rows`` in engines/reduced.py."""
+    """The work of ``reduce_rows`` in engines/reduced.py."""
 
     dst: Ref
     tile: Ref
@@ -161,7 +161,7 @@ class Reduced(Work):
 
 @dataclass(eq=False)
 class Action(Work):
-    """See ``act`` in engines/actions.py."""
+    """The work of ``act`` in engines/actions.py."""
 
     function: Callable[..., object]
     operands: list[Ref]
@@ -177,7 +177,7 @@ class Action(Work):
         *,
         may_refuse: bool,
     ) -> Action:
-        """The work that ``act`` does with these operands."""
+        """Return the work that ``act`` does with these operands."""
         written, changed, read = list(map(Ref, writes)), list(map(Ref, updates)), list(map(Ref, reads))
         action = cls(function, [*written, *changed, *read], may_refuse)
         action.writes, action.reads = [*written, *changed], [*changed, *read]
@@ -185,7 +185,7 @@ class Action(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """What refuses some elements does so whether somebody needs its results or not."""
+        """Whether it has no effect but its writes; an action that may refuse elements always runs."""
         return bool(self.writes) and not self.may_refuse
 
 
@@ -202,7 +202,7 @@ class Move(Work):
 
 @dataclass(eq=False)
 class Product(Work):
-    """A product of matrices that a matrix in PSUM takes or adds; see engines/tensor/sums.py."""
+    """A product of matrices that is assigned or added to a matrix in PSUM; see engines/tensor/sums.py."""
 
     dst: Ref
     stationary: Ref
@@ -238,7 +238,7 @@ class Whole(Work):
 
 @dataclass(eq=False)
 class Check(Work):
-    """What was loaded into a register must be what it was when the launch was recorded."""
+    """A check that the elements loaded into a register are those of the recorded launch."""
 
     guard: Guarded
     is_pure: ClassVar[bool] = False
@@ -249,7 +249,7 @@ class Check(Work):
 
 @dataclass(eq=False)
 class Store(Work):
-    """Elements of known value, from a register."""
+    """A store of a register's known value to elements."""
 
     stored: Stored
 
@@ -259,10 +259,10 @@ class Store(Work):
 
 @dataclass(eq=False)
 class Meeting(Whole):
-    """An instruction for which both cores come."""
+    """An instruction at which both cores synchronise."""
 
 
 def everything(storage: Ghost) -> Rectangle:
-    """All rows and bytes of a storage."""
+    """Return all rows and bytes of a storage."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiTensor.ap``: a view given outright as an access pattern ``[[stride, count], ...]``.
+"""``NkiTensor.ap``: a view defined directly by an access pattern ``[[stride, count], ...]``.
 
 Sources: docstring of ``ap`` and ``nki/deep-dives/nki-aps.rst``.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class AccessPatterns(IndexedViews, ReshapedViews):
-    """The method of ``NkiTensor`` from which the hardware builds all the others."""
+    """The method ``ap`` of ``NkiTensor``; on the hardware all other views are access patterns too."""
 
     __slots__ = ()
 
@@ -69,10 +69,10 @@ class AccessPatterns(IndexedViews, ReshapedViews):
 
     @abstractmethod
     def _outside(self, layout: Layout, dtype: DType, message: str) -> Self:
-        """A view that leaves the tensor: it may be made, and refuses every use with ``message``."""
+        """Return a view that leaves the tensor: it may be made, but every use raises an error with ``message``."""
 
     def _what_is_outside(self, shape: list[int], strides: list[int], start: int, dtype: DType) -> str:
-        """How a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
+        """Describe how a static pattern leaves the storage or, on chip, a partition; an empty string if it does not."""
         low, high = extent(Layout(tuple(shape), tuple(strides), start))
         elements = self.storage.elements_of(dtype)
         if low < 0 or high >= elements:
@@ -110,7 +110,7 @@ class AccessPatterns(IndexedViews, ReshapedViews):
     def _checked_pattern(
         self, pattern: Sequence[Sequence[int]], offset: int, dtype: DType
     ) -> tuple[list[int], list[int], int]:
-        """Strides, counts and offset over the storage."""
+        """Return the strides, counts and offset over the storage."""
         try:
             strides = [as_int(stride) for stride, _ in pattern]
             shape = [as_int(count) for _, count in pattern]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor seen in tiles, or in blocks of tiles.
+"""``NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``: a tensor divided into tiles, or into blocks of tiles.
 
-A grid is a view: to make one or to index it takes no memory, copies nothing and issues no instruction. Only ``data``
+A grid is a view: making or indexing one takes no memory, copies nothing and issues no instruction. Only ``data``
 is a tensor, for instructions.
 
 Source: pages ``nki.language.NkiGrid``, ``NkiTileGrid``, ``NkiBlockGrid``, ``tiles`` and ``blocks`` of the API reference
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 
 class NkiGrid:
-    """Base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`; ``nl.tiles`` and ``nl.blocks`` make them.
+    """The base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`; ``nl.tiles`` and ``nl.blocks`` make them.
 
-    ``grid[i, j]`` is a grid again: an integer takes the coordinate away (a negative one counts from the end), a slice
+    ``grid[i, j]`` is a grid again: an integer removes the coordinate (a negative one counts from the end), a slice
     keeps it. Leading dimensions of an HBM tensor that are not tiled come first, and their coordinates count elements.
     """
 
@@ -54,14 +54,14 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """A grid over the storage of ``tensor``, in which element 0 is at ``offset``. For the simulator."""
+        """Return a grid over the storage of ``tensor``, in which element 0 is at ``offset``. For the simulator."""
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
         return grid
 
     @property
     def dtype(self) -> DType:
-        """Type of an element."""
+        """The type of an element."""
         return self._tensor.dtype
 
     @property
@@ -71,25 +71,25 @@ class NkiGrid:
 
     @property
     def tile_shape(self) -> Shape:
-        """Elements of a whole tile along each tiled dimension."""
+        """The number of elements of a whole tile along each tiled dimension."""
         return tuple(axis.tile for axis in self._tiled)
 
     @property
     def shape(self) -> Shape:
-        """Number of tiles, or of blocks, along each dimension that no integer has taken away yet."""
+        """The number of tiles, or of blocks, along each dimension that no integer has removed."""
         return tuple(axis.cells for axis in self._axes if not axis.is_consumed)
 
     @property
     def element_shape(self) -> Shape:
-        """Number of elements along each dimension."""
+        """The number of elements along each dimension."""
         return tuple(axis.elements for axis in self._axes)
 
     @property
     def index_step_elements(self) -> Shape:
-        """Elements from one coordinate to the next, along each dimension of :attr:`shape`.
+        """The number of elements from one coordinate to the next, along each dimension of :attr:`shape`.
 
         Raises:
-            NkiValidationError: if the steps of a dimension differ, as after blocks with a gap were grouped anew.
+            NkiValidationError: if the steps of a dimension differ, for instance after blocks with a gap were regrouped.
         """
         steps = [axis.step for axis in self._axes if not axis.is_consumed]
         if None in steps:
@@ -98,24 +98,24 @@ class NkiGrid:
 
     @property
     def is_remainder(self) -> bool:
-        """Whether a selected tile or block is cut off by the edge of the tensor."""
+        """Whether a selected tile or block is truncated by the edge of the tensor."""
         return 0 not in self.element_shape and any(axis.is_remainder for axis in self._axes)
 
     @property
     def is_data_representable(self) -> bool:
-        """Whether :attr:`data` exists: whether one access pattern has the selected elements and no others."""
+        """Whether :attr:`data` exists: whether one access pattern selects exactly these elements."""
         return self._layout() is not None
 
     @property
     def data(self) -> NkiTensor:
         """The selected elements as one tensor, for an instruction.
 
-        Its shape is :attr:`element_shape`. Several rows of tiles that lie one beside the other on chip, in the same
-        partitions, are a tensor of two dimensions: partitions, and the elements of all tiles in row-major order.
+        Its shape is :attr:`element_shape`. Several rows of tiles that lie side by side on chip, in the same partitions,
+        are a tensor of two dimensions: partitions, and the elements of all tiles in row-major order.
 
         Raises:
-            NkiValidationError: if no access pattern has them: tiles with gaps between them, and of several rows on chip
-                also tiles that are cut off.
+            NkiValidationError: if no access pattern selects them: tiles with gaps between them, and, for several rows
+                on chip, truncated tiles.
         """
         layout = self._layout()
         if layout is None:
@@ -134,12 +134,12 @@ class NkiGrid:
         return data
 
     def __getitem__(self, key: Any) -> Self:
-        """The tiles or blocks at integers and slices, as a grid of the same kind.
+        """Return the tiles or blocks at integers and slices, as a grid of the same class.
 
         Raises:
             OutOfRangeError: if an index or a slice leaves the grid.
             GridTypeError: if an index is no integer and no slice, for instance a register.
-            GridValueError: if there are too many indices, or a slice does not go upwards.
+            GridValueError: if there are too many indices, or a slice is not ascending.
         """
         keys = self._keys(key)
         axes, offset = [], self._offset
@@ -160,18 +160,23 @@ class NkiGrid:
         return f"{type(self).__name__} of {cells} {self._grain()} of {self._tensor!r}"
 
     def tile_grid(self) -> NkiTileGrid:
-        """The tiles of the selection."""
+        """Return the tiles of the selection."""
         return NkiTileGrid.of(self._tensor, [axis.regrouped(1) for axis in self._axes], self._offset)
 
     def block_grid(self, block_shape: Sequence[int]) -> NkiBlockGrid:
-        """The tiles of the selection in blocks of so many tiles along each tiled dimension."""
+        """Return the tiles of the selection in blocks of ``block_shape`` tiles along the tiled dimensions."""
         leading = len(self._axes) - len(block_shape)
         groups = (1,) * leading + tuple(block_shape)
         axes = [axis.regrouped(group) for axis, group in zip(self._axes, groups, strict=True)]
         return NkiBlockGrid.of(self._tensor, axes, self._offset)
 
     def with_coordinates_of(self, other: NkiGrid, order: Sequence[int]) -> Self:
-        """This grid without the coordinates that integers have taken from the other, whose dimensions come in order."""
+        """Return this grid without the coordinates that integers have removed from another grid.
+
+        Args:
+            other: the grid whose coordinates were removed.
+            order: for each dimension of this grid, the dimension of ``other``.
+        """
         axes = [
             replace(axis, is_consumed=other._axes[dim].is_consumed) for axis, dim in zip(self._axes, order, strict=True)
         ]
@@ -185,22 +190,22 @@ class NkiGrid:
         return str(self.tile_shape)
 
     def _layout(self) -> Layout | None:
-        """The layout of all elements, or None if there is none; see :attr:`data`."""
+        """Return the layout of all elements, or None if there is none; see :attr:`data`."""
         if self._is_packed():
             return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
-        found = [span for span in spans if span is not None]
-        if len(found) < len(spans):
+        dimensions = [span for span in spans if span is not None]
+        if len(dimensions) < len(spans):
             return None
-        offset = self._offset + sum(span.offset for span in found)
-        return Layout(tuple(span.size for span in found), tuple(span.stride for span in found), offset)
+        offset = self._offset + sum(span.offset for span in dimensions)
+        return Layout(tuple(span.size for span in dimensions), tuple(span.stride for span in dimensions), offset)
 
     def _is_packed(self) -> bool:
-        """Whether several rows of tiles, or slabs of them, lie in the same partitions."""
+        """Return whether several rows of tiles, or slabs of rows, lie in the same partitions."""
         return self._tensor.buffer in ON_CHIP and not self._axes[0].follows_partitions()
 
     def _packed_layout(self) -> Layout | None:
-        """That of whole tiles which lie one beside the other in the same partitions."""
+        """Return the layout of whole tiles that lie side by side in the same partitions, or None."""
         rows = self._tiled[0]
         offset, size = self._offset, prod(self.tile_shape[1:])
         for axis in reversed(self._axes):
@@ -213,7 +218,7 @@ class NkiGrid:
         return Layout((rows.tile, size), (rows.inner, 1), offset)
 
     def _keys(self, key: Any) -> list[Any]:
-        """One index for each coordinate: those that are left out are whole slices."""
+        """Return one index for each coordinate; omitted ones are whole slices."""
         keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
         missing = sum(not axis.is_consumed for axis in self._axes) - len(keys)
         dots = [at for at, item in enumerate(keys) if item is Ellipsis]
@@ -232,7 +237,7 @@ class NkiGrid:
         return axis.one(number % axis.cells)
 
     def _range(self, axis: Axis, item: builtins.slice) -> range:
-        """A slice of cells; as with tensors, one that leaves the grid is an error."""
+        """Return the cells of a slice; as with tensors, a slice that leaves the grid is an error."""
         count = axis.cells
         step = 1 if item.step is None else self._integer(item.step, item)
         if step < 1:
@@ -266,7 +271,7 @@ class NkiTileGrid(NkiGrid):
 
 @final
 class NkiBlockGrid(NkiGrid):
-    """A tensor in blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` has the tiles of one."""
+    """A tensor in blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` has the tiles of one block."""
 
     __slots__ = ()
 
@@ -274,7 +279,7 @@ class NkiBlockGrid(NkiGrid):
 
     @property
     def block_shape(self) -> Shape:
-        """Tiles of a whole block along each tiled dimension."""
+        """The number of tiles of a whole block along each tiled dimension."""
         return tuple(axis.group for axis in self._tiled)
 
     def _grain(self) -> str:
@@ -282,14 +287,15 @@ class NkiBlockGrid(NkiGrid):
 
 
 def tile_grid_of(tensor: NkiTensor, tile_shape: Sequence[int]) -> NkiTileGrid:
-    """A tensor in tiles, the last of which along a dimension may have less elements.
+    """Return a tensor in tiles, the last of which along a dimension may have fewer elements.
 
     Args:
-        tensor: not indirect; on chip with as many dimensions as ``tile_shape``, the first of which counts partitions.
-        tile_shape: of the trailing dimensions.
+        tensor: the tensor, which is not indirect; on chip it has as many dimensions as ``tile_shape``, the first of
+            which counts partitions.
+        tile_shape: the shape of a tile, for the trailing dimensions.
 
     Raises:
-        GridValueError: if the tensor cannot be tiled so.
+        GridValueError: if the tensor cannot be tiled in this way.
     """
     if tensor.is_indirect():
         raise GridValueError(f"{tensor} is indirect: its address is known at run time only, and it has no tiles")

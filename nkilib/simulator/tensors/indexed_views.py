@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 
 class IndexedViews(View):
-    """The methods of ``NkiTensor`` that choose a part, by an index known now or read at run time."""
+    """The methods of ``NkiTensor`` that select a part by an index that is static or read at run time."""
 
     __slots__ = ()
 
     def __getitem__(self, key: Any) -> Self:
-        """Index as numpy does, with integers, slices, ``...`` and ``nl.ds``; never copies.
+        """Index like numpy, with integers, slices, ``...`` and ``nl.ds``; never copies.
 
         On chip an integer keeps partition dimension 0 at size 1 and the result has at least two dimensions. In HBM an
-        integer removes its dimension and the result has at least one. A register or an ``NkiScalar`` may stand for
-        one integer, or for the start in ``nl.ds``, as in :meth:`select`.
+        integer removes its dimension and the result has at least one. A register or an ``NkiScalar`` may replace
+        one integer, or the start in ``nl.ds``; see :meth:`select`.
 
         Raises:
             OutOfRangeError: if an index leaves the tensor.
-            NkiValidationError: if the key is of another kind or indexes the dimension of an indirect access.
+            NkiValidationError: if the key has another type or indexes the dimension of an indirect access.
         """
         if self.indirect_access is None:
             view = self._of_plain_key(key if type(key) is tuple else (key,))
@@ -63,13 +63,13 @@ class IndexedViews(View):
         return self._with(shape, strides, offset, indirect=self._dynamic_part(picked))
 
     def _of_plain_key(self, key: tuple[Any, ...]) -> Self | None:
-        """``self[key]`` where the key is slices and integers, none of them negative, and all is inside.
+        """Return ``self[key]`` if the key has slices and non-negative integers only, and all are inside; else None.
 
-        Most keys are; :meth:`__getitem__` takes the long way for the others, and for what is wrong.
+        Most keys are of this form; :meth:`__getitem__` handles the others, and errors, on a slower path.
         """
-        given, dimensions = len(key), len(self.shape)
+        items, dimensions = len(key), len(self.shape)
         is_on_chip = self.buffer in ON_CHIP
-        if not 0 < given <= dimensions or (is_on_chip and type(key[0]) is not slice):
+        if not 0 < items <= dimensions or (is_on_chip and type(key[0]) is not slice):
             return None
         offset, shape, strides = self.offset, [], []
         for item, size, stride in zip(key, self.shape, self.strides, strict=False):
@@ -95,16 +95,16 @@ class IndexedViews(View):
                 return None
             if start:
                 offset += start * stride
-        if given < dimensions:
-            shape += self.shape[given:]
-            strides += self.strides[given:]
+        if items < dimensions:
+            shape += self.shape[items:]
+            strides += self.strides[items:]
         # Rather than lose its last dimension, or on chip its only free one, a tensor keeps it at size 1.
         if len(shape) < 2 and len(shape) < (min(2, dimensions) if is_on_chip else 1):
             return None
         return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
-        """Refuse to index a dimension that takes part in an indirection."""
+        """Check that no dimension is indexed that takes part in an indirection."""
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)
         else:
@@ -114,7 +114,7 @@ class IndexedViews(View):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
-        """The indirection that a register or a scalar in an index makes, or None without one."""
+        """Return the indirection of a register or a scalar in an index, or None without one."""
         indirect = None
         for dim, pick in enumerate(picked):
             if pick.register is not None:
@@ -208,7 +208,7 @@ class IndexedViews(View):
         return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _step(self, dim: int, dtype: DType) -> int:
-        """One step of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        """Return one step of dimension ``dim`` of this tensor, in elements of ``dtype``."""
         step = self.strides[dim] * self.dtype.itemsize
         if step % dtype.itemsize:
             raise NkiValidationError(

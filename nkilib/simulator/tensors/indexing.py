@@ -25,7 +25,7 @@ class DynamicSlice(NamedTuple):
 
 
 class Picked(NamedTuple):
-    """What an index takes of one dimension; with a register or a scalar, ``start`` is counted from what that holds."""
+    """The part of one dimension that an index selects; a register or a scalar is added to ``start``."""
 
     start: int
     length: int
@@ -35,11 +35,11 @@ class Picked(NamedTuple):
 
 
 def resolve_key(tensor: View, key: Any) -> list[Picked]:
-    """What ``tensor[key]`` takes of each dimension of ``tensor``.
+    """Return the part of each dimension of ``tensor`` that ``tensor[key]`` selects.
 
     Raises:
         OutOfRangeError: if an index leaves its dimension.
-        NkiValidationError: if there are too many indices or one is of a kind that NKI does not document.
+        NkiValidationError: if there are too many indices or one has a type that NKI does not document.
     """
     keys = list(key) if isinstance(key, tuple) and not isinstance(key, DynamicSlice) else [key]
     ellipses = sum(item is Ellipsis for item in keys)
@@ -78,7 +78,10 @@ def _pick_from_register(tensor: View, dim: int, start: DeviceInteger, length: in
 
 
 def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
-    """``value``, a part of the index ``item``, as an int. No boolean: numpy would take it for a mask."""
+    """Return ``value``, a part of the index ``item``, as an int.
+
+    A boolean is an error, because numpy would take it for a mask.
+    """
     try:
         if isinstance(value, bool):
             raise TypeError
@@ -94,7 +97,7 @@ def _integer(tensor: View, dim: int, value: Any, item: Any) -> int:
 
 
 def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> Picked:
-    """A slice. Unlike Python's, one that leaves the tensor is an error: the device would read a neighbour."""
+    """Resolve a slice. Unlike in Python, one that leaves the tensor is an error: the device would read a neighbour."""
     size = tensor.shape[dim]
     step = 1 if item.step is None else _integer(tensor, dim, item.step, item)
     start = 0 if item.start is None else _integer(tensor, dim, item.start, item)
@@ -105,6 +108,6 @@ def _pick_slice(tensor: View, dim: int, item: builtins.slice) -> Picked:
         raise NkiValidationError(f"a slice needs a step >= 1, got {step} for dimension {dim} of {tensor}")
     if not (0 <= start <= size and 0 <= stop <= size):
         parts = (item.start, item.stop) if item.step is None else (item.start, item.stop, item.step)
-        given = ":".join("" if part is None else str(part) for part in parts)
-        raise OutOfRangeError(f"slice [{given}] leaves dimension {dim} of {tensor}")
+        text = ":".join("" if part is None else str(part) for part in parts)
+        raise OutOfRangeError(f"slice [{text}] leaves dimension {dim} of {tensor}")
     return Picked(start, max(0, -(-(stop - start) // step)), step)

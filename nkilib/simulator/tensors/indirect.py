@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a tensor, a register or a scalar must be to be the index of a view."""
+"""Checks of a tensor, a register or a scalar that is the index of a view."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ _INDEX_TYPES = frozenset(dtype for dtype in COMPUTABLE if dtype.is_integer)
 
 
 def checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
-    """The index in two dimensions, if it is an integer SBUF tensor of the documented shape.
+    """Return the index in two dimensions, if it is an integer SBUF tensor of the documented shape.
 
-    More dimensions of size 1 are left out: the patterns of published kernels keep them.
+    Further dimensions of size 1 are removed: the patterns of published kernels keep them.
 
     Args:
-        method, view: who uses the index, for messages.
-        index: what the kernel gave.
+        method, view: the method and the view that use the index, for messages.
+        index: the kernel's argument.
         kind: ``"scalar"`` or ``"vector"``.
-        columns: elements per partition; None for any number.
+        columns: the number of elements per partition; None for any number.
 
     Raises:
-        NkiValidationError: naming the method and what is required.
+        NkiValidationError: if it is not; the message names the method and the requirement.
     """
-    wrong = _what_is_wrong(index, kind, columns)
+    wrong = _violation(index, kind, columns)
     if wrong:
         raise NkiValidationError(f"NkiTensor.{method} on {view}: the {kind} offset must {wrong}")
     return _in_two_dimensions(index)
 
 
-def _what_is_wrong(index: Any, kind: str, columns: int | None) -> str:
-    """How an index is not what was documented, behind "must"; an empty string if it is."""
+def _violation(index: Any, kind: str, columns: int | None) -> str:
+    """Return the requirement that an index violates, as text after "must"; an empty string if there is none."""
     wanted = "(1, 1)" if kind == "scalar" else "(P, 1)" if columns == 1 else "(P, 1) or (P, N)"
     shape = getattr(index, "shape", None)
     if shape is None or not hasattr(index, "buffer"):
@@ -58,7 +58,7 @@ def _what_is_wrong(index: Any, kind: str, columns: int | None) -> str:
 
 
 def _in_two_dimensions(index: View) -> View:
-    """An index without its free dimensions of size 1, of which one stays if there is no other."""
+    """Return an index without its free dimensions of size 1, of which one stays if there is no other."""
     if len(index.shape) <= 2:
         return index
     free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
@@ -67,10 +67,10 @@ def _in_two_dimensions(index: View) -> View:
 
 
 def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:
-    """The index, a tensor in two dimensions, if it is a register, a scalar or an integer SBUF tensor of shape (1, 1).
+    """Return the index if it is a register, a scalar or an integer SBUF tensor of shape (1, 1), then in two dimensions.
 
     Raises:
-        NkiValidationError: naming the method and what is required.
+        NkiValidationError: if it is not; the message names the method and the requirement.
     """
     if isinstance(index, VirtualRegister):
         return index
@@ -85,10 +85,10 @@ def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceIn
 
 
 def check_offsets(owner: str, index: Any, partitions: int) -> None:
-    """Refuse offsets of a tensor indirection that are no integer SBUF tensor of shape (``partitions``, K).
+    """Check that offsets of a tensor indirection are an integer SBUF tensor of shape (``partitions``, K).
 
     Raises:
-        NkiValidationError: naming ``owner`` and what is required.
+        NkiValidationError: if they are not; the message names ``owner`` and the requirement.
     """
     is_in_sbuf = hasattr(index, "buffer") and str(index.buffer) == "sbuf"
     if not is_in_sbuf or index.dtype not in _INDEX_TYPES or index.is_indirect():

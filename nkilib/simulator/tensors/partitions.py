@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""In which partitions an on-chip view lies, and in which ones it may start."""
+"""The partitions in which an on-chip view lies, and those in which it may start."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .view import View
 
 
 def partition_elements(tensor: View) -> int:
-    """Elements of the view's type that a partition of the tensor's own storage holds: the stride of its partitions."""
+    """Return the stride of the storage's partitions, in elements of the view's type."""
     storage = tensor.storage
     if tensor.dtype is storage.dtype:  # most are
         return storage.partition_elements
@@ -17,29 +17,29 @@ def partition_elements(tensor: View) -> int:
 
 
 def start_partition(tensor: View) -> int:
-    """The partition of the tensor's own storage in which an on-chip view starts."""
+    """Return the partition of the tensor's own storage in which an on-chip view starts."""
     return tensor.offset // partition_elements(tensor) if tensor.offset else 0
 
 
 def first_partition(tensor: View) -> int | None:
-    """The partition in which an on-chip view starts, or None where the kernel leaves that to the compiler."""
+    """Return the partition in which an on-chip view starts, or None if the kernel leaves this to the compiler."""
     address = tensor.storage.address
     return None if address is None else address[0] + start_partition(tensor)
 
 
 def first_lane(tensor: View) -> int:
-    """:func:`first_partition`; a tensor that the kernel has not placed is taken to start at partition 0."""
+    """Return :func:`first_partition`, with unplaced tensors assumed to start at partition 0."""
     placed = first_partition(tensor)
     return start_partition(tensor) if placed is None else placed
 
 
 def allowed_starts(partitions: int) -> tuple[int, ...]:
-    """The partitions in which a compute engine's access to ``partitions`` of them may start."""
+    """Return the partitions at which a compute engine's access to ``partitions`` partitions may start."""
     return (0, 32, 64, 96) if partitions <= 32 else (0, 64) if partitions <= 64 else (0,)
 
 
 def possible_starts(tensor: View) -> tuple[int, ...]:
-    """Where an on-chip view may start: in the partition where the kernel placed its tensor, or a compiler may do so."""
+    """Return where an on-chip view may start: where the kernel placed it, else wherever a compiler may place it."""
     placed = first_partition(tensor)
     if placed is not None:
         return (placed,)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Python's operators on tensors: NKI documents none, and each says which function takes its place."""
+"""Python's operators on tensors: NKI documents none, and each error names the function to use instead."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
 
 
 class PythonOperators(NKIObject):
-    """Base of ``NkiTensor`` whose arithmetic raises TypeError. Equality stays identity, so that tensors hash."""
+    """The base of ``NkiTensor`` whose arithmetic raises TypeError. Equality is identity, so tensors are hashable."""
 
     __slots__ = ()
 
@@ -54,14 +54,14 @@ class PythonOperators(NKIObject):
     __array_priority__ = 1000.0
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refused: numpy would take a tensor for one object, and the sum of that for the tensor itself."""
+        """Raise TypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
         raise TypeError(
             f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is "
             f"a numpy view)"
         )
 
     def __index__(self) -> NoReturn:
-        """Refused; ``int()``, ``float()`` and ``range()`` come here too."""
+        """Raise TypeError; ``int()``, ``float()`` and ``range()`` call this too."""
         raise TypeError(
             f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
             f"one into a register"

@@ -14,12 +14,12 @@ from ..terms.integers import as_integers
 
 
 class Rearrangement:
-    """What a pair of patterns asks for.
+    """The operations that a pair of patterns describes.
 
     Attributes:
-        splits: dimensions to split, ascending, and the sizes that they are split into.
+        splits: the dimensions to split, ascending, and the sizes into which they are split.
         order: the permutation of the dimensions after the splits.
-        merges: first and last dimension of those to merge, ascending, numbered before any merge.
+        merges: the first and last dimension of each group to merge, ascending, numbered before any merge.
 
     Raises:
         NkiValidationError: if the patterns do not fit each other, the shape or ``fixed_sizes``.
@@ -56,10 +56,10 @@ class Rearrangement:
 
 
 def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
-    """Every item of a pattern as a tuple of names.
+    """Return every item of a pattern as a tuple of names.
 
     Raises:
-        NkiValidationError: if an item is neither a name nor a tuple of names, or a name comes twice.
+        NkiValidationError: if an item is neither a name nor a tuple of names, or a name is repeated.
     """
     if not isinstance(pattern, tuple | list):
         raise NkiValidationError(f"{parameter} must be a tuple of names and tuples of names, got {pattern!r}")
@@ -73,18 +73,18 @@ def _groups(parameter: str, pattern: Sequence[Any]) -> list[tuple[str, ...]]:
 
 
 def completed(what: str, size: int, parts: Sequence[int]) -> tuple[int, ...]:
-    """``parts``, whose product is ``size``; at most one of them may be -1, for what the others leave.
+    """Return ``parts``, whose product is ``size``, with a -1 (at most one) replaced by the remaining size.
 
     Raises:
-        NkiValidationError: naming ``what``, if they cannot make up ``size``.
+        NkiValidationError: if they cannot multiply to ``size``; the message names ``what``.
     """
     sizes = list(as_integers(f"{what}: sizes", parts))
-    given = list(sizes)
+    stated = list(sizes)
     if not sizes or min(sizes) < -1 or sizes.count(-1) > 1:
-        raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {given}")
+        raise NkiValidationError(f"{what}: sizes must not be negative, except for one -1, got {stated}")
     known = prod(part for part in sizes if part != -1)
     if -1 in sizes and known and size % known == 0:
         sizes[sizes.index(-1)] = size // known
     if -1 in sizes or prod(sizes) != size:
-        raise NkiValidationError(f"{what}: sizes {given} do not make up {size}")
+        raise NkiValidationError(f"{what}: sizes {stated} do not make up {size}")
     return tuple(sizes)

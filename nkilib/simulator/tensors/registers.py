@@ -33,11 +33,11 @@ _REMEDY_AS_INTEGER = (
 
 @dataclass(frozen=True)
 class LoadedFloat:
-    """An element of a float type in a register, where its bits mean nothing but to a store.
+    """An element of a float type in a register, whose bits only a store can use.
 
     Attributes:
-        number: the element.
-        dtype: its type.
+        number: the value of the element.
+        dtype: the type of the element.
     """
 
     number: float
@@ -51,18 +51,18 @@ class VirtualRegister(NKIObject):
     """A register of the engines' sequencers; ``nisa.register_alloc`` makes one.
 
     It holds 32 bits: an integer, read as int32, or an element of a float type. On the device its value is not known
-    while the kernel is built, so Python cannot compute with it nor go by it: arithmetic, comparison, ``if``, ``while``,
-    ``int()`` and ``range()`` raise ``RegisterTypeError``. With the front end of NKI 0.6 (``Options.frontend``)
-    ``while reg:`` runs until the register holds 0.
+    while the kernel is built, so Python can neither compute with it nor branch on it: arithmetic, comparison, ``if``,
+    ``while``, ``int()`` and ``range()`` raise ``RegisterTypeError``. With the front end of NKI 0.6
+    (``Options.frontend``) ``while reg:`` runs until the register holds 0.
 
     Args:
         state: the first value, or None for a register that is not set yet.
-        frozen: whether ``nisa.register_move`` and ``nisa.register_load`` refuse to write it, as they do for the
-            value of a ``nl.dynamic_range`` loop.
+        frozen: whether ``nisa.register_move`` and ``nisa.register_load`` raise an error instead of writing it, as for
+            the value of a ``nl.dynamic_range`` loop.
 
     Attributes:
         loaded_by: the number of the last instruction of the core that wrote it; 0 if none did.
-        origin: of the storage from which a value was loaded that the launch has left out; else None.
+        origin: the origin of the storage from which a left-out value was loaded; else None.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
@@ -77,12 +77,12 @@ class VirtualRegister(NKIObject):
         return self._content is None and (self.origin is not None or is_abstract_launch())
 
     def forget(self, origin: Hashable = None) -> None:
-        """The register takes a value that the launch does not know; ``origin`` where it was left out."""
+        """Give the register a value that the launch does not know; ``origin`` is the origin of a left-out value."""
         self._check_writable()
         self._content, self.origin = None, origin
 
     def content(self, what: str) -> int | LoadedFloat:
-        """The integer or float that the register holds; ``what`` says for messages who reads it.
+        """Return the integer or float that the register holds; ``what`` names the reader in messages.
 
         Raises:
             UninitializedReadError: if the register was never set.
@@ -96,7 +96,7 @@ class VirtualRegister(NKIObject):
         return self._content
 
     def value(self, what: str) -> int:
-        """The integer that the register holds, an int32; ``what`` says for messages who reads it.
+        """Return the integer that the register holds, an int32; ``what`` names the reader in messages.
 
         Raises:
             UninitializedReadError: if the register was never set.
@@ -143,7 +143,7 @@ class VirtualRegister(NKIObject):
         )
 
     def __index__(self) -> NoReturn:
-        """Refused; ``int()``, ``float()``, ``range()`` and the index of a list come here."""
+        """Raise RegisterTypeError; ``int()``, ``float()``, ``range()`` and list indexing call this."""
         self._refuse(remedy=_REMEDY_AS_INTEGER)
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __neg__ = __abs__ = _refuse
@@ -153,7 +153,7 @@ class VirtualRegister(NKIObject):
     __lt__ = __le__ = __gt__ = __ge__ = _refuse
 
     def __eq__(self, other: object) -> bool:
-        """Refused for numbers and registers; anything else, such as None or a name, is not equal."""
+        """Raise RegisterTypeError for numbers and registers; anything else, such as None or a name, is not equal."""
         if isinstance(other, int | float | np.generic | VirtualRegister):
             self._refuse(other)
         return False
@@ -162,7 +162,7 @@ class VirtualRegister(NKIObject):
 
 
 def wrap_integer(name: str, value: Any) -> int:
-    """An immediate as the int32 with the same 32 bits.
+    """Return an immediate as the int32 with the same 32 bits.
 
     Raises:
         NkiValidationError: if it is no integer or has more than 32 bits.

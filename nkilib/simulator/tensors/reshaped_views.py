@@ -155,8 +155,8 @@ class ReshapedViews(View):
             for first, last in reversed(plan.merges):
                 view = view._flatten_dims(first, last)
         except NkiValidationError as error:
-            given = f"NkiTensor.rearrange({src_pattern!r}, {dst_pattern!r}, {fixed_sizes!r}) of {self}"
-            raise NkiValidationError(f"{given}: {error}") from None
+            call = f"NkiTensor.rearrange({src_pattern!r}, {dst_pattern!r}, {fixed_sizes!r}) of {self}"
+            raise NkiValidationError(f"{call}: {error}") from None
         return view
 
     def _check_not_first(self, method: str, dim: int) -> None:

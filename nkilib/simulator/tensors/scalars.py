@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiScalar``: an integer of 32 or 64 bits that only the device knows, with the arithmetic that it computes there.
+"""``NkiScalar``: an integer of 32 or 64 bits that only the device knows, with arithmetic on the device.
 
 Sources: pages of ``nki.isa.NkiScalar``, ``scalar_load``, ``scalar_store`` and ``nki.language.fori_loop`` (2.33), the
 deep dive on scalar values.
@@ -31,20 +31,20 @@ _STEERS = (
 
 
 class NkiScalar(NKIObject):
-    """One integer, read by ``nisa.scalar_load`` or counted by ``nl.fori_loop``; it never changes.
+    """An immutable integer, read by ``nisa.scalar_load`` or counted by ``nl.fori_loop``.
 
     ``+``, ``-`` and ``*`` with an integer or a scalar of the same type make a new scalar of that type, whose value
-    wraps around at its width. Python does not learn the value: a scalar in ``if``, ``while``, ``int()`` or ``range()``
-    is a TypeError, and so is one of two unlike types. A comparison of two int32 makes something that nothing takes;
-    of int64 there are none.
+    wraps around at its width. Python cannot read the value: a scalar in ``if``, ``while``, ``int()`` or ``range()``
+    raises a TypeError, and so do two scalars of different types. A comparison of two int32 makes an object that no
+    operation accepts; int64 has no comparisons.
 
-    One that is made in the body of a dynamic loop belongs to that iteration: the device runs one copy of the body, and
-    hands no value from one iteration to the next except in memory.
+    A scalar that is made in the body of a dynamic loop belongs to that iteration: the device runs one copy of the body,
+    and passes values from one iteration to the next only in memory.
 
     Attributes:
         dtype: ``nl.int32`` or ``nl.int64``.
-        loaded_by: the number of the last instruction of the core that loaded what it is computed from; 0 if none did.
-        origin: of a storage that holds what it is computed from, if the launch has left that out; else None.
+        loaded_by: the number of the core's last instruction that loaded an input of its computation; 0 if none did.
+        origin: the origin of a storage with a left-out input of its computation; else None.
     """
 
     __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by", "origin")
@@ -53,7 +53,7 @@ class NkiScalar(NKIObject):
     __array_ufunc__ = None
 
     def __init__(self, state: Any, dtype: DType | None = None, is_comparison: bool = False) -> None:
-        """Refused: the documentation gives a kernel no other way to a scalar than those that the message names.
+        """Raise an error: the documentation gives a kernel only those ways to make a scalar that the message names.
 
         Raises:
             NkiValidationError: always.
@@ -73,10 +73,10 @@ class NkiScalar(NKIObject):
         loaded_by: int = 0,
         origin: Hashable = None,
     ) -> NkiScalar:
-        """A scalar; None is a value that the launch does not know. For the simulator."""
-        made = cls.__new__(cls)
-        made._set(value, dtype, is_comparison, loaded_by, origin)
-        return made
+        """Return a scalar; None is a value that the launch does not know. For the simulator."""
+        scalar = cls.__new__(cls)
+        scalar._set(value, dtype, is_comparison, loaded_by, origin)
+        return scalar
 
     def _set(self, value: int | None, dtype: DType, is_comparison: bool, loaded_by: int, origin: Hashable) -> None:
         self.loaded_by = loaded_by
@@ -87,22 +87,22 @@ class NkiScalar(NKIObject):
         self._scope = current_loop_scope()
 
     def outside_loops(self) -> NkiScalar:
-        """The same integer, to be used anywhere. For the simulator."""
-        made = self.holding(self._value, self.dtype, is_comparison=self._is_comparison, loaded_by=self.loaded_by)
-        made._scope = ()
-        return made
+        """Return the same integer as a scalar that can be used anywhere. For the simulator."""
+        scalar = self.holding(self._value, self.dtype, is_comparison=self._is_comparison, loaded_by=self.loaded_by)
+        scalar._scope = ()
+        return scalar
 
     @property
     def is_unknown(self) -> bool:
-        """Whether it has a value that the launch does not know."""
+        """Whether the scalar has a value that the launch does not know."""
         return self._value is None
 
     def value(self, what: str) -> int:
-        """The integer that it stands for; ``what`` says for messages who reads it.
+        """Return the integer; ``what`` names the reader in messages.
 
         Raises:
-            RegisterTypeError: if it is the result of a comparison.
-            NkiValidationError: in another iteration of a loop than that in which it was made, or behind the loop.
+            RegisterTypeError: if the scalar is the result of a comparison.
+            NkiValidationError: in a different iteration of a loop from the one in which it was made, or after the loop.
         """
         self._check_use(what)
         if self._value is None:
@@ -128,7 +128,7 @@ class NkiScalar(NKIObject):
         return NkiScalar.holding(function(left, right), self.dtype, loaded_by=loaded_by)
 
     def _operands(self, symbol: str, other: Any) -> tuple[int, int] | None:
-        """The values of this scalar and another operand that fits it; None if one of them is not known."""
+        """Return the values of this scalar and another compatible operand; None if one of them is not known."""
         self._check_use(f"operator {symbol}")
         second: int | None
         if isinstance(other, NkiScalar):
@@ -204,7 +204,7 @@ class NkiScalar(NKIObject):
         return self._compared(">=", other)
 
     def __eq__(self, other: object) -> Any:
-        """As the other comparisons for numbers and scalars; anything else, such as None or a name, is not equal."""
+        """Compare with a number or scalar like the other operators; anything else, such as None, is not equal."""
         return self._compared("==", other) if _is_number(other) else False
 
     def __ne__(self, other: object) -> Any:
@@ -234,23 +234,23 @@ class NkiScalar(NKIObject):
 DeviceInteger = VirtualRegister | NkiScalar
 
 
-def int32_of(name: str, given: DeviceInteger) -> int:
-    """The int32 that a register or a scalar holds, for the parameter or index ``name``.
+def int32_of(name: str, holder: DeviceInteger) -> int:
+    """Return the int32 that a register or a scalar holds, for the parameter or index ``name``.
 
     Raises:
         NkiValidationError: if it has 64 bits, or is no integer.
         UninitializedReadError: if it is a register that was never set.
     """
-    if isinstance(given, NkiScalar) and given.dtype != int32:
-        raise NkiValidationError(f"{name} must be an int32, got {given}; nisa.scalar_load it from a tensor of int32")
-    return given.value(name)
+    if isinstance(holder, NkiScalar) and holder.dtype != int32:
+        raise NkiValidationError(f"{name} must be an int32, got {holder}; nisa.scalar_load it from a tensor of int32")
+    return holder.value(name)
 
 
 def check_scalar_type(name: str, dtype: DType) -> None:
-    """Refuse a tensor's type that no scalar has.
+    """Check that a scalar can have a tensor's type.
 
     Raises:
-        NkiValidationError: naming the operand, and the signed type of the same width.
+        NkiValidationError: if it cannot; the message names the operand, and the signed type of the same width.
     """
     if dtype not in SCALARS:
         signed = "int64" if dtype.itemsize == int64.itemsize else "int32"
@@ -264,6 +264,6 @@ def _is_number(value: object) -> bool:
 
 
 def _wrapped(value: int, dtype: DType) -> int:
-    """The low bits of ``value``, as many as the type has, read as a signed number."""
+    """Return the low bits of ``value``, as many as the type has, as a signed number."""
     span = 1 << (8 * dtype.itemsize)
     return (value + span // 2) % span - span // 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NkiTensor``: a view (shape, strides, offset) of a storage, as NKI has it. Only assignment moves data.
+"""``NkiTensor``: a view (shape, strides, offset) of a storage, as in NKI. Only assignment moves data.
 
 Source: ``nki/api/nki/language/__init__.py`` (class NkiTensor), ``nki/get-started/nki-language-guide.rst`` (Tensor
 Values, Tensor Indexing) and ``nki/deep-dives/nki-aps.rst`` of the NKI documentation.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NoReturn
 import numpy as np
 
 from ..memory.storage import Storage
-from ..terms.description import describe_stranger
+from ..terms.description import describe_foreign_value
 from ..terms.dtypes import DType, as_dtype
 from ..terms.errors import NkiValidationError, OutOfRangeError
 from ..terms.layout import Layout, dense
@@ -30,25 +30,26 @@ from .view import Indirect, View
 class NkiTensor(AccessPatterns, PythonOperators):
     """A tensor in SBUF, PSUM or HBM; create one with ``nl.ndarray``.
 
-    ``print`` shows its values, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view of them.
+    ``print`` shows its values, ``repr`` and f-strings one line; in a debugger ``t.array`` is a numpy view of the
+    values.
 
     Attributes:
-        shape: sizes; on chip, dimension 0 counts partitions.
-        strides: elements from one index to the next, by dimension.
-        offset: first element, counted from the start of the storage.
-        dtype: type of an element.
+        shape: the size of each dimension; on chip, dimension 0 counts partitions.
+        strides: the number of elements from one index to the next, for each dimension.
+        offset: the position of the first element, counted from the start of the storage.
+        dtype: the type of an element.
         buffer: the memory region.
-        name: for messages.
+        name: the name in messages.
     """
 
     __slots__ = ()
 
-    # Of the results of the functions on tiles, and of those of nl.equal and its relatives; see the methods below.
+    # Set for results of functions on tiles, and for results of nl.equal and similar functions; see the methods below.
     is_computed = False
     is_comparison = False
-    # Of the data of a grid on chip: rows of tiles that lie one beside the other in the same partitions.
+    # Set for the data of a grid on chip: the number of rows of tiles that lie side by side in the same partitions.
     rows_of_tiles = 1
-    # What an assignment runs: an instruction, and those are made of tensors.
+    # The function that an assignment runs; set later, because instructions are built on tensors.
     _copy_tile: ClassVar[Callable[[NkiTensor, NkiTensor], object]]
 
     def __init__(
@@ -60,10 +61,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         name: str = "",
         address: tuple[int, ...] | None = None,
     ) -> None:
-        """A dense tensor of a storage; kernels make theirs with ``nl.ndarray``.
+        """Make a dense tensor of a storage; kernels use ``nl.ndarray`` instead.
 
         Raises:
-            NkiValidationError: if ``address`` is given and is not where the storage lies.
+            NkiValidationError: if ``address`` is given and differs from the address of the storage.
         """
         if address is not None and tuple(address) != getattr(storage, "address", None):
             raise NkiValidationError(
@@ -75,19 +76,19 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @property
     def data(self) -> NkiTensor:
-        """The tensor itself: what :attr:`NkiGrid.data` is of a grid, so that code may take either."""
+        """The tensor itself, like :attr:`NkiGrid.data` of a grid, so that code may take either."""
         return self
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
-        """All of a storage, in the shape and type that it was made with. For the simulator."""
+        """Return a tensor of a whole storage, in the shape and type that it was made with. For the simulator."""
         tensor = cls.__new__(cls)
         tensor._set(storage.layout, storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
         return tensor
 
     def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
-        """Elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
+        """Return elements ``start`` to ``end`` (exclusive) of dimension ``dim``, every ``step``-th.
 
         Raises:
             OutOfRangeError: unless ``0 <= start < end <= shape[dim]`` and ``step >= 1``.
@@ -95,8 +96,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return self._slice(dim, start, end, step)
 
     def select(self, dim: int, index: int | NkiTensor | DeviceInteger) -> NkiTensor:
-        """One element of dimension ``dim``: at an integer, or at what a register, an ``NkiScalar`` or an SBUF tensor
-        (1, 1) then holds. On chip a scalar has 32 bits.
+        """Return one element of dimension ``dim``, at an integer or a run-time index.
+
+        A run-time index is the value of a register, an ``NkiScalar`` or an SBUF tensor (1, 1) when an instruction uses
+        the view. On chip a scalar has 32 bits.
 
         Raises:
             OutOfRangeError: if an integer leaves the dimension (a dynamic index is checked when it is used).
@@ -105,7 +108,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return self._select(dim, index)
 
     def vector_select(self, dim: int, vector_offset: NkiTensor) -> NkiTensor:
-        """Row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
+        """Return row ``vector_offset[p]`` of dimension 0 for every partition p: the view of a gather or a scatter.
 
         Raises:
             NkiValidationError: unless ``dim`` is 0, this is an HBM tensor and not indirect, and ``vector_offset`` is
@@ -114,30 +117,30 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return self._vector_select(dim, vector_offset)
 
     def indirect(self, index: NkiTensor, num_elem: int | None = None) -> NkiTensor:
-        """Free elements chosen by ``index``, on trn3: the view of a gather, or as an output of a scatter, on chip.
+        """Return free elements chosen by ``index``, on trn3: the view of an on-chip gather or, as an output, scatter.
 
         Element ``[p, i]`` is the free element ``index[g + i % G, i // G]`` of partition p, where G partitions share
         their offsets and g is the first one of p's group. G is 32 for the Tensor engine and 16 for the others. The
         view has the shape (P, ``num_elem``); it can be reshaped but not indexed. Instructions that document tensor
-        indirection take it (see ``isa/indirection.py``).
+        indirection accept it (see ``isa/indirection.py``).
 
         Raises:
             NkiValidationError: on an older target, in HBM, on a view that is indirect or not dense in a partition;
-                if ``index`` is no integer SBUF tensor (P, K), or holds less than ``num_elem`` offsets.
+                if ``index`` is no integer SBUF tensor (P, K), or holds fewer than ``num_elem`` offsets.
         """
         return self._gathered(index, num_elem)
 
     def reshape(self, shape: Sequence[int]) -> NkiTensor:
-        """The same elements in another shape, without moving them.
+        """Return the same elements in another shape, without moving them.
 
         Raises:
-            NkiValidationError: if the number of elements differs, the partition dimension (or that of a vector offset)
-                would change, or the layout does not allow it.
+            NkiValidationError: if the number of elements differs, the partition dimension (or the dimension of a vector
+                offset) would change, or the layout does not allow it.
         """
         return self._reshape(shape)
 
     def permute(self, dims: Sequence[int]) -> NkiTensor:
-        """Dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
+        """Return the dimensions in the order ``dims``; dimension 0 stays first on chip and after ``vector_select``.
 
         Raises:
             NkiValidationError: if ``dims`` is no permutation, or moves a dimension 0 that must stay.
@@ -145,50 +148,50 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return self._permute(dims)
 
     def broadcast(self, dim: int, size: int) -> NkiTensor:
-        """Dimension ``dim``, of size 1, repeated ``size`` times by a stride of 0.
+        """Repeat dimension ``dim``, of size 1, ``size`` times by a stride of 0.
 
         Raises:
-            NkiValidationError: if the dimension is not of size 1, is the partition dimension or that of a vector
-                offset, or if ``size`` is not positive.
+            NkiValidationError: if the dimension is not of size 1, if it is the partition dimension or the dimension of
+                a vector offset, or if ``size`` is not positive.
         """
         return self._broadcast(dim, size)
 
     def expand_dim(self, dim: int) -> NkiTensor:
-        """A new dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
+        """Insert a dimension of size 1 at position ``dim``; a negative one counts from the end of the new shape.
 
         Raises:
             OutOfRangeError: if ``dim`` is not in [0, ndim].
-            NkiValidationError: if it would come before the partition dimension or that of a vector offset.
+            NkiValidationError: if it would come before the partition dimension or the dimension of a vector offset.
         """
         return self._expand_dim(dim)
 
     def squeeze_dim(self, dim: int) -> NkiTensor:
-        """Without dimension ``dim``, which has size 1.
+        """Remove dimension ``dim``, which has size 1.
 
         Raises:
             OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if its size is not 1, if it is the partition dimension or that of a vector offset, or
-                if the tensor has no other (on chip, no other free) dimension.
+            NkiValidationError: if its size is not 1, if it is the partition dimension or the dimension of a vector
+                offset, or if the tensor has no other (on chip, no other free) dimension.
         """
         return self._squeeze_dim(dim)
 
     def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
-        """Dimension ``dim`` split into dimensions of ``shape``, of which one may be -1: what the others leave.
+        """Split dimension ``dim`` into dimensions of ``shape``; one size may be -1 and is then inferred.
 
         Raises:
             OutOfRangeError: if there is no such dimension.
-            NkiValidationError: if the sizes do not make up the dimension, or if it is the partition dimension (which
-                may stay as it is) or that of a vector offset.
+            NkiValidationError: if the product of the sizes is not the dimension's size, or if it is the partition
+                dimension (which may stay as it is) or the dimension of a vector offset.
         """
         return self._reshape_dim(dim, shape)
 
     def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
-        """Dimensions ``start_dim`` to ``end_dim`` (inclusive) merged into one.
+        """Merge dimensions ``start_dim`` to ``end_dim`` (inclusive) into one.
 
         Raises:
             OutOfRangeError: if there are no such dimensions.
             NkiValidationError: if they do not follow each other in memory without a gap, or include the partition
-                dimension or that of a vector offset.
+                dimension or the dimension of a vector offset.
         """
         return self._flatten_dims(start_dim, end_dim)
 
@@ -199,19 +202,19 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
         An item of a pattern is the name of a dimension, or a tuple of names: in ``src_pattern`` a dimension that is
         split into them, in ``dst_pattern`` one into which they are merged. ``fixed_sizes`` gives the sizes of names;
-        one in each tuple may be left to be worked out.
+        one size in each tuple may be omitted and is then inferred.
 
         Raises:
-            NkiValidationError: if the patterns do not fit each other or the shape, or where :meth:`reshape_dim`,
-                :meth:`permute` or :meth:`flatten_dims` would.
+            NkiValidationError: if the patterns do not fit each other or the shape, or if :meth:`reshape_dim`,
+                :meth:`permute` or :meth:`flatten_dims` raises it.
         """
         return self._rearrange(src_pattern, dst_pattern, fixed_sizes)
 
     def view(self, dtype: Any) -> NkiTensor:
-        """The same bits read as ``dtype``; the last dimension's size changes by the ratio of the widths.
+        """Reinterpret the bits as ``dtype``; the last dimension's size changes by the ratio of the widths.
 
         Raises:
-            NkiValidationError: on an indirect view, where the last dimension is not dense, or where its bytes are no
+            NkiValidationError: on an indirect view, if the last dimension is not dense, or if its bytes are no
                 multiple of the new width.
         """
         return self._view(dtype)
@@ -225,22 +228,23 @@ class NkiTensor(AccessPatterns, PythonOperators):
         indirect_dim: int = 0,
         dtype: Any = None,
     ) -> NkiTensor:
-        """An access pattern given outright: ``[[stride, count], ...]`` over the storage, in elements of ``dtype``.
+        """Return a view over the storage by an access pattern ``[[stride, count], ...]``, in elements of ``dtype``.
 
-        The pattern takes the place of this view's shape and strides. ``offset`` is added to the view's own offset
-        (the API's docstring says so; the deep dive on access patterns lets it replace the view's offset: the two
-        agree on every tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps
-        of dimension ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says. A scalar one
-        is a register, an ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
+        The pattern replaces this view's shape and strides. ``offset`` is added to the view's own offset (the API's
+        docstring says so; the deep dive on access patterns lets it replace the view's offset: the two agree on every
+        tensor that starts at the beginning of its storage). A scalar or vector offset counts in steps of dimension
+        ``indirect_dim`` of the tensor on which ``ap`` is called, whatever the pattern says. A scalar offset is a
+        register, an ``NkiScalar`` (of int64 in HBM only) or an SBUF tensor (1, 1).
 
-        On chip the first stride is one partition: as many elements as one of the storage has, or, on a view that is
-        dense in a partition, as many as the view has there. Published kernels say the latter, of a slice as if it were
-        a tensor of its own; the offset then counts likewise.
+        On chip the first stride is one partition: the number of elements in a partition of the storage, or, on a view
+        that is dense in a partition, the number of elements of the view there. Published kernels use the latter, which
+        treats a slice as a tensor of its own; the offset is then counted in the same way.
 
-        A static pattern that leaves the storage, or a partition, makes a view whose use is an OutOfRangeError.
+        A static pattern that leaves the storage, or a partition, makes a view that raises OutOfRangeError when it is
+        used.
 
         Raises:
-            NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not walk
+            NkiValidationError: if both offsets are given, the pattern is malformed, an on-chip pattern does not step
                 partition by partition, or ``indirect_dim`` is not 0 with a vector offset.
         """
         return self._ap(pattern, offset, scalar_offset, vector_offset, indirect_dim, dtype)
@@ -253,28 +257,29 @@ class NkiTensor(AccessPatterns, PythonOperators):
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Remember that a function on tiles made this: whether there is a tensor is then no question to ask."""
+        """Record that a function on tiles made this tensor, so that its truth value would mean its values."""
         self.is_computed = True
 
     def mark_comparison(self) -> None:
-        """Remember that these are the truth values of a comparison, which examples assert."""
+        """Record that these are the truth values of a comparison, which examples assert."""
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Remember how many rows of tiles lie in these partitions, which an HBM tensor has one below the other."""
+        """Record how many rows of tiles, which an HBM tensor has one below the other, lie in these partitions."""
         self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
         return OutsideTensor(self, layout, dtype, message)
 
     def __str__(self) -> str:
-        """The one line and below it the values, shortened as numpy does it; ``--`` where nothing was written yet."""
+        """Return the line of ``repr`` and the values, shortened as in numpy; ``--`` marks unwritten elements."""
         return f"{self!r}\n{values_text(self)}"
 
     def __bool__(self) -> bool:
-        """Whether there is a tensor, as published kernels ask of an optional one: of one in HBM or of a whole tile.
+        """Return True for a tensor in HBM or a whole tile, as published kernels test whether an optional tensor exists.
 
-        On the device every tensor is true. Of a result or of a part, such as ``t[0, 0]``, the values must be meant.
+        On the device every tensor is true. For a result or a part, such as ``t[0, 0]``, the test must mean the values,
+        which is an error.
         """
         if self.is_comparison:
             return self._holds_everywhere()
@@ -286,10 +291,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         )
 
     def _holds_everywhere(self) -> bool:
-        """The truth of a comparison, which examples of ``nki.language`` assert: true, or an error.
+        """Return True if a comparison, which examples of ``nki.language`` assert, holds everywhere; else raise.
 
-        On the device every tensor is true; a kernel that went on with False would not do there what it did here.
-        Where there are no values, it goes on with True.
+        On the device every tensor is true; a kernel that continued with False would behave differently there.
+        Without values, the result is True.
         """
         if self.storage.is_shape_only:
             return True
@@ -305,7 +310,8 @@ class NkiTensor(AccessPatterns, PythonOperators):
     def __setitem__(self, key: Any, value: Any) -> None:
         """Copy the tile ``value`` to ``self[key]``, of the same shape on chip, with one ``nisa.tensor_copy``.
 
-        The documentation lists the method without a word; its migration guide fills a part of a tile so.
+        The documentation lists the method without a description; its migration guide fills a part of a tile in this
+        way.
         """
         view = self[key]
         if not view.is_on_chip():
@@ -316,15 +322,15 @@ class NkiTensor(AccessPatterns, PythonOperators):
         if not isinstance(value, NkiTensor) or not value.is_on_chip() or value.shape != view.shape:
             raise NkiValidationError(
                 f"NkiTensor.__setitem__: {view} takes a tile of that shape in sbuf or psum, got "
-                f"{describe_stranger(value)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM"
+                f"{describe_foreign_value(value)}; nisa.memset sets all elements, nisa.dma_copy reads from HBM"
             )
         type(self)._copy_tile(view, value)
 
 
 class OutsideTensor(NkiTensor):
-    """A view whose pattern leaves its tensor: it may be made, and refuses every use.
+    """A view whose pattern leaves its tensor: it may be made, but every use raises an error.
 
-    Published kernels make the views of all rounds of a loop and use those that a condition, stated later, lets through.
+    Published kernels make the views of all iterations of a loop and use only those that a later condition selects.
     """
 
     __slots__ = ("_message",)
@@ -340,4 +346,4 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """A static view has none."""
+        """Ignore the value: a static view has no dynamic part."""

@@ -18,9 +18,10 @@ UNWRITTEN = "--"
 
 
 def values_text(tensor: View) -> str:
-    """The elements as numpy prints them, shortened under the same ``np.set_printoptions``; ``--`` for unwritten ones.
+    """Return the elements as numpy prints them, shortened by the same ``np.set_printoptions``.
 
-    Only the elements that are shown are read. An indirect view shows its index, since only an instruction follows it.
+    Unwritten elements are ``--``. Only the elements that are shown are read. For an indirect view the index is shown,
+    since only an instruction follows it.
     """
     indirect = tensor.indirect_access
     if indirect is not None:
@@ -50,7 +51,7 @@ def values_text(tensor: View) -> str:
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """The indices of a dimension that are shown."""
+    """Return the indices of a dimension that are shown."""
     if size <= 2 * edge:
         return np.arange(size)
     return np.concatenate([np.arange(edge), np.arange(size - edge, size)])
@@ -66,7 +67,7 @@ def _unwritten(tensor: View, picks: list[npt.NDArray[np.intp]]) -> npt.NDArray[n
 
 
 def _texts(values: npt.NDArray[Any], unwritten: npt.NDArray[np.bool_], is_low_precision: bool) -> list[str]:
-    """What stands for each element, all of one width."""
+    """Return the text of each element, all of one width."""
     written = values[~unwritten]
     if is_low_precision:
         written = written.astype(np.float32)

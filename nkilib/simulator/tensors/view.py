@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``View``: what every tensor is: a layout (shape, strides, offset) of a storage, a type, and what it says of itself.
+"""``View``, the base of every tensor: a layout (shape, strides, offset) of a storage, a type, and questions about both.
 
 ``Indirect`` is the part of an address that is read at run time. ``NkiTensor`` in ``tensor.py`` adds the views that
 kernels make: by indexing (``indexed_views.py``), by reshaping (``reshaped_views.py``) and by an access pattern
@@ -38,20 +38,20 @@ _PSUM = MemoryRegion.psum
 
 @dataclass(frozen=True)
 class Indirect:
-    """The dynamic part of an address. The index is read when an instruction uses the view, as the device does it.
+    """The dynamic part of an address. The index is read when an instruction uses the view, as on the device.
 
     Attributes:
         kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
             ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
-        index: SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
+        index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
             scalar.
-        stride: elements by which one step of the index moves.
-        limit: the index must lie in [0, limit).
+        stride: the number of elements by which one step of the index moves.
+        limit: the exclusive upper limit of the index, which must lie in [0, limit).
         source: the tensor that is indexed, for messages.
-        dim: dimension of the view whose index a vector is, which is 0; None for the other kinds.
+        dim: the dimension of the view that a vector indexes, which is 0; None for the other kinds.
         base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
             the elements gathered into a dense tensor.
-        count: with ``"tensor"``, how many offsets are used.
+        count: with ``"tensor"``, the number of offsets that are used.
     """
 
     kind: Literal["scalar", "vector", "tensor"]
@@ -64,7 +64,7 @@ class Indirect:
     count: int = 0
 
     def read(self) -> npt.NDArray[np.int64]:
-        """The index values in row-major order as int64; unsigned types keep their value.
+        """Return the index values in row-major order as int64; unsigned types keep their value.
 
         Raises:
             UninitializedReadError: if an index was never written, whatever the options say: a sentinel is no address.
@@ -79,7 +79,7 @@ class Indirect:
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
-        """The error for index ``value`` of ``row``; ``limit`` where the view's offset leaves fewer rows."""
+        """Return the error for index ``value`` of ``row``; ``limit`` is set if the view's offset leaves fewer rows."""
         limit = self.limit if limit is None else limit
         if not isinstance(self.index, View):
             return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
@@ -92,15 +92,15 @@ class Indirect:
 
 
 class View(NKIObject):
-    """Base of ``NkiTensor``: its state, how a view is made of another, and questions about the layout.
+    """The base of ``NkiTensor``: its state, the derivation of views from views, and questions about the layout.
 
     Attributes:
-        layout: shape, strides and offset together.
+        layout: the shape, strides and offset together.
         is_whole: whether it is known to be all of the storage.
         indirect_access: the dynamic part of this view's address, if it has one.
         may_be_accessed: whether it is known to be within what a compute engine can access; see isa/access.py.
-        size: number of elements.
-        free_size: number of elements for each index of dimension 0; on chip, elements per partition.
+        size: the number of elements.
+        free_size: the number of elements for each index of dimension 0; on chip, elements per partition.
     """
 
     __slots__ = (
@@ -155,20 +155,20 @@ class View(NKIObject):
         dtype: DType | None = None,
         indirect: Indirect | None = None,
     ) -> Self:
-        """Another view of the same storage."""
+        """Return another view of the same storage."""
         view = self.__class__.__new__(self.__class__)
         layout = Layout(tuple(shape), tuple(strides), self.offset if offset is None else offset)
         view._set(layout, dtype or self.dtype, self.storage, self.buffer, self.name, indirect or self.indirect_access)
         return view
 
     def with_layout(self, layout: Layout) -> Self:
-        """A static view of the same storage with another layout. For the simulator; kernels use other methods."""
+        """Return a static view of the same storage with another layout. For the simulator, not for kernels."""
         view = self.__class__.__new__(self.__class__)
         view._set(layout, self.dtype, self.storage, self.buffer, self.name, None)
         return view
 
     def with_indirect(self, indirect: Indirect) -> Self:
-        """This view with a dynamic part of its address. For the simulator; kernels use ``ap`` and ``ds``."""
+        """Return this view with a dynamic part of its address. For the simulator; kernels use ``ap`` and ``ds``."""
         return self._with(self.shape, self.strides, indirect=indirect)
 
     @property
@@ -197,7 +197,7 @@ class View(NKIObject):
         return array
 
     def forget_array(self) -> None:
-        """The storage has other memory from here on."""
+        """Drop the cached numpy view, because the storage has other memory from now on."""
         self._array = self._flat_rows = None
 
     @property
@@ -215,7 +215,7 @@ class View(NKIObject):
 
     @property
     def rows_to_read(self) -> npt.NDArray[Any] | None:
-        """As :attr:`flat_rows`, only to be read: of a tile whose load is deferred the memory that it comes from."""
+        """The rows of :attr:`flat_rows`, for reading only; if the tile's load is deferred, the memory of its source."""
         storage = self.storage
         if storage.parts and self.indirect_access is None:
             block = storage.block_of(self.layout, self.dtype)
@@ -225,11 +225,11 @@ class View(NKIObject):
         return self.flat_rows
 
     def allow_access(self) -> None:
-        """Remember that a compute engine can access this view."""
+        """Record that a compute engine can access this view."""
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
-        """An instruction has written all elements; ``is_matmul`` says whether a later matmul may add to them."""
+        """Record that an instruction has written all elements; with ``is_matmul`` a later matmul may add to them."""
         storage = self.storage
         written = storage.written
         if not written.is_full:
@@ -241,7 +241,7 @@ class View(NKIObject):
             storage.accumulated.clear(self.layout, storage.width_of(self.dtype))
 
     def covers_storage(self) -> bool:
-        """Whether the view has all elements of its storage."""
+        """Return whether the view has all elements of its storage."""
         if self.is_whole:
             return True
         is_large_enough = self.size == self.storage.elements_of(self.dtype)
@@ -251,7 +251,7 @@ class View(NKIObject):
         return self.buffer in ON_CHIP
 
     def is_contiguous(self) -> bool:
-        """Whether the view is dense in row-major order; on chip, within each partition."""
+        """Return whether the view is dense in row-major order; on chip, within each partition."""
         if self.buffer not in ON_CHIP:
             return is_dense(self.shape, self.strides)
         if len(self.shape) == 2:  # most are
@@ -259,23 +259,23 @@ class View(NKIObject):
         return is_dense(self.shape[1:], self.strides[1:])
 
     def is_indirect(self) -> bool:
-        """Whether the address depends on a tensor, a register or a scalar that is read at run time."""
+        """Return whether the address depends on a tensor, a register or a scalar that is read at run time."""
         return self.indirect_access is not None
 
     def get_pattern(self) -> list[list[int]]:
-        """``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
+        """Return ``[[stride, count], ...]``, in the form that :meth:`NkiTensor.ap` takes."""
         return [[stride, size] for stride, size in zip(self.strides, self.shape, strict=True)]
 
     def __repr__(self) -> str:
-        """One line, without values: for messages, for containers that hold tensors, for a debugger's list of names."""
+        """Return one line without values, for messages, for containers of tensors and for a debugger's variables."""
         return describe(self.name, self.shape, self.dtype, self.buffer)
 
     def __format__(self, spec: str) -> str:
-        """The one line: an f-string puts a tensor into a sentence, most often that of an error message."""
+        """Return the line of ``repr``: an f-string puts a tensor into a sentence, usually of an error message."""
         return format(repr(self), spec)
 
     def _check_dim(self, method: str, dim: int) -> int:
-        """``dim``, which may count from the end, as an index from the start."""
+        """Return ``dim``, which may count from the end, as an index from the start."""
         if type(dim) is int and 0 <= dim < len(self.shape):  # most are
             return dim
         if not isinstance(dim, int | np.integer) or not -self.ndim <= dim < self.ndim:
@@ -287,5 +287,5 @@ class View(NKIObject):
             raise NkiValidationError(f"NkiTensor.{method}: {self} is indirect already; a view has one dynamic index")
 
     def _keeps_first_dimension(self) -> bool:
-        """Whether dimension 0 counts partitions, or the rows of a vector offset, and stays as it is."""
+        """Return whether dimension 0 counts partitions, or the rows of a vector offset, and stays unchanged."""
         return self.is_on_chip() or (self.indirect_access is not None and self.indirect_access.dim == 0)

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Words of NKI without state: types, enumerations, memory regions, layouts, errors."""
+"""Stateless terms of NKI: types, enumerations, memory regions, layouts and errors."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a kernel says to the compiler: ``CompileConfig``, ``SpecializationConfig`` and ``AddressRotation``.
+"""The compiler settings of a kernel: ``CompileConfig``, ``SpecializationConfig`` and ``AddressRotation``.
 
-Nothing is compiled here, so that no field changes a result; values are checked, and nested kernels must agree.
+Nothing is compiled here, so no field changes a result; values are checked, and nested kernels must agree.
 
-Source: pages ``nki.compiler`` and ``nki.compiler.CompileConfig`` of the API reference of NKI 0.7. It hides the defaults
-of some fields; where it says nothing of one, it is False.
+Source: pages ``nki.compiler`` and ``nki.compiler.CompileConfig`` of the API reference of NKI 0.7. The reference hides
+the defaults of some fields; where it says nothing of a default, it is False here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from enum import Enum
 
 
 class AddressRotation(Enum):
-    """Which tensors the compiler may move for a better layout: those that it has placed itself, all, or none."""
+    """The tensors that the compiler may move for a better layout: those that it has placed itself, all, or none."""
 
     AUTO = "auto"
     ENABLE = "enable"
@@ -26,19 +26,20 @@ class AddressRotation(Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class CompileConfig:
-    """How one kernel is compiled, for ``nki.jit(compile_config=...)``. None of it changes a simulated result.
+    """Compiler settings of one kernel, for ``nki.jit(compile_config=...)``. None of them changes a simulated result.
 
     Attributes:
-        address_rotation: whether tensors may be moved.
-        non_ssa_legalization: run the compiler's pass of this name.
-        dead_code_elim: let the compiler remove what nobody reads.
-        barrier_check: check the barriers between the cores; the simulator always does.
-        prefetch_auto: let the compiler keep a ring of prefetched loads in SBUF; not beside ``NKI_PREFETCH_RING_SIZE``.
-        nki_alloc_fallback: let another allocator try where NKI's own one finds no room. Whether the simulator checks
-            capacity is an option of it, whatever this says.
+        address_rotation: the tensors that may be moved.
+        non_ssa_legalization: whether the compiler runs the pass of this name.
+        dead_code_elim: whether the compiler may remove values that nothing reads.
+        barrier_check: whether the barriers between the cores are checked; the simulator always checks them.
+        prefetch_auto: whether the compiler may keep a ring buffer of prefetched loads in SBUF; excludes
+            ``NKI_PREFETCH_RING_SIZE``.
+        nki_alloc_fallback: whether another allocator may try where NKI's own one finds no room. Whether the simulator
+            checks capacity is a simulator option and does not depend on this field.
 
     Raises:
-        TypeError: if a value is of another type.
+        TypeError: if a value has another type.
         ValueError: if ``prefetch_auto`` and the environment variable are both set.
     """
 
@@ -63,7 +64,7 @@ class CompileConfig:
             )
 
     def differences(self, other: CompileConfig) -> list[str]:
-        """Where this differs from another one, as ``name=mine, not theirs``."""
+        """Return the fields in which this configuration differs from another one, as ``name=mine, not theirs``."""
         return [
             f"{field.name}={getattr(self, field.name)}, not {getattr(other, field.name)}"
             for field in fields(self)
@@ -73,14 +74,14 @@ class CompileConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SpecializationConfig:
-    """How one kernel is traced, for ``nki.jit(specialization_config=...)``.
+    """Tracer settings of one kernel, for ``nki.jit(specialization_config=...)``.
 
     Attributes:
-        allow_nested_config_override: a kernel that this one calls, and that asks for another ``CompileConfig``, runs
-            under this one's with a warning, instead of being refused.
+        allow_nested_config_override: whether a nested kernel that asks for another ``CompileConfig`` runs under this
+            kernel's configuration with a warning, instead of an error.
 
     Raises:
-        TypeError: if a value is of another type.
+        TypeError: if a value has another type.
     """
 
     allow_nested_config_override: bool = False

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How messages speak of a tensor."""
+"""Descriptions of tensors and values in messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .regions import MemoryRegion
 
 
 def describe(name: str, shape: tuple[int, ...], dtype: DType, region: MemoryRegion) -> str:
-    """One line: name, where it has one, shape, type and place."""
+    """Return one line with the tensor's name (if it has one), shape, type and memory region."""
     label = f"{name!r} " if name else ""
     return f"tensor {label}{list(shape)} {dtype} in {region}"
 
 
-def describe_stranger(value: Any) -> str:
-    """What came where a tensor of the kernel belongs: an array in one line, without its elements, and what to do."""
+def describe_foreign_value(value: Any) -> str:
+    """Describe a value that is not a tensor of the kernel: an array in one line, without its elements, and a remedy."""
     if hasattr(value, "is_data_representable"):
         return f"{value!r}: a grid is no operand, its tensor is grid.data"
     shape = getattr(value, "shape", None)
@@ -35,6 +35,6 @@ def describe_stranger(value: Any) -> str:
 
 
 def first_and_last(chosen: npt.NDArray[np.bool_]) -> str:
-    """Which elements are true, by the indices of the first and the last one in row-major order."""
+    """Return text that says which elements are true, by the first and the last index in row-major order."""
     first, last = (np.argwhere(chosen)[end].tolist() for end in (0, -1))
     return f"the element {first}" if first == last else f"the first is {first}, the last {last}"

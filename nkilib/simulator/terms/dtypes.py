@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Data types of NKI: a name, and how the simulator stores it.
+"""Data types of NKI: their names and how the simulator stores them.
 
-Source of the names and widths: table "Supported Data Types" of the NKI documentation
-(``nki/api/nki.api.shared.rst``).
+Source of the names and widths: table "Supported Data Types" of the NKI documentation (``nki/api/nki.api.shared.rst``).
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ class DType(str):
         numpy: the numpy type that holds an element.
         itemsize: bytes of an element on the device.
         kind: ``"float"``, ``"int"``, ``"uint"``, ``"bool"`` or ``"packed"``.
-        is_float, is_packed: whether it is of that kind; packed are several elements in one word.
-        is_integer: whether it is integer or boolean: of the types that bit-wise operators accept.
+        is_float, is_packed: whether ``kind`` is that one; a packed type has several elements in one word.
+        is_integer: whether the type is integer or boolean, and so accepted by bit-wise operators.
     """
 
     numpy: np.dtype[Any]
@@ -116,10 +115,10 @@ LOW_PRECISION: frozenset[DType] = frozenset({bfloat16, float8_e4m3, float8_e4m3f
 
 
 def as_dtype(value: Any) -> DType:
-    """The NKI type named by an NKI type, a string, a numpy type or a torch type.
+    """Return the NKI type named by an NKI type, a string, a numpy type or a torch type.
 
     Raises:
-        TypeError: for anything else that is no NKI data type.
+        TypeError: if ``value`` names no NKI data type.
     """
     if isinstance(value, DType):
         return value

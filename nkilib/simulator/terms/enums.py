@@ -9,13 +9,16 @@ from enum import Enum, IntEnum
 
 
 class _Singletons(Enum):
-    """An enumeration whose members are keys: Enum's own hash, of the name, is a Python call at every look-up."""
+    """An enumeration whose members are fast dictionary keys.
+
+    Enum's own hash, which hashes the name, is a Python call at every look-up.
+    """
 
     __hash__ = object.__hash__
 
 
 class engine(_Singletons):
-    """Engines of a NeuronCore."""
+    """The engines of a NeuronCore."""
 
     tensor = 1
     vector = 5
@@ -31,7 +34,7 @@ Engine = engine
 
 
 class reduce_cmd(_Singletons):
-    """What an instruction does to its engine's accumulator registers."""
+    """The effect of an instruction on its engine's accumulator registers."""
 
     idle = 0
     reset = 1
@@ -41,7 +44,7 @@ class reduce_cmd(_Singletons):
 
 
 class dge_mode(_Singletons):
-    """Who generates the descriptors of a DMA transfer."""
+    """The generator of the descriptors of a DMA transfer."""
 
     unknown = 0
     swdge = 1
@@ -50,21 +53,21 @@ class dge_mode(_Singletons):
 
 
 class oob_mode(_Singletons):
-    """What an indirect DMA does with an index that is out of bounds."""
+    """The behaviour of an indirect DMA at an index that is out of bounds."""
 
     error = 0
     skip = 1
 
 
 class matmul_perf_mode(_Singletons):
-    """Performance mode of ``nc_matmul``."""
+    """The performance mode of ``nc_matmul``."""
 
     none = "none"
     double_row = "double_row"
 
 
 class nc_version(IntEnum):
-    """Generation of the NeuronCore. Kernels compare it, with ``<`` too, with another one or with its number."""
+    """The generation of the NeuronCore. Kernels compare it, with ``<`` too, with another member or with its number."""
 
     gen2 = 2
     gen3 = 3
@@ -77,16 +80,16 @@ class nc_version(IntEnum):
 
 
 class dma_engine(_Singletons):
-    """Which DMA engine moves the data of ``sendrecv``."""
+    """The DMA engine that moves the data of ``sendrecv``."""
 
     dma = 1
     gpsimd_dma = 2
 
 
 class dependency(_Singletons):
-    """What an order between two instructions is for: the hardware, or the compiler alone.
+    """The purpose of an order between two instructions: for the hardware, or for the compiler alone.
 
-    NKI 0.7 names the members and not their values; here these are the names.
+    NKI 0.7 documents the names of the members but not their values; here the values are the names.
     """
 
     runtime = "runtime"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The errors that the simulator raises, and where in the user's kernel they came from."""
+"""The errors that the simulator raises, and their location in the user's kernel."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _SIMULATOR = "nkilib.simulator"
 class NkiValidationError(Exception):
     """A rule of the hardware or of the documented API is violated.
 
-    The name is the one that ``nki.isa`` documents. Every error that the simulator raises on a kernel's behalf is
-    of this class or of a subclass, except plain Python errors such as a wrong number of arguments.
+    ``nki.isa`` documents this name. Every error that the simulator raises on a kernel's behalf is an instance of this
+    class or of a subclass, except plain Python errors such as a wrong number of arguments.
 
     Attributes:
         place: ``file:line`` of the kernel, once it is known.
-        refusal: the message behind the place and the function of ``nki.language``.
-        core: `` on core 1`` where a function of ``nki.language`` refused on one of several cores.
+        refusal: the message without the location and without the name of the ``nki.language`` function.
+        core: text such as `` on core 1`` where a function of ``nki.language`` failed on one of several cores.
     """
 
     place = ""
@@ -30,30 +30,30 @@ class NkiValidationError(Exception):
 
 
 class OutOfRangeError(NkiValidationError, IndexError):
-    """An index, static or read from a tensor at run time, leaves the tensor that it indexes."""
+    """An index, static or read from a tensor at run time, is outside the tensor that it indexes."""
 
 
 class UninitializedReadError(NkiValidationError):
-    """A register is read that was never set, or, with ``uninitialized="error"``, an element that was never written."""
+    """A register that was never set is read, or, with ``uninitialized="error"``, an element that was never written."""
 
 
 class RegisterTypeError(NkiValidationError, TypeError):
-    """Python is asked to go by a register or a scalar, whose value only the device knows, or to compute with it."""
+    """Python is asked to branch on or to compute with a register or a scalar, whose value only the device knows."""
 
 
 class GridTypeError(NkiValidationError, TypeError):
-    """A shape or an index of a grid of tiles is of the wrong type."""
+    """A shape or an index of a grid of tiles has the wrong type."""
 
 
 class GridValueError(NkiValidationError, ValueError):
-    """A shape or an index of a grid of tiles cannot be."""
+    """A shape or an index of a grid of tiles has an impossible value."""
 
 
 class CapacityError(NkiValidationError):
-    """The tensors that are live at one time do not fit SBUF or PSUM, or two placed by hand overlap.
+    """The tensors that are live at one time do not fit SBUF or PSUM, or two tensors placed by hand overlap.
 
     Attributes:
-        made_at: ``file:line`` of the tensor that came to life last.
+        made_at: ``file:line`` of the tensor that became live last.
     """
 
     def __init__(self, message: str, made_at: str = "<unknown>:0") -> None:
@@ -70,34 +70,34 @@ class IdenticalWritesError(RaceError):
 
 
 class PsumGroupError(NkiValidationError):
-    """A matmul adds to a group of products in PSUM after another group was started in the same bank."""
+    """A matmul adds to an accumulation group in PSUM after another group was started in the same bank."""
 
 
 class BarrierError(NkiValidationError):
-    """A core or a rank waits for another one that cannot come any more, or that comes to something else."""
+    """A core or a rank waits for another one that can no longer arrive, or that waits at a different operation."""
 
 
 class UncomputedError(RuntimeError):
-    """Somebody asks for the values of a result that a launch with ``skip_arithmetic`` has left out."""
+    """The values of a result are read that a launch with ``skip_arithmetic`` did not compute."""
 
 
 class SimulatorWarning(UserWarning):
-    """What would be an error, and a setting (``NKILIB_RACES=warn`` and its like) lets pass."""
+    """A warning in place of an error, where a setting (``NKILIB_RACES=warn`` and similar ones) asks for warnings."""
 
 
 class CoreAbortedError(BaseException):
-    """Ends a core because the other one failed.
+    """The end of a core because another one failed.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not keep a core alive whose partner is gone.
     """
 
 
-# Of the files that were asked for, which are the simulator's.
+# For each file seen so far, whether it is part of the simulator.
 _KNOWN: dict[str, bool] = {}
 
 
 def _is_simulator(frame: FrameType) -> bool:
-    """Whether a function of the simulator runs in ``frame``."""
+    """Return whether ``frame`` runs a function of the simulator."""
     file = frame.f_code.co_filename
     name = str(frame.f_globals.get("__name__", ""))
     # What is compiled from a string has no file of its own.
@@ -106,7 +106,7 @@ def _is_simulator(frame: FrameType) -> bool:
 
 
 def kernel_frame() -> FrameType | None:
-    """The innermost frame outside the simulator, which is at the line of the user's kernel."""
+    """Return the innermost frame outside the simulator, which is at the current line of the user's kernel."""
     frame: FrameType | None = sys._getframe(1)
     known = _KNOWN
     while frame is not None:
@@ -118,15 +118,15 @@ def kernel_frame() -> FrameType | None:
 
 
 def kernel_location() -> str:
-    """``file:line`` of :func:`kernel_frame`."""
+    """Return ``file:line`` of :func:`kernel_frame`."""
     frame = kernel_frame()
     return "<unknown>" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
-    """Put the kernel line that ``error`` came through in front of its message, unless an instruction has done so.
+    """Prefix ``error``'s message with the kernel line in its traceback, unless an instruction has already done so.
 
-    For errors that no instruction raises: of a view, or of a function of the language.
+    This is for errors that no instruction raises, such as errors of a view or of a function of the language.
     """
     if error.place:
         return
@@ -136,10 +136,10 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
 
 
 def add_core(error: Exception, core: str) -> None:
-    """Put behind the message of an exception that is not the simulator's on which core, and where, it was raised.
+    """Append the core and the line that raised it to the message of an exception that is not the simulator's.
 
-    For cores whose thread is not the caller's: all run the same lines. An exception that makes its message of
-    something else than one string, as KeyError does, gets a note instead, from Python 3.11 on.
+    This is for cores that do not run in the caller's thread, since all cores run the same lines. An exception whose
+    message is not simply one string, such as KeyError, gets a note instead, from Python 3.11 on.
     """
     place = last_line(error)
     where = f"on {core}, {place}" if place else f"on {core}"
@@ -148,9 +148,9 @@ def add_core(error: Exception, core: str) -> None:
     if len(before) < 2 and isinstance(message, str) and str(error) == message:
         if message.endswith(where) or message.endswith(f"{where})"):  # an object that is raised again
             return
-        said = f"{message} ({where})" if message else where
-        error.args = (said,)
-        if str(error) == said:
+        text = f"{message} ({where})" if message else where
+        error.args = (text,)
+        if str(error) == text:
             return
         error.args = before
     if hasattr(error, "add_note"):
@@ -158,7 +158,7 @@ def add_core(error: Exception, core: str) -> None:
 
 
 def last_line(error: BaseException) -> str:
-    """``file:line`` of the innermost frame of a traceback that is not the simulator's; empty if there is none."""
+    """Return ``file:line`` of the traceback's innermost frame outside the simulator, or an empty string without one."""
     place = ""
     traceback = error.__traceback__
     while traceback is not None:
@@ -168,25 +168,25 @@ def last_line(error: BaseException) -> str:
     return place
 
 
-def add_location(error: NkiValidationError, what: str) -> None:
-    """Put kernel location and instruction in front of ``error``'s message, once."""
+def add_location(error: NkiValidationError, instruction: str) -> None:
+    """Prefix ``error``'s message with the kernel location and the instruction, once."""
     if error.place:
         return
     error.place = kernel_location()
-    error.refusal = f"{what}: {error}"
+    error.refusal = f"{instruction}: {error}"
     error.args = (f"{error.place}: {error.refusal}",)
 
 
 def add_function(error: NkiValidationError, function: str, core: str) -> None:
-    """Put kernel location and a function of ``nki.language`` in front of ``error``'s message.
+    """Prefix ``error``'s message with the kernel location and a function of ``nki.language``.
 
-    The name of an instruction inside it that refused stays, behind that of the function; of functions that call each
-    other the outermost one, which is the last to come here, takes the place of the others.
+    If an instruction inside the function failed, its name stays in the message, after the function's name. If functions
+    call each other, only the name of the outermost one stays, since it calls this last.
 
     Args:
-        error: what the function, or an instruction inside it, raises.
-        function: as the kernel calls it.
-        core: what tells the core from others that run, or empty; an instruction has named it already.
+        error: the error that the function, or an instruction inside it, raises.
+        function: the name by which the kernel calls the function.
+        core: the name of the core among those that run, or empty; an instruction has named it already.
     """
     if not error.place:
         error.place = kernel_location()

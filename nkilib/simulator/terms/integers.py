@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sizes, positions and dimensions as a kernel gives them: integers, or an error that names what should be one."""
+"""Checks of sizes, positions and dimensions: integers, or an error that names the offending argument."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .errors import NkiValidationError, RegisterTypeError
 
 
 def is_integer(value: Any) -> bool:
-    """Whether ``value`` is an integer of Python or numpy; a truth value is none."""
+    """Return whether ``value`` is an integer of Python or numpy; a boolean is not."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def as_integer(what: str, value: Any) -> int:
-    """``value`` as an int.
+    """Return ``value`` as an int.
 
     Raises:
-        NkiValidationError: naming ``what``, if it is no integer.
+        NkiValidationError: if it is no integer; the message names ``what``.
         RegisterTypeError: if it is a register.
     """
     try:
@@ -34,10 +34,10 @@ def as_integer(what: str, value: Any) -> int:
 
 
 def as_integers(what: str, values: Any) -> tuple[int, ...]:
-    """``values`` as a tuple of int.
+    """Return ``values`` as a tuple of int.
 
     Raises:
-        NkiValidationError: naming ``what``, if they are no sequence of integers.
+        NkiValidationError: if they are no sequence of integers; the message names ``what``.
         RegisterTypeError: if one of them is a register.
     """
     try:

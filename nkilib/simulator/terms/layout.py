@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements. Knows no data."""
+"""Arithmetic on strided layouts: a shape, its strides and an offset, all counted in elements, without data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_SHAPES = 4096
 
 
 class Layout(NamedTuple):
-    """The element at index (i0, i1, ...) sits at ``offset + sum(strides[k] * ik)`` of the storage."""
+    """A strided layout: the element at index (i0, i1, ...) sits at ``offset + sum(strides[k] * ik)`` of the storage."""
 
     shape: Shape
     strides: Shape
@@ -24,7 +24,7 @@ class Layout(NamedTuple):
 
 
 def row_major_strides(shape: Sequence[int]) -> Shape:
-    """Strides of a dense tensor of ``shape`` whose last dimension changes fastest."""
+    """Return the strides of a dense tensor of ``shape`` whose last dimension changes fastest."""
     if len(shape) == 2:  # most are
         return shape[1], 1
     strides = []
@@ -36,17 +36,17 @@ def row_major_strides(shape: Sequence[int]) -> Shape:
 
 
 def dense(shape: Shape) -> Layout:
-    """The layout of a freshly made tensor."""
+    """Return the layout of a new dense tensor."""
     return Layout(shape, row_major_strides(shape), 0)
 
 
 class Form(NamedTuple):
-    """What follows from a shape alone.
+    """Values that follow from a shape alone.
 
     Attributes:
-        layout: of a freshly made tensor.
-        size: its elements.
-        row_size: its elements at one index of dimension 0.
+        layout: the layout of a new dense tensor of that shape.
+        size: the number of elements.
+        row_size: the number of elements at one index of dimension 0.
     """
 
     layout: Layout
@@ -56,13 +56,13 @@ class Form(NamedTuple):
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def form_of(shape: Shape) -> Form:
-    """What follows from ``shape``, worked out once for tensors of one shape."""
+    """Return the values that follow from ``shape``, computed once for all tensors of that shape."""
     sizes = tuple(map(int, shape))  # True is a size too, and equals 1
     return Form(dense(sizes), prod(sizes), prod(sizes[1:]))
 
 
 def extent(layout: Layout) -> tuple[int, int]:
-    """First and last element position that the layout touches; (0, -1) if it has no element."""
+    """Return the first and the last element position that the layout touches; (0, -1) if it has no element."""
     if 0 in layout.shape:
         return 0, -1
     low = high = layout.offset
@@ -75,7 +75,7 @@ def extent(layout: Layout) -> tuple[int, int]:
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether elements follow each other without gap in row-major order; dimensions of size 1 do not matter."""
+    """Return whether elements follow each other without gap in row-major order; dimensions of size 1 do not matter."""
     step = 1
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
         if size != 1 and stride != step:
@@ -85,7 +85,7 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Strides under which ``new_shape`` addresses the same elements in the same order, or None if none exist.
+    """Return the strides under which ``new_shape`` addresses the same elements in the same order, or None.
 
     Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions
     must be dense relative to each other; the new ones then split the group's span.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``NKIObject``: the base class of everything that NKI code may hold besides numbers, strings and containers."""
+"""``NKIObject``: the base class of all NKI values other than numbers, strings and containers."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def _is_value(name: str, value: object) -> bool:
 
 
 class NKIObject:
-    """Base of NKI classes; a user's configuration class inherits it, with or without ``@dataclass``.
+    """The base of NKI classes; a user's configuration class inherits it, with or without ``@dataclass``.
 
-    A class without an ``__init__`` of its own takes its fields in order or by keyword, the annotated ones first; one
-    that is not given has its class-level default, else None, as the NKI compiler has it
+    A class without an ``__init__`` of its own takes its fields in order or by keyword, the annotated fields first. A
+    field without an argument has its class-level default, else None, as in the NKI compiler
     (``nki/get-started/nki-language-guide.rst``, Class Support).
     """
 
     __slots__ = ("__dict__",)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let ``@dataclass``, which follows, find what the NKI compiler takes for fields.
+        """Let ``@dataclass``, which runs afterwards, find the fields that the NKI compiler would find.
 
-        To it the decorator makes no difference: every field has a default, and public kernels pass values for class
-        attributes that they never annotated.
+        For the compiler the decorator makes no difference: every field has a default, and public kernels pass values
+        for class attributes that they never annotated.
         """
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
@@ -49,11 +49,11 @@ class NKIObject:
         fields = list(dict.fromkeys(annotated))  # a subclass may annotate a field again
         if len(args) > len(fields):
             raise TypeError(f"{type(self).__name__} has {len(fields)} fields, got {len(args)} values")
-        given = dict(zip(fields, args, strict=False))
-        unknown = [name for name in kwargs if name not in fields or name in given]
+        values = dict(zip(fields, args, strict=False))
+        unknown = [name for name in kwargs if name not in fields or name in values]
         if unknown:
             raise TypeError(f"{type(self).__name__}: {unknown[0]!r} is no field or is given twice; fields: {fields}")
-        for name, value in (given | kwargs).items():
+        for name, value in (values | kwargs).items():
             setattr(self, name, value)
         for name in fields:
             if not hasattr(self, name):

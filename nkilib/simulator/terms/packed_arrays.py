@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Numpy arrays of the packed types, of which numpy has none: structures of one word, with a field named like the type.
+"""Numpy arrays of the packed types, which numpy lacks: structures of one word, with a field named like the type.
 
-On a Neuron machine AWS's package ``neuron_dtypes`` gives numpy types of these names; arrays of those are taken as well.
+On a Neuron machine AWS's package ``neuron_dtypes`` gives numpy types of these names; arrays of those types are
+accepted as well.
 """
 
 from __future__ import annotations
@@ -29,17 +30,17 @@ _PER_WORD, _FP4_BITS = 4, 4
 
 
 def packed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    """``array`` as one of a packed type, which a launch takes for a tensor of that type.
+    """Return ``array`` as an array of a packed type, which a launch takes for a tensor of that type.
 
     Args:
         array: unsigned integers, whose bytes are the words, for instance uint32 for ``float8_e4m3fn_x4``; or elements,
-            ``ml_dtypes.float8_e4m3fn`` and its like, four of which along the last dimension make a word, the first in
-            the lowest bits. Without a copy, but for ``ml_dtypes.float4_e2m1fn``, which numpy keeps in a byte each.
+            such as ``ml_dtypes.float8_e4m3fn``, four of which along the last dimension make a word, the first in
+            the lowest bits. It is not copied, except ``ml_dtypes.float4_e2m1fn``, which numpy keeps in a byte each.
         dtype: ``nl.float8_e5m2_x4``, ``nl.float8_e4m3fn_x4`` or ``nl.float4_e2m1fn_x4``.
 
     Raises:
-        TypeError: if ``dtype`` is no packed type, or the array none, or of another type.
-        ValueError: if the last dimension makes no whole words.
+        TypeError: if ``dtype`` is no packed type, or ``array`` is no array or has another type.
+        ValueError: if the last dimension does not divide into whole words.
     """
     if not isinstance(array, np.ndarray):
         raise TypeError(f"packed: array must be a numpy array, got {array!r}; numpy.asarray makes one")
@@ -63,7 +64,7 @@ def _fp4_words(elements: npt.NDArray[Any]) -> npt.NDArray[np.uint16]:
 
 
 def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
-    """The words of an array of a packed type, without a copy; any other array as it is."""
+    """Return the words of an array of a packed type, without a copy; any other array is returned unchanged."""
     if not dtype.is_packed:
         return array
     names = array.dtype.names
@@ -71,7 +72,7 @@ def words_of(array: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 
 
 def register_names() -> None:
-    """Let numpy know the packed types by their names, as it does where the real NKI is installed."""
+    """Register the packed types with numpy by name, as happens where the real NKI is installed."""
     known: dict[str, Any] = vars(np)["sctypeDict"]  # the stubs know scalar types in it only
     for dtype, array_type in ARRAY_TYPES.items():
         known.setdefault(str(dtype), array_type)

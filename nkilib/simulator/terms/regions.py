@@ -10,7 +10,7 @@ from typing import Any
 
 
 class MemoryRegion(Enum):
-    """Where a tensor lives. ``nl.hbm`` is another name of ``private_hbm``."""
+    """The memory region in which a tensor lives. ``nl.hbm`` is another name of ``private_hbm``."""
 
     sbuf = "sbuf"
     psum = "psum"
@@ -30,7 +30,7 @@ _BY_NAME = {region.value: region for region in MemoryRegion} | {"hbm": MemoryReg
 
 
 def as_region(buffer: Any) -> MemoryRegion:
-    """The region named by a :class:`MemoryRegion` or by its name.
+    """Return the region named by a :class:`MemoryRegion` or by its name.
 
     Raises:
         TypeError: if ``buffer`` names no region.
@@ -43,20 +43,20 @@ def as_region(buffer: Any) -> MemoryRegion:
 
 
 def is_hbm(buffer: Any) -> bool:
-    """Whether ``buffer`` is private or shared HBM."""
+    """Return whether ``buffer`` is private or shared HBM."""
     return as_region(buffer) in HBM
 
 
 def is_on_chip(buffer: Any) -> bool:
-    """Whether ``buffer`` is SBUF or PSUM."""
+    """Return whether ``buffer`` is SBUF or PSUM."""
     return as_region(buffer) in ON_CHIP
 
 
 def is_psum(buffer: Any) -> bool:
-    """Whether ``buffer`` is PSUM."""
+    """Return whether ``buffer`` is PSUM."""
     return as_region(buffer) is MemoryRegion.psum
 
 
 def is_sbuf(buffer: Any) -> bool:
-    """Whether ``buffer`` is SBUF."""
+    """Return whether ``buffer`` is SBUF."""
     return as_region(buffer) is MemoryRegion.sbuf

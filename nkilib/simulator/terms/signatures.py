@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is wrong with a call that does not fit a signature, and what was likely meant, misspelt or removed from NKI."""
+"""Errors for calls that do not fit a signature, with suggestions for keywords that are misspelt or removed from NKI."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ _NO_DTYPE = "the result has the type of dst"
 
 
 def call_error(function: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> TypeError | None:
-    """The error, with the name of the function, for a call that does not fit ``signature``; None for one that does.
+    """Return the error for a call that does not fit ``signature``, or None if it fits.
 
-    It says what a keyword is likely to mean that the function does not have.
+    The message names the function and suggests a parameter for a keyword that the function does not have.
     """
     try:
         signature.bind(*args, **kwargs)
     except TypeError as error:
-        said = str(error)
+        message = str(error)
     else:
         return None
-    removed, meant = _removed(function, kwargs), _meant(signature, args, kwargs)
-    if meant and not removed:
-        return TypeError(f"{function}: {meant}")
-    has_dst = function.startswith("nisa.") and said.endswith("argument: 'dst'")
-    return TypeError(f"{function}: {said}{removed or (f'; {_NO_DST}' if has_dst else '')}")
+    removed, suggestions = _removed(function, kwargs), _suggestions(signature, args, kwargs)
+    if suggestions and not removed:
+        return TypeError(f"{function}: {suggestions}")
+    has_dst = function.startswith("nisa.") and message.endswith("argument: 'dst'")
+    return TypeError(f"{function}: {message}{removed or (f'; {_NO_DST}' if has_dst else '')}")
 
 
 def bound_call(
     function: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]
 ) -> inspect.BoundArguments:
-    """The arguments of a call by the parameters of ``signature``.
+    """Return the arguments of a call bound to the parameters of ``signature``.
 
     Raises:
-        TypeError: as :func:`call_error` has it, if they do not fit.
+        TypeError: the error of :func:`call_error`, if the arguments do not fit.
     """
     error = None
     try:
@@ -77,21 +77,23 @@ def _removed(function: str, kwargs: dict[str, Any]) -> str:
     return ""
 
 
-def _meant(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
-    """The keywords that a function does not have, with what they are likely to mean; nothing where none is likely.
+def _suggestions(signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> str:
+    """Return text that lists the unknown keywords with the likely parameters; empty if there is no likely one.
 
-    Python names such a keyword only if no argument is missing, and it is the reason why one is.
+    Python names such a keyword only if no argument is missing, although it is often the reason why one is missing.
     """
     parameters = signature.parameters
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
         return ""
     free = [name for name in list(parameters)[len(args) :] if name not in kwargs]
-    said = []
+    texts = []
     for name in [name for name in kwargs if name not in parameters]:
-        likely = [each for each in _MEANT.get(name, ()) if each in free] or get_close_matches(name, free, 1)
+        likely = [candidate for candidate in _MEANT.get(name, ()) if candidate in free] or get_close_matches(
+            name, free, 1
+        )
         if likely:
-            said.append(f"{name!r}; did you mean {likely[0]!r}?")
+            texts.append(f"{name!r}; did you mean {likely[0]!r}?")
             free.remove(likely[0])
         elif name == "dtype" and "dst" in parameters:
-            said.append(f"{name!r}; {_NO_DTYPE}")
-    return f"got an unexpected keyword argument {' And '.join(said)}" if said else ""
+            texts.append(f"{name!r}; {_NO_DTYPE}")
+    return f"got an unexpected keyword argument {' And '.join(texts)}" if texts else ""

@@ -15,11 +15,11 @@ from .dtypes import DType, as_dtype
 
 @dataclass(frozen=True)
 class Spec:
-    """Stands for an array in a launch that is only profiled, and for a result of one.
+    """A shape and a type in place of an array, as an argument or a result of a launch that is only profiled.
 
     Attributes:
-        shape: sizes.
-        dtype: NKI type of an element.
+        shape: the size of each dimension.
+        dtype: the NKI type of an element.
     """
 
     shape: tuple[int, ...]
@@ -27,19 +27,19 @@ class Spec:
 
 
 def spec(shape: Sequence[int], dtype: Any) -> Spec:
-    """An argument of ``shape`` and ``dtype`` that takes no memory, for ``nkilib.simulator.profile``.
+    """Return an argument of ``shape`` and ``dtype`` that takes no memory, for ``nkilib.simulator.profile``.
 
     Example::
 
         profile(kernel[2], spec((16384, 202408), nl.bfloat16), spec((16384,), nl.int32))
 
-    A launch with one computes nothing: every argument, arrays too, stands for its shape and type alone, and each result
-    is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as ever; indices, values and accesses
-    of both cores to one place are not. A kernel whose control flow depends on values is refused; how often a loop runs
-    whose bounds only the device knows is said by ``profile(trips=)``.
+    A launch with such an argument computes nothing: every argument, arrays too, stands for its shape and type alone,
+    and each result is a :class:`Spec`. Shapes, types, buffers, engines and capacity are checked as usual. Indices,
+    values and accesses of both cores to one place are not checked. A kernel whose control flow depends on values raises
+    an error. ``profile(trips=)`` states the number of iterations of a loop whose bounds only the device knows.
 
     Raises:
-        TypeError: if ``dtype`` is no NKI type or ``shape`` holds something else than integers.
+        TypeError: if ``dtype`` is no NKI type or ``shape`` holds something other than integers.
         ValueError: if a size is negative.
     """
     sizes = tuple(index(size) for size in shape)
@@ -49,13 +49,13 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 class DataNeeded(BaseException):
-    """An instruction has come to the point where it would compute; what it checks before is checked.
+    """Signal that an instruction would now compute; everything that it checks before has been checked.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 
     Attributes:
-        tensor: of which values are asked for.
-        origin: of its storage, in a launch that leaves values out.
+        tensor: the tensor whose values are asked for.
+        origin: the origin of its storage, in a launch that leaves values out.
     """
 
     def __init__(self, tensor: str, origin: Hashable = None) -> None:
@@ -65,12 +65,12 @@ class DataNeeded(BaseException):
 
 
 class ValuesWanted(BaseException):
-    """Something that has to be known depends on values that this launch has left out; see machine/left_out.py.
+    """Signal that a required value depends on values that this launch has left out; see machine/left_out.py.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 
     Attributes:
-        origin: of the storage that would hold them.
+        origin: the origin of the storage that would hold the values.
     """
 
     def __init__(self, origin: Hashable) -> None:

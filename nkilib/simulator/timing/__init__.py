@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The model of time: what instructions cost, and when engines are busy. Modelled, not measured."""
+"""The model of time: the cost of instructions and the busy times of engines. Modelled, not measured."""

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where tiles lie in PSUM: a new tile takes the place of those that were used longest ago, and waits for them.
+"""Places of tiles in PSUM: a new tile takes the place of the tiles that were used longest ago, and waits for them.
 
-A kernel that makes a new tile in every step has as many as it likes in the simulator; on the device there are 8 banks
-of 2 KiB (``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until what lay there is
-read. Which place a compiler takes is not published: here the one that is free longest. SBUF is not looked at: a
-compiler loads into it out of order, and a public product whose tiles fill it is measured without such waits.
+In the simulator, a kernel that makes a new tile in every step has as many as it likes. The device has 8 banks of 2 KiB
+(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content is read.
+Which place a compiler takes is not published: the model takes the one that is free longest. SBUF is not modelled this
+way: a compiler loads into it out of order, and a public product whose tiles fill it is measured without such waits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _QUARTER = PARTITIONS // 4
 
 
 class Vacated:
-    """The tiles whose place another tile takes, which waits until they are read and written.
+    """The tiles whose place another tile takes. The new tile waits until they are read and written.
 
     Attributes:
         storage: the number of the storage of one of them.
@@ -36,30 +36,34 @@ class Vacated:
         self.storage = uses[0].storage
 
     def last_write(self, by: Engine) -> Done:
-        """As :meth:`last_access`: who reads what nobody wrote waits for its place, too."""
+        """Return the same as :meth:`last_access`, because a read of an unwritten tile waits for its place, too."""
         return self.last_access(by)[0]
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """What used the place last."""
+        """Return the last use of the place."""
         accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
         return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
     def note_read(self, done: Done) -> None:
-        """What lies there now keeps its own account."""
+        """Do nothing, because the new tile has its own record."""
 
     def note_write(self, done: Done) -> None:
-        """What lies there now keeps its own account."""
+        """Do nothing, because the new tile has its own record."""
 
 
 class Banks:
-    """PSUM of one core, and the tiles in it, those that were used longest ago first."""
+    """The PSUM of one core and the tiles in it, those used longest ago first."""
 
     def __init__(self) -> None:
         self._free = float(PSUM_PARTITION_BYTES)
         self._tiles: OrderedDict[Tracked, float] = OrderedDict()
 
     def use(self, known: Tracked) -> Place | None:
-        """A tile is used: for the first time it gets a place, for whose old tiles it has to wait."""
+        """Note the use of a tile, which gets a place at its first use.
+
+        Returns:
+            The tiles that were in the place, for which the new tile has to wait; None if there were none.
+        """
         tiles = self._tiles
         if known.has_place:
             if known in tiles:
@@ -79,7 +83,10 @@ class Banks:
 
 
 def _size(known: Tracked) -> float:
-    """Bytes of a partition, on average over all: tiles of few partitions lie beside each other, by quarters of them."""
+    """Return the bytes of a partition, averaged over all partitions.
+
+    Tiles of few partitions lie beside each other, in quarters of the partitions.
+    """
     views = known.views
     nbytes = views.bytes_each
     if nbytes > PSUM_BANK_BYTES:

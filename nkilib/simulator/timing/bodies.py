@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles that bodies of device loops make: the device has one copy of a body, and so one place for each tile."""
+"""The tiles of the bodies of device loops: the device has one copy of a body, and therefore one place for each tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .footprints import Tracked, tracked
 
 
 class Body:
-    """The body of a loop: its tiles and the loops in it, in the order in which an iteration comes to them."""
+    """The body of a loop: its tiles and inner loops, in the order in which an iteration reaches them."""
 
     def __init__(self) -> None:
         self._tiles: list[tuple[object, Tracked]] = []
@@ -18,11 +18,11 @@ class Body:
         self._tile = self._loop = 0
 
     def again(self) -> None:
-        """The next iteration starts."""
+        """Start the next iteration."""
         self._tile = self._loop = 0
 
     def tile(self, storage: Storage) -> Tracked:
-        """What is known of the next tile: what was done to the same one of the iteration before is done to it."""
+        """Return the record of the next tile, which is that of the same tile in the previous iteration."""
         key = storage.shape, storage.dtype, storage.region
         at, self._tile = self._tile, self._tile + 1
         if at == len(self._tiles):
@@ -32,7 +32,7 @@ class Body:
         return self._tiles[at][1]
 
     def loop(self) -> Body:
-        """The next loop in it."""
+        """Return the body of the next inner loop."""
         at, self._loop = self._loop, self._loop + 1
         if at == len(self._loops):
             self._loops.append(Body())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The working hours of a DMA engine, which takes rows of several queues as they come."""
+"""The busy intervals of a DMA engine, which takes rows of several queues as they come."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# Gaps further back than this are forgotten: no transfer is triggered so long after those behind it.
+# Gaps further back than this are forgotten: no transfer is triggered so long after later ones.
 _KEPT = 512
-# Times that differ by less are the same: sums in another order.
+# Times that differ by less are equal: they are sums in another order.
 SAME_NS = 1e-4
 
 
-class Hours(NamedTuple):
-    """Working hours of an engine.
+class BusyIntervals(NamedTuple):
+    """Busy intervals of an engine.
 
     Attributes:
-        total_ns: how long it has worked in all.
-        starts, ends: the latest hours, in order.
+        total_ns: the total busy time.
+        starts, ends: the starts and ends of the latest intervals, in order.
     """
 
     total_ns: float
@@ -28,21 +28,22 @@ class Hours(NamedTuple):
     ends: list[float]
 
     def since(self, begin_ns: float) -> list[tuple[float, float]]:
-        """Those from a time on."""
+        """Return the intervals from a time on."""
         first = bisect_right(self.ends, begin_ns + SAME_NS)
         return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
 
-    def repeats(self, before: Hours, shift_ns: float, begin_ns: float) -> bool:
-        """Whether those from ``begin_ns`` on are those that there were before, so much later."""
+    def repeats(self, before: BusyIntervals, shift_ns: float, begin_ns: float) -> bool:
+        """Tell whether the intervals from ``begin_ns`` on are the earlier ones shifted by ``shift_ns``."""
         mine, others = self.since(begin_ns), before.since(begin_ns - shift_ns)
         return len(mine) == len(others) and all(
-            abs(one[0] - other[0] - shift_ns) <= SAME_NS and abs(one[1] - other[1] - shift_ns) <= SAME_NS
-            for one, other in zip(mine, others, strict=True)
+            abs(mine_part[0] - their_part[0] - shift_ns) <= SAME_NS
+            and abs(mine_part[1] - their_part[1] - shift_ns) <= SAME_NS
+            for mine_part, their_part in zip(mine, others, strict=True)
         )
 
 
 class BusyTimes:
-    """When an engine works, in nanoseconds; a transfer that is triggered late leaves gaps that others fill."""
+    """The busy times of an engine in nanoseconds; a transfer that is triggered late leaves gaps that others fill."""
 
     def __init__(self) -> None:
         self._starts: list[float] = []
@@ -50,7 +51,7 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """DmaWork for ``duration`` from ``earliest`` on, in as many pieces as gaps ask for; returns when it is done."""
+        """Add work of ``duration`` from ``earliest`` on, split over the gaps, and return when it is done."""
         self.total_ns += duration
         if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
             self._append(earliest, earliest + duration)
@@ -71,26 +72,26 @@ class BusyTimes:
             self._insert(*piece)
         return now
 
-    def hours(self) -> Hours:
-        """What it has worked so far."""
-        return Hours(self.total_ns, self._starts.copy(), self._ends.copy())
+    def intervals(self) -> BusyIntervals:
+        """Return the busy intervals so far."""
+        return BusyIntervals(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """What it worked in the last ``shift_ns`` it works several times more; ``before_ns``: its total before that."""
+        """Repeat the work of the last ``shift_ns`` several times; ``before_ns`` is the total busy time before it."""
         if self.total_ns == before_ns:
             return
         self.total_ns += times * (self.total_ns - before_ns)
-        latest = self.hours().since(self._ends[-1] - shift_ns)
+        latest = self.intervals().since(self._ends[-1] - shift_ns)
         most = _KEPT // max(1, len(latest)) + 2
         for time in range(max(1, times - most), times + 1):
             for start, end in latest:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Another engine that has done the same so far."""
-        other = BusyTimes()
-        other._starts, other._ends, other.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
-        return other
+        """Return a copy for another engine that has done the same so far."""
+        copied = BusyTimes()
+        copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
+        return copied
 
     def _append(self, start: float, end: float) -> None:
         self._starts.append(start)
@@ -99,7 +100,7 @@ class BusyTimes:
             del self._starts[0], self._ends[0]
 
     def _insert(self, start: float, end: float) -> None:
-        """Enter working hours, joined with those that they touch."""
+        """Insert an interval, merged with the intervals that it touches."""
         first = bisect_right(self._ends, start)
         if first and self._ends[first - 1] == start:
             first -= 1
@@ -114,13 +115,13 @@ class BusyTimes:
 
 
 class DmaWork(NamedTuple):
-    """What a transfer asks of the DMA engines.
+    """The work of a transfer for the DMA engines.
 
     Attributes:
         times: pairs (number of an engine, nanoseconds).
         is_even: whether every engine works, and for the same time.
-        nbytes: that it moves.
-        row_bytes: of a row, on the average; 0 where it is not moved row by row.
+        nbytes: the bytes that the transfer moves.
+        row_bytes: the average bytes of a row; 0 if the transfer is not moved row by row.
         is_gathered: whether a vector offset names its rows.
     """
 
@@ -132,19 +133,19 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """What the engine works that has most of it to do."""
+        """The time of the engine with most of the work."""
         return max((time for _, time in self.times), default=0.0)
 
 
 class DmaEngines:
-    """The DMA engines of a core. Those that have done the same so far share one account: mostly that is all of them."""
+    """The DMA engines of a core. Engines that have done the same so far share one record, usually all of them."""
 
     def __init__(self, count: int) -> None:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
     def add(self, earliest: float, work: DmaWork) -> float:
-        """DmaWork from ``earliest`` nanoseconds on; returns when the last engine is done."""
+        """Add work from ``earliest`` nanoseconds on, and return when the last engine is done."""
         if self._are_alike and work.is_even:
             return self._times[0].add(earliest, work.times[0][1])
         self._are_alike = False
@@ -161,18 +162,18 @@ class DmaEngines:
             done = max(done, times.add(earliest, duration))
         return done
 
-    def hours(self) -> list[Hours]:
-        """The working hours of each engine."""
-        accounts = {id(times): times.hours() for times in self._times}
+    def intervals(self) -> list[BusyIntervals]:
+        """Return the busy intervals of each engine."""
+        accounts = {id(times): times.intervals() for times in self._times}
         return [accounts[id(times)] for times in self._times]
 
-    def repeat(self, before: Sequence[Hours], shift_ns: float, times: int) -> None:
-        """What the engines have done in the last ``shift_ns`` they do several times more."""
-        accounts = {id(account): (account, hours) for account, hours in zip(self._times, before, strict=True)}
-        for account, hours in accounts.values():
-            account.repeat(hours.total_ns, shift_ns, times)
+    def repeat(self, before: Sequence[BusyIntervals], shift_ns: float, times: int) -> None:
+        """Repeat the work of the engines in the last ``shift_ns`` several times."""
+        accounts = {id(account): (account, intervals) for account, intervals in zip(self._times, before, strict=True)}
+        for account, intervals in accounts.values():
+            account.repeat(intervals.total_ns, shift_ns, times)
 
     @property
     def longest_ns(self) -> float:
-        """What the engine that works longest has worked."""
+        """The total busy time of the engine that is busy longest."""
         return max(times.total_ns for times in self._times)

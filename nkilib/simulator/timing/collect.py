@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which launches are profiled: those inside the call of ``profile``."""
+"""Collection of the launches to profile: those inside the call of ``profile``."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Collection(Watcher):
     """The traces of the cores of the launches that ran while it was open.
 
     Attributes:
-        traces: of the cores.
-        given, returned: the numbers of the storages that the caller gave, and that it got back.
+        traces: the traces of the cores.
+        given, returned: the numbers of the storages that the caller passed, and that it got back.
     """
 
     def __init__(self, parameters: ModelParameters) -> None:
@@ -38,7 +38,7 @@ class Collection(Watcher):
         self.returned |= returned
 
     def conclude(self, has_ended: bool) -> None:
-        """A profile asks for the traces itself."""
+        """Do nothing, because a profile asks for the traces itself."""
 
 
 @contextmanager

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction costs its engine, in cycles. Modelled, not measured.
+"""Costs of instructions for their engines, in cycles. Modelled, not measured.
 
-An instruction's definition names one of these beside its semantics. N stands for the elements in a partition of its
-largest tile; nothing takes less than about 64 cycles. Sources: the "Estimated instruction cost" that older revisions
-of ``nki/api/nki/isa/__init__.py`` carried, and the architecture guides (``nki/guides/architecture``). What neither
-says is a field of :class:`ModelParameters`.
+The definition of an instruction names one of these costs beside its semantics. N stands for the number of elements in a
+partition of its largest tile; no instruction takes less than about 64 cycles. Sources: the "Estimated instruction cost"
+in older revisions of ``nki/api/nki/isa/__init__.py``, and the architecture guides (``nki/guides/architecture``). Costs
+that neither states are fields of :class:`ModelParameters`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from .footprints import Form
 from .parameters import ModelParameters
 
 LEAST_CYCLES = 64.0
-# Reading the accumulator registers out after a reduction.
+# Cycles to read out the accumulator registers after a reduction.
 _READ_REGISTERS = 64.0
 FAST_TYPES = frozenset({dt.bfloat16, dt.float16})
-# Cycles an element of ``exponential`` in bfloat16 (trn3).
+# Cycles per element of ``exponential`` in bfloat16 (trn3).
 EXPONENTIAL_BF16_CYCLES = 0.25
 
 
 class CostInputs(NamedTuple):
-    """An instruction as its cost sees it.
+    """An instruction with the properties that its cost depends on.
 
     Attributes:
         engine: the engine that runs it.
-        values: its parameters by name: of tensors the forms, and those that decide (``plans.DECIDING``).
+        values: its parameters by name: the forms of tensors, and the deciding parameters (``plans.DECIDING``).
         generation: the hardware.
         parameters: the assumptions.
     """
@@ -45,33 +45,33 @@ class CostInputs(NamedTuple):
     parameters: ModelParameters
 
     def elements(self, *names: str) -> int:
-        """Elements in a partition of the largest of some tiles."""
+        """Return the number of elements in a partition of the largest of some tiles."""
         return max(self.values[name].free_size for name in names)
 
     def tiles(self, *names: str) -> list[Form]:
-        """Those of the named operands that are tensors of more than one element a partition."""
-        given = (self.values[name] for name in names)
-        return [value for value in given if isinstance(value, Form)]
+        """Return the named operands that are tensors with more than one element per partition."""
+        values = (self.values[name] for name in names)
+        return [value for value in values if isinstance(value, Form)]
 
 
 Cost = Callable[[CostInputs], float]
 
 
 def streamed(*names: str, cycles: float = 1.0, extra: float = 0.0) -> Cost:
-    """``max(64, cycles * N) + extra``: the engine takes the elements one after the other."""
+    """Return the cost ``max(64, cycles * N) + extra`` of an engine that takes the elements one after the other."""
     return lambda call: max(LEAST_CYCLES, cycles * call.elements(*names)) + extra
 
 
 def assumed(*names: str) -> Cost:
-    """An instruction for which nothing is published."""
+    """Return the cost of an instruction for which nothing is published."""
     return lambda call: max(LEAST_CYCLES, call.parameters.other_cycles * call.elements(*names))
 
 
 def copied(*names: str) -> Cost:
-    """``tensor_copy``, ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
+    """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
 
-    N/4 from SBUF to SBUF if the elements of a row are contiguous on both sides, N/2 if they are not, or if they are and
-    one side is in PSUM, else N.
+    N/4 from SBUF to SBUF if the elements of a row are contiguous on both sides; N/2 if they are not, or if they are and
+    one side is in PSUM; else N.
     """
 
     def cost(call: CostInputs) -> float:
@@ -93,12 +93,12 @@ def _fast_share(call: CostInputs, tiles: list[Form]) -> float:
     return 0.5 if in_psum == 1 and has_runs else 1.0
 
 
-# What ``tensor_tensor`` does at twice the rate in 16-bit floats.
+# The operators that ``tensor_tensor`` runs at twice the rate in 16-bit floats.
 _FAST_OPERATORS = frozenset({"add", "subtract", "multiply"})
 
 
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
-    """``tensor_tensor``: 2N; N if one input is in PSUM, or for 16-bit floats in SBUF (trn2 and later).
+    """Return the cost of ``tensor_tensor``: 2N; N if one input is in PSUM, or in SBUF from trn2 on for 16-bit floats.
 
     The text of the API names bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2 guide
     names both 16-bit floats.
@@ -122,10 +122,11 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 
 
 def scalar_and_tile(call: CostInputs) -> float:
-    """``scalar_tensor_tensor``: 2N on trn1; about N + 100 with one side in PSUM; 64 more where a reduction is read out.
+    """Return the cost of ``scalar_tensor_tensor``: 2N on trn1, N from trn2 on.
 
-    From trn2 on N: 64 of them on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
-    jinhuang12/vllm-neuron, of which 100 cycles lie between two.
+    With one side in PSUM it is about N + 100; a reduction that is read out takes 64 more. Evidence for N from trn2 on:
+    64 instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
+    jinhuang12/vllm-neuron, of which 100 cycles lie between two instructions.
     """
     elements = call.elements("dst")
     in_psum = any(tile.buffer is MemoryRegion.psum for tile in call.tiles("dst", "data", "operand1"))
@@ -136,7 +137,7 @@ def scalar_and_tile(call: CostInputs) -> float:
 
 
 def reduced(call: CostInputs) -> float:
-    """``tensor_reduce``: N, or N/2 for 16-bit tiles and add or max in the older reading."""
+    """Return the cost of ``tensor_reduce``: N, or N/2 for 16-bit tiles and add or max in the older reading."""
     is_fast = all(tile.dtype in FAST_TYPES for tile in call.tiles("data", "dst"))
     is_short = getattr(call.values["op"], "key", "") in ("add", "maximum")
     share = 0.5 if call.parameters.halves_bf16_max and is_fast and is_short else 1.0
@@ -144,9 +145,9 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """``activation``: N, and 64 more where a reduction is read out; trn3 takes two bfloat16 elements a cycle.
+    """Return the cost of ``activation``: N, and 64 more if a reduction is read out.
 
-    Nothing is published for GpSimd, which has it from trn3 on.
+    trn3 takes two bfloat16 elements a cycle. Nothing is published for GpSimd, which has the instruction from trn3 on.
     """
     if call.engine is Engine.gpsimd:
         return max(LEAST_CYCLES, call.parameters.other_cycles * call.elements("data"))
@@ -157,7 +158,7 @@ def activated(call: CostInputs) -> float:
 
 
 def exponential(call: CostInputs) -> float:
-    """``exponential`` of trn3: N/4 in bfloat16; nothing is published for float32."""
+    """Return the cost of ``exponential`` of trn3: N/4 in bfloat16; nothing is published for float32."""
     is_bf16 = call.values["src"].dtype == dt.bfloat16
     return max(
         LEAST_CYCLES,
@@ -166,33 +167,33 @@ def exponential(call: CostInputs) -> float:
 
 
 def selected(call: CostInputs) -> float:
-    """``select_reduce``: nothing is published."""
+    """Return the cost of ``select_reduce``, for which nothing is published."""
     return max(LEAST_CYCLES, call.elements("on_true") * call.parameters.select_reduce_cycles)
 
 
 def inverted(call: CostInputs) -> float:
-    """``reciprocal``: 8N on Vector, the only engine that has it as an instruction of its own."""
+    """Return the cost of ``reciprocal``: 8N on Vector, the only engine with a separate instruction for it."""
     return max(LEAST_CYCLES, 8.0 * call.elements("data"))
 
 
 def filled(call: CostInputs) -> float:
-    """``memset``: N/2 for a zero in a 16-bit float, else N."""
+    """Return the cost of ``memset``: N/2 for a zero in a 16-bit float, else N."""
     is_fast = call.values["dst"].dtype in FAST_TYPES and call.values["value"] == 0
     return max(LEAST_CYCLES, call.elements("dst") * (0.5 if is_fast else 1.0))
 
 
 def counted(call: CostInputs) -> float:
-    """``iota`` on GpSimd: 150 + N."""
+    """Return the cost of ``iota`` on GpSimd: 150 + N."""
     return 150.0 + call.elements("dst")
 
 
 def sorted_out(call: CostInputs) -> float:
-    """``topk`` on GpSimd: 4n + K, of n elements in a snake and K results, sorted or not."""
+    """Return the cost of ``topk`` on GpSimd: 4n + K, for n elements in a snake and K results, sorted or not."""
     return 4.0 * float(call.values["n"]) + call.elements("val_dst")
 
 
 def multiplied(call: CostInputs) -> float:
-    """``nc_matmul``: max(min(64, columns of stationary), columns of moving); float32 takes four passes."""
+    """Return the cost of ``nc_matmul``: max(min(64, columns of stationary), columns of moving); float32: four times."""
     stationary, moving = call.values["stationary"], call.values["moving"]
     rows = 2 if call.values.get("perf_mode") is matmul_perf_mode.double_row else 1
     columns = max(min(LEAST_CYCLES, stationary.free_size / rows), moving.free_size / rows)
@@ -200,7 +201,7 @@ def multiplied(call: CostInputs) -> float:
 
 
 def transposed(call: CostInputs) -> float:
-    """``nc_transpose``: Tensor max(P, min(64, F)); Vector max(64, N)."""
+    """Return the cost of ``nc_transpose``: Tensor max(P, min(64, F)); Vector max(64, N)."""
     data = call.values["data"]
     if call.engine is Engine.tensor:
         return max(float(data.shape[0]), min(LEAST_CYCLES, data.free_size))

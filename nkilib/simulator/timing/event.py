@@ -14,8 +14,8 @@ from .timeline import Span
 
 _NS_PER_US = 1000.0
 
-# What is noted of an instruction while the kernel runs, at a fraction of the price of an event: its number, its plan,
-# its label, when its engine starts and ends in nanoseconds and why not before, and the position in the kernel's code.
+# The note of an instruction while the kernel runs, at a fraction of the cost of an event: its number, its plan, its
+# label, the start and end of its engine's work in nanoseconds with the cause, and the position in the kernel's code.
 Note = tuple[int, Plan, str | None, Span, CodeType | None, int]
 
 
@@ -23,21 +23,22 @@ class Event(NamedTuple):
     """One instruction on the timeline.
 
     Attributes:
-        core: number of the core.
-        engine: name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
-        name: the instruction, without ``nisa.``.
+        core: the number of the core.
+        engine: the name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
+        name: the name of the instruction, without ``nisa.``.
         label: its ``name=``, or empty.
         operands: shape and type of each tensor operand, by parameter.
-        cycles: of its engine; 0 for a transfer.
-        start_us, end_us: when its engine worked on it; of a transfer, from its trigger to its last byte.
+        cycles: the cycles of its engine; 0 for a transfer.
+        start_us, end_us: the start and end of the engine's work on it; for a transfer, its trigger and its last byte.
         place: ``file:line`` in the kernel.
-        number: of the instruction on its core, from 1.
-        waited: what it has waited for last: nothing, engine (that ran others), data, reuse (of what it overwrites),
-            trigger (of its DMA queue) or meeting (with the other core).
-        waited_for: the number of the instruction that held it up; 0 if none did.
-        queue, nbytes, row_bytes: of a transfer: the queue that triggers it, the bytes that it moves, and those of a
-            row, on the average (0 where it is not moved row by row).
-        dropped_by: the pass that found that the device does not run it, which takes no time then; empty if it runs.
+        number: the number of the instruction on its core, from 1.
+        waited: the thing that it waited for last: nothing, engine (that ran others), data, reuse (of what it
+            overwrites), trigger (of its DMA queue), meeting (barrier or exchange with the other core) or loop (of the
+            device).
+        waited_for: the number of the instruction that delayed it; 0 if none did.
+        queue, nbytes, row_bytes: for a transfer, the queue that triggers it, the bytes that it moves, and the average
+            bytes of a row (0 if it is not moved row by row).
+        dropped_by: the pass that found that the device does not run it, so that it takes no time; empty if it runs.
     """
 
     core: int
@@ -59,7 +60,7 @@ class Event(NamedTuple):
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
-    """What the notes of a core say."""
+    """Yield the events of a core from its notes."""
     lines = Lines()
     for number, plan, label, (start, end, cause), code, position in notes:
         work = plan.work
@@ -84,13 +85,13 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
 
 
 class Lines:
-    """The lines of positions in the code of a kernel."""
+    """The line numbers of positions in the code of a kernel."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
 
     def place(self, code: CodeType | None, position: int) -> str:
-        """``file:line`` in the kernel."""
+        """Return ``file:line`` of a position in the kernel."""
         if code is None:
             return "<unknown>"
         known = self._known.get(id(code))
@@ -100,5 +101,5 @@ class Lines:
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:
-    """The line of each position in a function, which would take longer to ask for one by one."""
+    """Return the line of each position in a function at once, which is faster than one by one."""
     return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the model of time needs to know of a tensor. Tensors that are alike to it share one description.
+"""The properties of a tensor that the model of time needs. Tensors that are alike share one description.
 
 A kernel makes the same few views again and again: each is looked up by its layout, and worked out when it is new.
 """
@@ -23,18 +23,18 @@ from .parts import Part, Reach, part_of
 from .transfers import Side, side_of
 from .uses import HbmUses, TileUses
 
-# A kernel that makes more views of a storage than these is very long: it starts anew.
+# A kernel that makes more views of a storage than this is very long: the cache is cleared.
 _KEPT = 16384
 
 
 class Form:
-    """Shape, strides, type and region of a tensor: what the cost of an instruction can depend on.
+    """Shape, strides, type and region of a tensor: the properties that the cost of an instruction can depend on.
 
-    Equal ones are one object: see :func:`form_of`.
+    Equal forms are one object: see :func:`form_of`.
 
     Attributes:
-        free_size: elements of a partition, or of a row.
-        nbytes: of its elements, on the device.
+        free_size: the number of elements of a partition, or of a row.
+        nbytes: the bytes of its elements, on the device.
     """
 
     __slots__ = ("buffer", "dtype", "free_size", "is_in_hbm", "nbytes", "shape", "strides")
@@ -53,19 +53,19 @@ class Form:
         return self.buffer in ON_CHIP
 
     def is_contiguous(self) -> bool:
-        """As :meth:`View.is_contiguous`."""
+        """Whether :meth:`View.is_contiguous` holds."""
         first = 1 if self.is_on_chip else 0
         return is_dense(self.shape[first:], self.strides[first:])
 
     def has_runs(self) -> bool:
-        """Whether the elements of the innermost free dimension that has several are contiguous."""
+        """Whether the elements of the innermost free dimension with several elements are contiguous."""
         free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
         return next((stride == 1 for size, stride in free if size > 1), True)
 
 
 @lru_cache(maxsize=65536)
 def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
-    """The one object for these."""
+    """Return the one form object with these properties."""
     return Form(shape, strides, dtype, buffer)
 
 
@@ -73,7 +73,7 @@ class Footprint:
     """A form at its place in a storage.
 
     Attributes:
-        form: without the place.
+        form: the form, without the place.
         part: the elements; None if there are none.
     """
 
@@ -88,7 +88,7 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """What the time of a transfer depends on."""
+        """The properties that the time of a transfer depends on."""
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:
@@ -98,7 +98,7 @@ class Footprint:
 
 
 class Views:
-    """The footprints of the views of storages that are alike: in shape, type, type in memory and region."""
+    """The footprints of the views of storages that are alike in shape, type, type in memory and region."""
 
     __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")
 
@@ -115,27 +115,27 @@ class Views:
 
     @property
     def bytes_each(self) -> int:
-        """Bytes that the storage takes in a partition."""
+        """The bytes that the storage takes in a partition."""
         return prod(self._shape[1:]) * self._dtype.itemsize
 
     @property
     def elements_each(self) -> int:
-        """Elements that the storage has in a partition."""
+        """The number of elements that the storage has in a partition."""
         return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
-        """Those of an equal storage in another region."""
+        """Return the views of an equal storage in another region."""
         return _views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
-        """What is known of a view of such a storage; ``reach`` where its address is read at run time."""
+        """Return the footprint of a view of such a storage; ``reach`` is set where its address is read at run time."""
         key: Hashable = layout if reach is None and dtype is self._dtype else (layout, dtype, reach)
-        found = self._known.get(key)
-        if found is None:
+        footprint = self._known.get(key)
+        if footprint is None:
             if len(self._known) >= _KEPT:
                 self._known.clear()
-            found = self._known[key] = self._made(layout, dtype, reach)
-        return found
+            footprint = self._known[key] = self._made(layout, dtype, reach)
+        return footprint
 
     def _made(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
         width = (self._held_as if dtype == self._dtype else dtype.numpy).itemsize
@@ -149,14 +149,14 @@ _views_of = lru_cache(maxsize=256)(Views)
 
 
 class Tracked:
-    """What the model knows of a storage.
+    """The model's record of a storage.
 
     Attributes:
         uses: the accesses to it, by part.
         views: the footprints of its views.
-        name: of a tensor in HBM: what it is called; after its shape and type if it has no name.
-        nbytes: of the whole storage, on the device.
-        contents: what a pass knows of what is in it.
+        name: the name of a tensor in HBM; its shape and type if it has no name.
+        nbytes: the bytes of the whole storage, on the device.
+        contents: the record of its contents that a pass keeps.
         has_place: whether it has its place in PSUM, or needs none.
     """
 
@@ -171,13 +171,13 @@ class Tracked:
         self.has_place = False
 
     def share(self, other: Tracked) -> None:
-        """On the device it is the memory of ``other``: who uses one waits for the uses of both."""
+        """Share the memory of ``other`` on the device: a use of one waits for the uses of both."""
         self.uses = other.uses
         self.has_place = True
 
 
 def tracked(storage: Storage) -> Tracked:
-    """A storage of which nothing was used yet."""
+    """Return the record of a storage that has not been used yet."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is noted of an instruction when it is issued; no tensor, for that would keep its data."""
+"""The note of an issued instruction. It refers to no tensor, which would keep the tensor's data."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .footprints import Tracked
 from .parts import Reach
 from .plans import Roles
 
-# A tensor: its storage, its layout and its type; where its address is read at run time, where that can lead, and the
-# tensor that it is read from.
+# A tensor: its storage, its layout and its type; and if its address is read at run time, the range of the address and
+# the tensor that it is read from.
 Access = tuple[Tracked, Layout, DType, Reach | None, "Access | None"]
 
 
-# What tensor indirection reads, chooses from, and whether it writes there.
+# Tensor indirection: the index that it reads, the tensor that it chooses from, and whether it writes there.
 Indirection = tuple[Access, Access, bool]
 
 
@@ -30,18 +30,18 @@ class Noted:
     """An instruction on its way to the timeline. Passes may change it (see :mod:`.passes`).
 
     Attributes:
-        number: on its core.
-        definition: what runs.
-        roles: what its parameters are to the model.
-        engine: that runs it.
+        number: its number on its core.
+        definition: the definition of the instruction.
+        roles: the roles of its parameters in the model.
+        engine: the engine that runs it.
         label: its ``name=``.
-        operands: the tensors, as the roles order them; None where a parameter is none.
-        deciding: the deciding parameters, as the roles order them.
+        operands: the tensors, in the order of the roles; None where a parameter is no tensor.
+        deciding: the deciding parameters, in the order of the roles.
         besides: the tensors of tensor indirection.
-        met_ns: when the last core came to the meeting that it is, if it is one.
+        met_ns: for a barrier or an exchange, when the last core came to it.
         code, position: its place in the kernel's code.
         constants: its parameters that are no tensors, where a pass asks for them; else empty.
-        register: the number of the instruction that loaded what an operand has its address from; 0 if there is none.
+        register: the number of the instruction that loaded the register with the address of an operand; 0 if none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
     """
@@ -98,7 +98,7 @@ class Noted:
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:
-        """One of the deciding parameters; None if the instruction has no such parameter."""
+        """Return one of the deciding parameters; None if the instruction has no such parameter."""
         names = self.definition.names
         return next(
             (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The notes of a core, one for each instruction, in little memory; those of repeated iterations are made when asked."""
+"""The notes of a core in little memory, one for each instruction; notes of repeated iterations are made on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .timeline import Span
 
 
 class _Site(NamedTuple):
-    """What instructions have in common that a line of the kernel issues again and again."""
+    """The common properties of instructions that a line of the kernel issues again and again."""
 
     plan: Plan
     label: str | None
@@ -30,12 +30,12 @@ class _Site(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """How far a repeated instruction is from the one that was run.
+    """The distance of a repeated instruction from the one that was run.
 
     Attributes:
-        ns: in time.
-        numbers: in instructions.
-        floor: what is before this number is not repeated.
+        ns: the distance in time.
+        numbers: the distance in instructions.
+        floor: the number of the first repeated instruction.
     """
 
     ns: float = 0.0
@@ -45,13 +45,13 @@ class Shift(NamedTuple):
 
 @dataclass(frozen=True)
 class Repeat:
-    """Instructions that follow once more, several times, without having been run.
+    """Instructions that are repeated several times without having been run.
 
     Attributes:
-        first, end: the positions of those that were run.
-        times: how often they follow.
-        ns: from one time to the next.
-        numbers: how many instructions that is.
+        first, end: the positions of the instructions that were run.
+        times: the number of repetitions.
+        ns: the time from one repetition to the next.
+        numbers: the number of instructions from one repetition to the next.
         inner: the repeats among them.
     """
 
@@ -64,17 +64,17 @@ class Repeat:
 
     @property
     def period(self) -> int:
-        """How many notes each time has."""
+        """The number of notes of each repetition."""
         return self.end - self.first + self.added_inside
 
     @property
     def added_inside(self) -> int:
-        """How many notes the repeats among them add."""
-        return sum(each.added for each in self.inner)
+        """The number of notes that the inner repeats add."""
+        return sum(repeat.added for repeat in self.inner)
 
     @property
     def added(self) -> int:
-        """How many notes it adds, besides those that were run."""
+        """The number of notes that it adds to those of the instructions that were run."""
         return self.added_inside + self.times * self.period
 
 
@@ -94,7 +94,7 @@ class Notes(Sequence[Note]):
         self._repeats: list[Repeat] = []
 
     def add(self, number: int, plan: Plan, label: str | None, span: Span, code: CodeType | None, position: int) -> None:
-        """The next instruction; the parameters are those of a note."""
+        """Add the next instruction; the parameters are those of a note."""
         key = id(plan), label, id(code), position
         site = self._site_of.get(key)
         if site is None:
@@ -113,61 +113,61 @@ class Notes(Sequence[Note]):
 
     @property
     def run(self) -> int:
-        """How many there are of instructions that were run."""
+        """The number of instructions that were run."""
         return len(self._numbers)
 
     @property
     def repeats(self) -> Sequence[Repeat]:
-        """What was repeated, without the repeats within others."""
+        """The repeats, without the repeats within others."""
         return self._repeats
 
     def number(self, position: int) -> int:
-        """The number of an instruction that was run, by its position among these."""
+        """Return the number of an instruction that was run, by its position among these."""
         return self._numbers[position]
 
     def sites(self, first: int, end: int) -> array[int]:
-        """What the instructions were that were run: equal numbers for equal ones."""
+        """Return the site numbers of instructions that were run: equal numbers for equal instructions."""
         return self._site[first:end]
 
     def times(self, first: int, end: int) -> array[float]:
-        """When those that were run have started, and then when each has ended."""
+        """Return the start times of instructions that were run, followed by their end times."""
         return self._starts[first:end] + self._ends[first:end]
 
     def repeats_in(self, first: int) -> tuple[Repeat, ...]:
-        """The repeats of what was run from a position on."""
-        return tuple(each for each in self._repeats if each.first >= first)
+        """Return the repeats of instructions that were run from a position on."""
+        return tuple(repeat for repeat in self._repeats if repeat.first >= first)
 
     def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
-        """What was run from a position on follows several times more."""
+        """Repeat the instructions that were run from a position on several times."""
         inner = self.repeats_in(first)
         del self._repeats[len(self._repeats) - len(inner) :]
         self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
 
     def span_of(self, number: int) -> Span:
-        """When an instruction that was run has started and ended."""
+        """Return the span of an instruction that was run."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
 
     def plans(self) -> Iterator[tuple[Plan, int]]:
-        """What instructions there are, and how many of each; a plan may come several times."""
+        """Return an iterator of the plans and the number of their instructions; a plan may occur several times."""
         counts: Counter[int] = Counter()
         self._count(counts, 0, self.run, self._repeats, 1)
         return ((self._sites[site].plan, count) for site, count in counts.items())
 
     def _count(self, counts: Counter[int], first: int, end: int, repeats: Sequence[Repeat], times: int) -> None:
-        for each in repeats:
-            self._count(counts, first, each.end, each.inner, times)
-            self._count(counts, each.first, each.end, each.inner, times * each.times)
-            first = each.end
+        for repeat in repeats:
+            self._count(counts, first, repeat.end, repeat.inner, times)
+            self._count(counts, repeat.first, repeat.end, repeat.inner, times * repeat.times)
+            first = repeat.end
         for site, count in Counter(self._site[first:end]).items():
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """How much later that happens again, each time, which two instructions begin and end that were run."""
+        """Yield how much later each repetition of the stretch from one run instruction to another happens."""
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
 
     def __len__(self) -> int:
-        return self.run + sum(each.added for each in self._repeats)
+        return self.run + sum(repeat.added for repeat in self._repeats)
 
     def __iter__(self) -> Iterator[Note]:
         return self._between(0, self.run, self._repeats, Shift())
@@ -183,7 +183,7 @@ class Notes(Sequence[Note]):
             start, stop, step = at.indices(len(self))
             if step == 1:
                 return list(islice(self._between(0, self.run, self._repeats, Shift(), start), max(0, stop - start)))
-            return [self[each] for each in range(start, stop, step)]
+            return [self[index] for index in range(start, stop, step)]
         count = len(self)
         position = at + count if at < 0 else at
         if not 0 <= position < count:
@@ -191,37 +191,37 @@ class Notes(Sequence[Note]):
         return self._found(0, self._repeats, position, Shift())
 
     def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
-        """The notes between two positions with what is repeated there, but for the first ``skip`` ones."""
-        for each in repeats:
-            inside = each.end - first + each.added_inside
+        """Yield the notes between two positions with their repetitions, without the first ``skip`` notes."""
+        for repeat in repeats:
+            inside = repeat.end - first + repeat.added_inside
             if skip < inside:
-                yield from self._between(first, each.end, each.inner, shift, skip)
+                yield from self._between(first, repeat.end, repeat.inner, shift, skip)
             skip = max(0, skip - inside)
-            first = each.end
-            skipped = min(each.times, skip // each.period)
-            skip -= skipped * each.period
-            for time in range(1 + skipped, 1 + each.times):
-                yield from self._between(each.first, each.end, each.inner, self._shift(each, time, shift), skip)
+            first = repeat.end
+            skipped = min(repeat.times, skip // repeat.period)
+            skip -= skipped * repeat.period
+            for time in range(1 + skipped, 1 + repeat.times):
+                yield from self._between(repeat.first, repeat.end, repeat.inner, self._shift(repeat, time, shift), skip)
                 skip = 0
         for position in range(first + skip, end):
             yield self._note(position, shift)
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """The note at a position behind ``first``."""
-        # How many notes there are up to the end of each repeat, with all that it adds.
-        added = list(accumulate(each.added for each in repeats))
-        ends = [each.end - first + before for each, before in zip(repeats, added, strict=True)]
+        """Return the note at a position after ``first``."""
+        # The number of notes up to the end of each repeat, with all that it adds.
+        added = list(accumulate(repeat.added for repeat in repeats))
+        ends = [repeat.end - first + before for repeat, before in zip(repeats, added, strict=True)]
         before = bisect_right(ends, position)
         if before:
             first, position = repeats[before - 1].end, position - ends[before - 1]
         if before == len(repeats):
             return self._note(first + position, shift)
-        each = repeats[before]
-        inside = each.end - first + each.added_inside
+        repeat = repeats[before]
+        inside = repeat.end - first + repeat.added_inside
         if position < inside:
-            return self._found(first, each.inner, position, shift)
-        time, within = divmod(position - inside, each.period)
-        return self._found(each.first, each.inner, within, self._shift(each, time + 1, shift))
+            return self._found(first, repeat.inner, position, shift)
+        time, within = divmod(position - inside, repeat.period)
+        return self._found(repeat.first, repeat.inner, within, self._shift(repeat, time + 1, shift))
 
     def _shift(self, repeat: Repeat, time: int, outer: Shift) -> Shift:
         floor = self._numbers[repeat.first] - repeat.numbers
@@ -237,21 +237,21 @@ class Notes(Sequence[Note]):
 
 
 def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Iterator[float]:
-    for each in repeats:
-        if each.first <= begin and end < each.end:
-            yield from _again(each.inner, begin, end, later)
-            for time in range(1, each.times + 1):
-                yield later + time * each.ns
-                yield from _again(each.inner, begin, end, later + time * each.ns)
+    for repeat in repeats:
+        if repeat.first <= begin and end < repeat.end:
+            yield from _again(repeat.inner, begin, end, later)
+            for time in range(1, repeat.times + 1):
+                yield later + time * repeat.ns
+                yield from _again(repeat.inner, begin, end, later + time * repeat.ns)
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """The cause of a repeated instruction: what is before all iterations is further away from it."""
+    """Return the cause of a repeated instruction, which is further away from instructions before all iterations."""
 
     def moved(distance: int) -> int:
         return distance + shift.numbers if distance and number - distance < shift.floor else distance
 
-    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(moved(each) for each in cause.reads)
+    on, overwrites, reads = moved(cause.on), moved(cause.overwrites), tuple(map(moved, cause.reads))
     if (on, overwrites, reads) == (cause.on, cause.overwrites, cause.reads):
         return cause
     return cause._replace(on=on, overwrites=overwrites, reads=reads)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the model of time has to assume: each assumption has a name, a default and a note."""
+"""Assumptions of the model of time, each with a name, a default and a note."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Final, Literal, get_args
 
 from ..hardware.generation import Timing
 
-# Which transfers have descriptors that GpSimd writes.
+# The transfers whose descriptors GpSimd writes.
 SoftwareDescriptors = Literal["never", "needed", "always"]
 _CHOICES: Final = get_args(SoftwareDescriptors)
 
@@ -20,73 +20,76 @@ class ModelParameters:
     """Assumptions where the documentation is silent or has two readings.
 
     Attributes:
-        halves_bf16_max: ``tensor_reduce`` of 16-bit tiles by add or max takes N/2 cycles, as older revisions of the
-            API's text say, instead of N; the trn2 guide lists no such mode.
-        fp32_exponential_cycles: cycles an element of ``exponential`` in float32 (trn3); bfloat16 takes 1/4.
-        select_reduce_cycles: cycles an element of ``select_reduce``, for which nothing is published.
-        other_cycles: cycles an element of an instruction for which nothing is published.
-        indirect_base_us: what a DMA with a vector offset takes before its rows, on each engine.
-        indirect_row_ns: least time that an engine takes for a row of it.
-        indirect_gpsimd_us: how long GpSimd is busy with its descriptors.
-        barrier_us: a ``core_barrier``, or the meeting of a ``sendrecv``, from the moment when both cores have come.
-        register_us: a move or a store of a register or a scalar. Nothing is published; arithmetic on scalars, which is
-            no instruction of its own, takes no time.
-        register_load_us: a load of a register or a scalar from SBUF or HBM, until something can go by it. Nothing is
-            published; 1.4 is what the smallest transfer takes until its consumer starts.
+        halves_bf16_max: whether ``tensor_reduce`` of 16-bit tiles by add or max takes N/2 cycles, as older revisions of
+            the API's text say, instead of N; the trn2 guide lists no such mode.
+        fp32_exponential_cycles: cycles per element of ``exponential`` in float32 (trn3); bfloat16 takes 1/4.
+        select_reduce_cycles: cycles per element of ``select_reduce``, for which nothing is published.
+        other_cycles: cycles per element of an instruction for which nothing is published.
+        indirect_base_us: the time of a DMA with a vector offset before its rows, on each engine.
+        indirect_row_ns: the least time that an engine takes for a row of such a DMA.
+        indirect_gpsimd_us: the time that GpSimd is busy with the descriptors of such a DMA.
+        barrier_us: the time of a ``core_barrier``, or of the synchronisation of a ``sendrecv``, from the moment when
+            both cores have come.
+        register_us: the time of a move or a store of a register or a scalar. Nothing is published; arithmetic on
+            scalars, which is no separate instruction, takes no time.
+        register_load_us: the time of a load of a register or a scalar from SBUF or HBM, until something can depend on
+            it. Nothing is published; 1.4 is the time from the smallest transfer to the start of its consumer.
         waits_for_registers: whether a load or a store of a register waits for its tensor, and loops and addresses for
             their registers.
-        loops_drain: whether all engines and queues meet where a loop of the device starts and where it ends, when all
-            that was issued is done.
-        loop_entry_us: what a loop takes to start and to end, beyond what it waits for.
-        iterations_drain: whether all engines and queues meet between two iterations of a loop of the device.
-        loop_iteration_us: what an iteration takes besides its instructions.
-        body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, of whose
-            instructions the device has one copy.
-        trigger_us: from one trigger of a DMA queue to the next; None for that of the generation (0.6). The published
+        loops_drain: whether all engines and queues synchronise at the start and the end of a device loop, when
+            everything that was issued is done.
+        loop_entry_us: the time that a loop takes to start and to end, beyond what it waits for.
+        iterations_drain: whether all engines and queues synchronise between two iterations of a device loop.
+        loop_iteration_us: the time of an iteration besides its instructions.
+        body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, because
+            the device has one copy of the body's instructions.
+        trigger_us: the time between two triggers of a DMA queue; None for that of the generation (0.6). The published
             throughput of small rows asks for 0.85: see docs/performance-model.md.
-        issue_cycles: between two instructions of an engine that computes, but for the Tensor engine, which has none;
-            None for those of the generation (100; 40 on trn1).
-        queues_by_direction: loads and stores have a queue each, so that a store that waits for its data holds up no
-            load; else one queue triggers all transfers in program order. The compiler decides; a gather or a scatter
-            has a queue of its own (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)`` names.
-        descriptor_units: hardware units that write the descriptors of the transfers of a direction whose engine the
-            kernel leaves open, each for ``trigger_us`` (``nki-dge.rst``: two instances a core, about 600 ns an
-            instruction), so that one of two units triggers every 300 ns.
-        software_descriptors: for which transfers GpSimd writes the descriptors. ``"needed"``: those that need it, which
-            are gathers, scatters, what asks for ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1),
-            addresses that are read at run time; all others have those of the hardware, or on trn1 those that the host
-            has written. ``"always"``: also those whose descriptors the kernel leaves to the compiler, which on trn2
-            were software descriptors for one published kernel and hardware descriptors for another. ``"never"``: all
-            descriptors take the same time.
-        software_us: from one transfer to the next of a queue whose descriptors GpSimd writes; None for that of the
+        issue_cycles: the cycles between two instructions of a compute engine other than the Tensor engine, which has
+            none; None for those of the generation (100; 40 on trn1).
+        queues_by_direction: whether loads and stores have a queue each, so that a store that waits for its data does
+            not delay a load; else one queue triggers all transfers in program order. The compiler decides. A gather or
+            a scatter has a separate queue (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)``
+            names.
+        descriptor_units: the number of hardware units that write the descriptors of the transfers of a direction whose
+            engine the kernel leaves open, each in ``trigger_us`` (``nki-dge.rst``: two instances a core, about 600 ns
+            an instruction), so that two units trigger a transfer every 300 ns.
+        software_descriptors: the transfers whose descriptors GpSimd writes. ``"needed"``: those that need it, which are
+            gathers, scatters, transfers with ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1),
+            addresses that are read at run time; all others have descriptors from the hardware, or on trn1 those that
+            the host has written. ``"always"``: also those whose descriptors the kernel leaves to the compiler, which on
+            trn2 were software descriptors for one published kernel and hardware descriptors for another. ``"never"``:
+            all descriptors take the same time.
+        software_us: the time between two transfers of a queue whose descriptors GpSimd writes; None for that of the
             generation (1.36 on trn1, measured; 0.6 on the others, for which nothing is published).
-        queue_us: from one transfer to the next of a queue that the kernel names; None: ``trigger_us``. The published
+        queue_us: the time between two transfers of a queue that the kernel names; None: ``trigger_us``. The published
             rates of small rows are those of one queue.
         functions_without_table: activation functions that every table of the Scalar engine has.
-        shared_tables: groups of activation functions that one table holds. Which do is not published: by default each
-            function has a table of its own, so that a change of function always costs a load.
-        least_transfer_ns: what a transfer takes at least of an engine that it uses, however few its rows are. The one
-            of 8 rows of 256 bytes takes this long in ``nki-dma-overview.rst``, and a sum of vectors, one element a
-            step, is measured at 486 ns for each of its transfers.
-        small_store_factor: how many times longer an engine takes for a row of at most 512 bytes that it writes to HBM.
-            Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time of
-            a row for their stores (docs/measurements.md); 1: as for a load.
-        follows_published_modes: Vector's modes have all conditions of the published texts: ``tensor_tensor`` takes N
-            cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in SBUF and
-            contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast for one
-            side in PSUM only, and only there contiguous. False: any operand in PSUM will do, and any operator.
-        streams_scalar_tensor_tensor: ``scalar_tensor_tensor`` takes an element a cycle from trn2 on, as published
-            times of kernels made of it say; False: 2N as on trn1.
-        pads_dma_transpose: a transpose by DMA moves blocks of 128 partitions x 16 elements, which the guide names as
-            the condition of its rate; False: any shape has that rate.
-        reuses_psum_banks: a new tile in PSUM waits for the tiles in whose place it lies, those that were used longest
-            ago; False: there is always room.
-        drops_dead_stores: a ``memset`` that is overwritten before anything reads it is not run. This switch and those
-            that follow are passes over the instructions, each with its evidence: see :mod:`.passes`.
-        hoists_invariants: what a line computes again from unchanged inputs is computed once.
-        chooses_engines: ``tensor_copy`` and ``memset`` run on the engine that is done first where the kernel leaves it
-            open; False: on Vector.
-        keeps_broadcasts_in_psum: what functions of ``nki.language`` broadcast to all partitions is read from PSUM.
+        shared_tables: groups of activation functions that one table holds. The groups are not published: by default
+            each function has a table of its own, so that a change of function always costs a load.
+        least_transfer_ns: the least time that a transfer takes of an engine that it uses, however few its rows are. A
+            transfer of 8 rows of 256 bytes takes this long in ``nki-dma-overview.rst``, and a sum of vectors, one
+            element a step, is measured at 486 ns for each of its transfers.
+        small_store_factor: the factor by which an engine takes longer for a row of at most 512 bytes that it writes to
+            HBM. Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time
+            of a row for their stores (docs/measurements.md). 1: the time of a load.
+        follows_published_modes: whether Vector's modes have all conditions of the published texts: ``tensor_tensor``
+            takes N cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in
+            SBUF and contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast
+            for one side in PSUM only, and only there contiguous. False: any operand in PSUM will do, and any operator.
+        streams_scalar_tensor_tensor: whether ``scalar_tensor_tensor`` takes a cycle per element from trn2 on, as
+            published times of kernels made of it say. False: 2N as on trn1.
+        pads_dma_transpose: whether a transpose by DMA moves blocks of 128 partitions x 16 elements, which the guide
+            names as the condition of its rate. False: any shape has that rate.
+        reuses_psum_banks: whether a new tile in PSUM waits for the tiles whose place it takes, those used longest ago.
+            False: there is always room.
+        drops_dead_stores: whether a ``memset`` that is overwritten before anything reads it is not run. This switch and
+            the following ones are passes over the instructions, each with its evidence: see :mod:`.passes`.
+        hoists_invariants: whether a line that computes the same again from unchanged inputs is run once.
+        chooses_engines: whether ``tensor_copy`` and ``memset`` run on the engine that is done first where the kernel
+            leaves it open. False: on Vector.
+        keeps_broadcasts_in_psum: whether tensors that functions of ``nki.language`` broadcast to all partitions are
+            read from PSUM.
     """
 
     halves_bf16_max: bool = False
@@ -126,8 +129,10 @@ class ModelParameters:
     chooses_engines: bool = True
 
     def __post_init__(self) -> None:
-        """Raises:
-        ValueError: if ``software_descriptors`` is none of its choices.
+        """Check the choice of descriptors.
+
+        Raises:
+            ValueError: if ``software_descriptors`` is none of its choices.
         """
         if self.software_descriptors not in _CHOICES:
             raise ValueError(
@@ -136,18 +141,18 @@ class ModelParameters:
             )
 
     def issue_cycles_of(self, timing: Timing) -> float:
-        """Cycles between two instructions of an engine that computes, but for the Tensor engine."""
+        """Return the cycles between two instructions of a compute engine other than the Tensor engine."""
         return timing.issue_cycles if self.issue_cycles is None else self.issue_cycles
 
     def table_of(self, function: str) -> str:
-        """The name of the activation table that a function needs; empty if any will do."""
+        """Return the name of the activation table that a function needs; empty if any table has it."""
         if function in self.functions_without_table:
             return ""
         return next(("+".join(sorted(group)) for group in self.shared_tables if function in group), function)
 
 
-# The readings of the first version of the model, in which every instruction stands where the kernel issues it and takes
-# what it takes by itself. Older figures of this library stay comparable under it; its times are frozen in the tests.
+# The readings of the first version of the model, in which every instruction runs where the kernel issues it and takes
+# its own time. Older figures of this library stay comparable under it; its times are frozen in the tests.
 AS_ISSUED = ModelParameters(
     descriptor_units=1,
     software_descriptors="never",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The parts of a storage that tensors are, whether two of them share a byte, and whether one holds the other.
+"""The parts of a storage that tensors occupy: whether two of them share a byte, and whether one contains another.
 
-Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two of
-these share a byte is arithmetic; other parts are compared range by range.
+Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two
+combs share a byte is decided by arithmetic; other parts are compared range by range.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..terms.layout import Layout, extent
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """Some elements of a storage. Equal ones are one object: see :func:`part_of`.
+    """Some elements of a storage. Equal parts are one object: see :func:`part_of`.
 
     Attributes:
-        layout: which ones.
-        width: bytes of each.
+        layout: the layout of the elements.
+        width: the bytes of an element.
         first, last: the first byte and the last one.
-        length: bytes of a run.
-        step: from one run to the next.
-        count: how many runs there are; 0 where they are not equally far apart.
-        level: of like extents.
-        column, column_end: where its runs lie between two multiples of ``step``; of one run, or if a run crosses a
-            multiple, everything.
+        length: the bytes of a run.
+        step: the bytes from one run to the next.
+        count: the number of runs; 0 if they are not at equal distances.
+        level: a number that parts of similar extents have in common.
+        column, column_end: the range of its runs between two multiples of ``step``; everything if there is one run or a
+            run crosses a multiple.
     """
 
     layout: Layout
@@ -54,14 +54,14 @@ class Part:
 
     @property
     def nbytes(self) -> int:
-        """How many bytes it has, each counted once."""
+        """The number of its bytes, each counted once."""
         if self.count:
             return self.length * self.count
         sizes = zip(self.layout.shape, self.layout.strides, strict=True)
         return self.width * prod(size for size, stride in sizes if stride)
 
     def meets(self, other: Part) -> bool:
-        """Whether the two share a byte."""
+        """Tell whether the two parts share a byte."""
         if self.last < other.first or other.last < self.first:
             return False
         if self is other or (self.count == 1 and other.count == 1):
@@ -75,7 +75,7 @@ class Part:
         return runs_apart < self.count and runs_apart * step < below
 
     def covers(self, other: Part) -> bool:
-        """Whether this part is known to hold all of ``other``."""
+        """Tell whether this part is known to contain all of ``other``."""
         if self is other:
             return True
         if other.first < self.first or other.last > self.last or not self.count:
@@ -87,7 +87,7 @@ class Part:
 
 
 class Reach(NamedTuple):
-    """Where an address that is read at run time can lead; see :class:`~nkilib.simulator.tensors.indirect.Indirect`."""
+    """The range of an address that is read at run time; see :class:`~nkilib.simulator.tensors.indirect.Indirect`."""
 
     kind: str
     stride: int
@@ -95,13 +95,13 @@ class Reach(NamedTuple):
 
 
 def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> Part | None:
-    """The part of its storage that a tensor is, or may be where its address is read at run time; None if empty.
+    """Return the part of its storage that a tensor is, or may be if its address is read at run time; None if empty.
 
     Args:
-        layout: of the tensor.
-        width: bytes of an element.
-        reach: where the address can lead, if it is read at run time.
-        elements: that the storage holds.
+        layout: the layout of the tensor.
+        width: the bytes of an element.
+        reach: the range of the address, if it is read at run time.
+        elements: the number of elements of the storage.
     """
     if reach is not None and reach.kind != "tensor":
         layout = _reached(layout, reach, elements)
@@ -109,7 +109,7 @@ def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> P
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
-    """Every element that a view with an index may be at: the rows that a vector chooses from, or all of its tensor."""
+    """Return every element that a view with an index may have: rows that a vector may choose, or all of the tensor."""
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:
         rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)
@@ -140,6 +140,6 @@ def _part(layout: Layout, width: int) -> Part | None:
 
 
 @lru_cache(maxsize=65536)
-def _share_a_byte(one: Part, other: Part) -> bool:
-    sides = [[spans_of(part.layout, part.width)] for part in (one, other)]
+def _share_a_byte(first: Part, second: Part) -> bool:
+    sides = [[spans_of(part.layout, part.width)] for part in (first, second)]
     return first_meeting(*sides) is not None

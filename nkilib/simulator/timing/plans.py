@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What instructions that are alike have in common: it is worked out once and kept from launch to launch."""
+"""The common properties of instructions that are alike, worked out once and kept from launch to launch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .footprints import Form
 from .parameters import ModelParameters
 from .transfers import Address, Queue, Side, bytes_of, engine_times, queue_of, row_bytes_of
 
-# The parameters besides tensors on which a cost or a queue depends; no others are shown to it.
+# The non-tensor parameters on which a cost or a queue depends; they get no others.
 DECIDING = frozenset({"op", "value", "perf_mode", "reduce_cmd", "dge_mode", "dma_engine", "engine", "n"})
 # A parameter that takes a list of tensors; these are no operands.
 _LIST_OF_TENSORS = "srcs"
@@ -28,12 +28,12 @@ _KEPT_MODELS = 8
 
 
 class Roles(NamedTuple):
-    """What the parameters of an instruction are to the model, by their positions.
+    """The roles of an instruction's parameters in the model, as positions of parameters.
 
     Attributes:
-        tensors: those that may be tensors: first those that are written, then those that are read.
-        writes: those that are written.
-        deciding: those of :data:`DECIDING`.
+        tensors: the parameters that may be tensors: first those that are written, then those that are read.
+        writes: the parameters that are written.
+        deciding: the parameters of :data:`DECIDING`.
     """
 
     tensors: tuple[int, ...]
@@ -45,7 +45,7 @@ _ROLES: dict[str, Roles] = {}
 
 
 def roles_of(definition: Definition) -> Roles:
-    """What the parameters of an instruction are to the model."""
+    """Return the roles of the parameters of an instruction in the model."""
     roles = _ROLES.get(definition.name)
     if roles is None:
         inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
@@ -61,13 +61,13 @@ class Plan(NamedTuple):
     """Instructions of one name on tensors of one form each.
 
     Attributes:
-        name, engine, operands, cycles: as in :class:`Event`.
+        name, engine, operands, cycles: see :class:`Event`.
         table: the activation table that it needs; empty if none.
-        queue: that triggers it, if it is a transfer.
+        queue: the queue that triggers it, if it is a transfer.
         other_queue: the queue that it would have with the other kind of descriptors, if the compiler chooses.
-        work: what it asks of the DMA engines, if it is a transfer.
+        work: its work for the DMA engines, if it is a transfer.
         dropped_by: the pass that found that the device does not run it; empty if it does.
-        others: the engines besides that would run it, if the kernel asked for them.
+        others: the other engines that would run it, if the kernel asked for them.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Plan(NamedTuple):
 
 
 class Plans:
-    """The plans of one generation, under one set of assumptions."""
+    """The plans of one generation, for one set of assumptions."""
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.generation = generation
@@ -100,14 +100,14 @@ class Plans:
         deciding: Sequence[Any],
         address: Address = Address.known,
     ) -> Plan:
-        """The plan of a call.
+        """Return the plan of a call.
 
         Args:
             definition: the instruction.
-            engine: that runs it.
-            forms: of its tensors, in the order of its roles; None where a parameter is no tensor.
+            engine: the engine that runs it.
+            forms: the forms of its tensors, in the order of its roles; None where a parameter is no tensor.
             deciding: its other parameters, in the order of its roles.
-            address: what that of a transfer comes from.
+            address: the source of a transfer's address.
         """
         key = (definition.name, engine, address, *forms, *deciding)
         try:
@@ -121,11 +121,11 @@ class Plans:
         return plan
 
     def queue(self, values: Mapping[str, Any], address: Address, to_chip: bool, is_transpose: bool = False) -> Queue:
-        """What triggers a transfer; see :func:`queue_of`."""
+        """Return the queue that triggers a transfer; see :func:`queue_of`."""
         return queue_of(values, address, to_chip, self.generation.timing.dma, self.parameters, is_transpose)
 
     def work(self, sides: tuple[Side, ...], rows: int, is_transpose: bool) -> DmaWork:
-        """What a transfer asks of the DMA engines; see :func:`engine_times`."""
+        """Return the work of a transfer for the DMA engines; see :func:`engine_times`."""
         key = sides, rows, is_transpose
         work = self._work.get(key)
         if work is None:
@@ -139,10 +139,10 @@ class Plans:
         return work
 
     def moving(self, plan: Plan, work: DmaWork) -> Plan:
-        """The plan of a transfer that asks this of the DMA engines."""
+        """Return the plan of a transfer with this work for the DMA engines."""
         key = id(plan), id(work)
         moving = self._moving.get(key)
-        # Objects that are forgotten leave their numbers to others.
+        # Other objects get the ids of objects that are deleted.
         if moving is None or moving.work is not work or moving.operands is not plan.operands:
             if len(self._moving) >= _KEPT:
                 self._moving.clear()
@@ -171,7 +171,7 @@ class Plans:
         return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
-        """The activation table that an instruction of the Scalar engine needs; empty if none."""
+        """Return the activation table that an instruction of the Scalar engine needs; empty if none."""
         if engine is not Engine.scalar:
             return ""
         function = getattr(values.get("op"), "key", "")
@@ -181,7 +181,7 @@ class Plans:
 def _others(
     definition: Definition, engine: Engine, forms: Sequence[Form | None], generation: Generation
 ) -> tuple[str, ...]:
-    """The other engines that would run an instruction: GpSimd none on PSUM, and no activation before trn3."""
+    """Return the other engines that would run an instruction: GpSimd none on PSUM, and no activation before trn3."""
     is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
     is_activation = definition.default_engine is Engine.scalar
     has_gpsimd = not is_in_psum and not (is_activation and generation.version.value < nc_version.gen4.value)
@@ -191,7 +191,7 @@ def _others(
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
-    """The forms by parameter, in the order of the parameters; a list's tensors come last among those that are read."""
+    """Return the forms by parameter, in the order of the parameters; a list's tensors come last among those read."""
     positions = [*roles.tensors]
     positions += positions[-1:] * (len(forms) - len(positions))
     named: dict[str, Form | None] = {}
@@ -209,7 +209,7 @@ _MODELS: list[Plans] = []
 
 
 def plans_for(generation: Generation, parameters: ModelParameters) -> Plans:
-    """The plans that launches with these share."""
+    """Return the plans that launches with this generation and these assumptions share."""
     for plans in _MODELS:
         if plans.generation is generation and plans.parameters == parameters:
             return plans

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that a core has issued, put on its timeline."""
+"""The transfer of a core's issued instructions to its timeline."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ _NS_PER_US = 1000.0
 # Members of an Enum are looked up by a Python function before 3.12.
 _PSUM = MemoryRegion.psum
 
-# Of instructions on registers and scalars, which compute nothing and have no clock of their own in the model.
+# The engines of instructions on registers and scalars, which compute nothing and have no clock of their own here.
 SEQUENCER = (Engine.sync,)
 _LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
-    """The timeline of a core, and what its instructions have been.
+    """The timeline of a core, and the record of its instructions.
 
     Attributes:
-        notes: one for each instruction, in program order.
-        timeline: the engines.
+        notes: a note for each instruction, in program order.
+        timeline: the timeline of the engines.
         hbm_read, hbm_written: bytes by the name of the tensor in HBM.
-        untimed: how many instructions there were, by name, whose time is not modelled.
-        tally: of these three, in the loops around.
+        untimed: by name, the number of instructions whose time is not modelled.
+        tally: the tally of these three counters in the enclosing loops.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -59,7 +59,7 @@ class Settling:
         self._banks = Banks() if parameters.reuses_psum_banks else None
 
     def add(self, pending: Iterable[Noted]) -> None:
-        """Instructions in program order."""
+        """Add instructions in program order."""
         for noted in pending:
             if noted.dropped_by:
                 plan, span = self._dropped(noted)
@@ -78,7 +78,7 @@ class Settling:
         forms: list[Form | None] = []
         written = len(noted.roles.writes)
         for access in noted.operands:
-            # Those that are written come first.
+            # The written operands come first.
             places = writes if len(forms) < written else reads
             forms.append(None if access is None else self._touch(access, places).form)
         for index, base, is_output in noted.besides:
@@ -98,7 +98,7 @@ class Settling:
         return plan, Span(now, now, NO_CAUSE)
 
     def _sequence(self, noted: Noted, reads: Places, writes: Places) -> Span:
-        """An instruction on a register or a scalar."""
+        """Put an instruction on a register or a scalar on the timeline."""
         parameters = self._parameters
         is_load = noted.definition.name in _LOADS
         duration = (parameters.register_load_us if is_load else parameters.register_us) * _NS_PER_US
@@ -107,12 +107,12 @@ class Settling:
         return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
 
     def _register(self, noted: Noted, reads: Places) -> None:
-        """Enter the register from which an operand has its address among what an instruction reads."""
+        """Add the register with the address of an operand to what an instruction reads."""
         if noted.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(noted.register))
 
     def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
-        """The engine that would be done first, where the kernel leaves that open."""
+        """Return the engine that would be done first, where the kernel leaves the engine open."""
         engines = engines_for(noted, forms, self._plans.generation)
         if len(engines) == 1:
             return engines[0]
@@ -125,7 +125,7 @@ class Settling:
         return engines[ends.index(min(ends))]
 
     def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
-        """An instruction that the device does not run stands on the list of its engine, and takes no time."""
+        """Put an instruction that the device does not run on the list of its engine, without time."""
         forms = [None if access is None else _footprint(access).form for access in noted.operands]
         plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
@@ -133,7 +133,7 @@ class Settling:
         return plan, Span(now, now, NO_CAUSE)
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
-        """An instruction that takes no time here: it is there for the order of what is before and after it."""
+        """Put an instruction without modelled time on the timeline, which orders what comes before and after it."""
         places: Places = []
         for access in noted.operands:
             if access is not None:
@@ -178,13 +178,13 @@ class Settling:
         return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def repeat(self, period: Period, skip: Skip) -> None:
-        """What was issued last happens several times more."""
+        """Repeat the instructions that were issued last several times."""
         self.notes.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def _touch(self, access: Access, places: Places) -> Footprint:
-        """Enter a tensor among what an instruction reads, or writes."""
+        """Add a tensor to what an instruction reads, or writes."""
         known = access[0]
         footprint = _footprint(access)
         part = footprint.part
@@ -197,13 +197,13 @@ class Settling:
         return footprint
 
     def arrival_at_barrier(self, engine: Engine, data: Access) -> float:
-        """When the core comes to a barrier on ``data``."""
+        """Return when the core comes to a barrier on ``data``."""
         writes: Places = []
         self._touch(data, writes)
         return self.timeline.arrival(engine, [], writes)
 
     def arrival_at_exchange(self, src: Access, dst: Access, values: dict[str, Any]) -> float:
-        """When the core is ready to swap tiles with the other one."""
+        """Return when the core is ready to swap tiles with the other core."""
         reads: Places = []
         writes: Places = []
         self._touch(src, reads)

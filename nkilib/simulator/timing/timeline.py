@@ -4,7 +4,7 @@
 """The model of time of one core: in-order streams of instructions, one for each engine, and the DMA engines.
 
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer
-starts when its queue may trigger it; its rows then pass through DMA engines of which each serves eight partitions.
+starts when its queue may trigger it; its rows then pass through the DMA engines, each of which serves eight partitions.
 Modelled, not measured: see docs/performance-model.md.
 """
 
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from ..hardware.generation import Generation
 from ..terms.enums import Engine
-from .busy_times import SAME_NS, DmaEngines, DmaWork, Hours
+from .busy_times import SAME_NS, BusyIntervals, DmaEngines, DmaWork
 from .causes import Cause, Causes, Waited
 from .parameters import ModelParameters
 from .transfers import between_triggers_ns
@@ -32,7 +32,7 @@ _REUSE, _TRIGGER, _MEETING, _LOOP = Waited.reuse, Waited.trigger, Waited.meeting
 
 
 class Span(NamedTuple):
-    """When an engine starts an instruction and when it is done with it, in nanoseconds; and why not before."""
+    """The start and end of an engine's work on an instruction in nanoseconds, and the cause of the start time."""
 
     start_ns: float
     end_ns: float
@@ -40,36 +40,36 @@ class Span(NamedTuple):
 
 
 class Marks(NamedTuple):
-    """Where a timeline stands at the end of an iteration of a loop.
+    """The state of a timeline at the end of an iteration of a loop.
 
     Attributes:
-        times: from when on engines and queues are free, when all have met last, and when all is done.
+        times: the times at which engines and queues are free, at which all synchronised last, and at which all is done.
         table: the activation table that is loaded.
-        busy: how long each engine was busy.
-        dma: the working hours of each DMA engine.
+        busy: the busy time of each engine.
+        dma: the busy intervals of each DMA engine.
     """
 
     times: dict[Hashable, float]
     table: str
     busy: dict[Engine, float]
-    dma: list[Hours]
+    dma: list[BusyIntervals]
 
     def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
-        """Whether everything is as it was, or so much later; of the DMA engines what they do from ``begin_ns`` on."""
+        """Tell whether everything is unchanged or ``shift_ns`` later; DMA engines count from ``begin_ns`` on."""
         if self.table != before.table or self.times.keys() != before.times.keys():
             return False
         for key, time in self.times.items():
             later = time - before.times[key]
             if abs(later - shift_ns) <= SAME_NS:
                 continue
-            # An engine that is still busy with what was before could be chosen as soon as it is free.
+            # An engine that is still busy with earlier work could be chosen as soon as it is free.
             if abs(later) > SAME_NS or (isinstance(key, Engine) and time > begin_ns):
                 return False
         return all(mine.repeats(other, shift_ns, begin_ns) for mine, other in zip(self.dma, before.dma, strict=True))
 
 
 class _Ready:
-    """From when on everything that an instruction reads or overwrites is ready, and what was ready last."""
+    """The time at which everything that an instruction reads or overwrites is ready, and what was ready last."""
 
     __slots__ = ("last", "last_access", "ns", "reads", "reused", "waited")
 
@@ -96,7 +96,7 @@ class _Ready:
 
 
 class Timeline:
-    """When the engines of one core are busy, as far as the kernel has come.
+    """The busy times of the engines of one core, as far as the kernel has come.
 
     Every instruction has a number, from 1 in program order.
     """
@@ -113,10 +113,10 @@ class Timeline:
         self._last: dict[Engine, int] = {}
         self._queue_last: dict[str, int] = {}
         self._causes = Causes()
-        # When all engines and queues have met last, at a loop; and the loads of registers by their numbers.
+        # When all engines and queues last synchronised at a loop; and the loads of registers by their numbers.
         self._met_ns = 0.0
         self._registers: dict[int, Done] = {}
-        # What instructions have done since somebody has asked to know.
+        # The completions of instructions since remember() was called.
         self._recent: list[Done] | None = None
         self._table = ""
         self.end_ns = 0.0
@@ -124,7 +124,7 @@ class Timeline:
     def compute(
         self, number: int, engine: Engine, cycles: float, reads: Places, writes: Places, table: str = ""
     ) -> Span:
-        """An instruction of an engine that computes; ``table`` names the activation table that it needs."""
+        """Add an instruction of a compute engine; ``table`` names the activation table that it needs."""
         timing = self._timing
         clock = timing.clock_ghz[engine]
         ready = _Ready(engine, reads, writes)
@@ -148,14 +148,14 @@ class Timeline:
         writes: Places,
         met_ns: float | None = None,
     ) -> Span:
-        """A DMA.
+        """Add a DMA transfer.
 
         Args:
-            number: of the instruction.
-            queue: that triggers it.
-            work: of the DMA engines.
-            reads, writes: the tensors.
-            met_ns: when the last core came to it, if it is a meeting.
+            number: the number of the instruction.
+            queue: the queue that triggers it.
+            work: its work for the DMA engines.
+            reads, writes: the tensors that it reads and writes.
+            met_ns: for an exchange between the cores, when the last core came to it.
         """
         dma = self._timing.dma
         ready = _Ready(_DMA, reads, writes)
@@ -187,13 +187,13 @@ class Timeline:
         return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
-        """When a queue can trigger a transfer."""
+        """Return when a queue can trigger a transfer."""
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """A barrier, to which the last core came at ``met_ns``.
+        """Add a barrier, to which the last core came at ``met_ns``.
 
-        It holds up its engine and whatever touches its data, which it is said to write, afterwards.
+        It delays its engine and everything that touches its data afterwards, because it counts as a write of the data.
         """
         ready = _Ready(engine, [], data)
         start, waited, last = self._start(engine, ready)
@@ -207,7 +207,7 @@ class Timeline:
         return Span(start, end, cause)
 
     def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """What takes no time and no engine: whatever touches its data afterwards comes after what did so before."""
+        """Add an instruction without time and engine: later accesses to its data come after earlier ones."""
         ready = _Ready(engine, [], data)
         now, waited = ready.ns, ready.waited
         if met_ns > now:
@@ -216,7 +216,7 @@ class Timeline:
         return Span(now, now, self._cause(number, waited, ready.last if waited is _REUSE else 0, ready))
 
     def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
-        """What a sequencer does to registers and scalars, one after the other."""
+        """Add an instruction of a sequencer on registers and scalars, which run one after the other."""
         ready = _Ready(engine, reads, writes)
         start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
@@ -228,21 +228,21 @@ class Timeline:
         return Span(start, end, self._cause(number, waited, last, ready))
 
     def marks(self) -> Marks:
-        """Where it stands."""
+        """Return the state of the timeline."""
         times: dict[Hashable, float] = dict(self._free.items())
         times |= {("queue", queue): free for queue, free in self._queue_free.items()}
         times["met"], times["end"] = self._met_ns, self.end_ns
-        return Marks(times, self._table, dict(self._busy), self._dma.hours())
+        return Marks(times, self._table, dict(self._busy), self._dma.intervals())
 
     def remember(self, number: int | None) -> None:
-        """Keep in mind what is done from an instruction on; None ends it."""
+        """Remember what instructions from a number on have done; None ends it."""
         if number is None:
             self._recent = None
         else:
             self._recent = [done for done in self._recent or () if done.number >= number]
 
     def repeat(self, before: Marks, numbers: range, shift_ns: float, times: int) -> None:
-        """What it did since ``before``, which were the instructions ``numbers``, it does several times more."""
+        """Repeat the work since ``before``, which were the instructions ``numbers``, several times."""
         later_ns, further = times * shift_ns, times * len(numbers)
         for engine, free in self._free.items():
             if free != before.times.get(engine):
@@ -264,11 +264,11 @@ class Timeline:
                 done.number += further
 
     def register(self, number: int) -> RegisterPlace:
-        """What instruction ``number`` has loaded."""
+        """Return the register that instruction ``number`` has loaded."""
         return RegisterPlace(self._registers.get(number, NOTHING))
 
     def drain(self, after_us: float, register: int = 0) -> None:
-        """All engines and queues wait until everything that was issued is done, a register is loaded, and a time."""
+        """Let all engines and queues wait for all that was issued, for a register, and for ``after_us`` more."""
         loaded = self._registers.get(register, NOTHING).other_ns
         self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * _NS_PER_US
         self._free = dict.fromkeys(self._free, self._met_ns)
@@ -276,31 +276,31 @@ class Timeline:
         self.end_ns = self._met_ns
 
     def hold_up(self, by_us: float, register: int = 0) -> None:
-        """Each engine takes so long for itself, behind what it runs, and goes on when a register is loaded."""
+        """Delay each engine by ``by_us`` after the work that it has and the load of a register."""
         loaded = self._registers.get(register, NOTHING).other_ns
         for engine, free in self._free.items():
             self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
-        """When others could use the result if this engine ran an instruction next."""
+        """Return when others could use the result if this engine ran an instruction next."""
         timing = self._timing
         return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
-        """When an engine is free and everything that it reads or overwrites is ready."""
+        """Return when an engine is free and everything that it reads or overwrites is ready."""
         return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:
-        """From when on an engine has nothing to do."""
+        """Return the time from which on an engine has nothing to do."""
         return self._free.get(engine, self._met_ns)
 
     def busy_ns(self) -> dict[str, float]:
-        """Busy time by engine; that of ``dma`` is of the DMA engine that is busy longest."""
+        """Return the busy time by engine; for ``dma``, that of the DMA engine that is busy longest."""
         return {engine.name: busy for engine, busy in self._busy.items()} | {"dma": self._dma.longest_ns}
 
     def _start(self, engine: Engine, ready: _Ready) -> tuple[float, Waited, int]:
-        """When an engine can start an instruction, what it waits for, and which instruction holds it up."""
+        """Return when an engine can start an instruction, what it waits for, and which instruction delays it."""
         free = self._free.get(engine, self._met_ns)
         if free >= ready.ns and free:
             if free == self._met_ns:
@@ -320,8 +320,8 @@ class Timeline:
         ]
 
     def _note(self, number: int, engine: Engine, end_ns: float, ready_ns: float, reads: Places, writes: Places) -> None:
-        """The engine is done at ``end_ns``; others can use what it leaves from ``ready_ns`` on."""
-        # The end of a DMA has in it what others take to notice it.
+        """Note that an engine is done at ``end_ns``, and that others can use the result from ``ready_ns`` on."""
+        # The end of a DMA includes the time that others take to notice it.
         sync_ns = 0.0 if engine is _DMA else self._timing.sync_ns
         if reads:
             has_read = Done(engine, end_ns, end_ns + sync_ns, number)

@@ -3,8 +3,8 @@
 
 """The instructions of one core as they are issued. They are put on its timeline many at a time.
 
-While a kernel computes, its data drive the code and the tables of the model out of the caches of the CPU, and each
-instruction would bring them in again: it is only noted, and what is noted is settled in batches.
+While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
+instruction would load them again. Therefore an instruction is only noted, and the notes are settled in batches.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weakref import ref
 from ..hardware.generation import Generation
 from ..isa.indirection import IndirectOperand
 from ..machine.lives import Lives
-from ..machine.loops import Turns
+from ..machine.loops import LoopRun
 from ..machine.observer import Issued, Observer
 from ..machine.repetition import Skip
 from ..memory.storage import Storage
@@ -35,17 +35,17 @@ from .settling import Settling
 from .uses import HbmUses
 from .watch import Accesses, Period, Watch
 
-# How many instructions are settled at a time.
+# The number of instructions that are settled at a time.
 _BATCH = 256
 
 
 class Trace(Observer):
-    """What one core did, and when it is modelled to have done it.
+    """The instructions of one core, and their modelled times.
 
     Attributes:
-        core: its number.
+        core: the number of the core.
         lives: its on-chip tensors, and the most bytes of a partition that they take at one time.
-        settled: when instructions run, and what they move.
+        settled: the times of the instructions, and the bytes that they move.
     """
 
     def __init__(self, core: int, lives: Lives, generation: Generation, parameters: ModelParameters) -> None:
@@ -55,17 +55,17 @@ class Trace(Observer):
         self._pending: list[Noted] = []
         self._window = window_for(generation, parameters)
         self._constants_of = self._window.constants_of
-        # What is known of storages, by their numbers; of those on chip for as long as the kernel keeps them.
+        # The records of storages by their numbers; for storages on chip as long as the kernel keeps them.
         self._known: dict[int, Tracked] = {}
         self._kept: dict[int, ref[Storage]] = {}
         self._parameters = parameters
-        # The kernel, and the bodies of the loops of the device that it is in.
+        # The kernel, and the bodies of the device loops that it is in.
         self._bodies = [Body()]
-        # Of these loops, those of which iterations may be left out, and what instructions access in the outermost.
+        # The watches of these loops if iterations may be left out, and the accesses of instructions in the outermost.
         self._watches: list[Watch | None] = []
         self._accesses: list[Accesses] = []
         self._period: Period | None = None
-        # When the core came to the meeting that the running instruction is, and when the last core did.
+        # When this core came to the barrier or exchange that is running, and when the last core did.
         self._arrival_ns = 0.0
         self._met_ns: float | None = None
 
@@ -121,23 +121,23 @@ class Trace(Observer):
 
     @property
     def in_hbm(self) -> dict[int, Tracked]:
-        """What is known of the storages in HBM, by their numbers."""
+        """The records of the storages in HBM, by their numbers."""
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all that is noted on the timeline: no pass looks ahead beyond this point."""
+        """Put all notes on the timeline: no pass looks ahead beyond this point."""
         self._settle()
         self.settled.add(self._window.flush())
 
     def _settle(self) -> None:
-        """Put on the timeline what passes have no more use for."""
+        """Put the notes that no pass needs any more on the timeline."""
         pending, self._pending = self._pending, []
         self.settled.add(self._window.take(pending))
         for number in [number for number, storage in self._kept.items() if storage() is None]:
             del self._known[number], self._kept[number]
 
     def arrives(self, call: Issued) -> float:
-        """When this core comes to a barrier, or is ready to swap tiles with the other one."""
+        """Return when this core comes to a barrier, or is ready to swap tiles with the other core."""
         self.settle()
         roles = roles_of(call.definition)
         accesses = [self._access(call.values[at]) for at in roles.tensors]
@@ -151,7 +151,7 @@ class Trace(Observer):
         return self._arrival_ns
 
     def meets(self, call: Issued, brought: float) -> None:
-        # An instruction may be several meetings, one for each of its tensors.
+        # An instruction may synchronise several times, once for each of its tensors.
         self._met_ns = max(self._arrival_ns, brought, self._met_ns or 0.0)
 
     @property
@@ -159,10 +159,10 @@ class Trace(Observer):
         return any(watch is not None for watch in self._watches)
 
     def _first_number(self) -> int:
-        """The number of the first instruction to which a watch may come back."""
+        """Return the number of the first instruction to which a watch may come back."""
         return min((watch.first_number for watch in self._watches if watch is not None), default=0)
 
-    def entered(self, loop: Turns) -> None:
+    def entered(self, loop: LoopRun) -> None:
         self.settle()
         self.settled.tally.enter()
         self._bodies.append(self._bodies[-1].loop())
@@ -174,8 +174,8 @@ class Trace(Observer):
             timeline.hold_up(parameters.loop_entry_us, register)
         self._watch(loop)
 
-    def _watch(self, loop: Turns) -> None:
-        """Watch a loop with many iterations; those in it only, if it is not watched itself."""
+    def _watch(self, loop: LoopRun) -> None:
+        """Watch a loop if its iterations may be left out."""
         drains = self._parameters.iterations_drain
         settled = self.settled
         watch = None
@@ -186,7 +186,7 @@ class Trace(Observer):
             watch = Watch(settled.notes, settled.timeline, self._accesses, drains=drains)
         self._watches.append(watch)
 
-    def iterated(self, loop: Turns) -> None:
+    def iterated(self, loop: LoopRun) -> None:
         self.settle()
         self._bodies[-1].again()
         parameters, timeline = self._parameters, self.settled.timeline
@@ -200,7 +200,7 @@ class Trace(Observer):
             watch.end()
             timeline.remember(self._first_number())
 
-    def repeats(self, loop: Turns, left: int) -> Skip | None:
+    def repeats(self, loop: LoopRun, left: int) -> Skip | None:
         watch = self._watches[-1]
         self._period = None if watch is None else watch.period()
         if self._period is None:
@@ -211,13 +211,13 @@ class Trace(Observer):
             return None
         return Skip(self._period.iterations, times, len(self._period.numbers))
 
-    def repeated(self, loop: Turns, skip: Skip) -> None:
+    def repeated(self, loop: LoopRun, skip: Skip) -> None:
         watch = self._watches[-1]
         assert self._period is not None and watch is not None
         self.settled.repeat(self._period, skip)
         watch.again()
 
-    def left(self, loop: Turns) -> None:
+    def left(self, loop: LoopRun) -> None:
         self.settle()
         self._bodies.pop()
         self.settled.tally.leave()
@@ -232,7 +232,7 @@ class Trace(Observer):
         self.settle()
 
     def _access(self, tensor: View) -> Access:
-        """A tensor, as far as the model has to know it."""
+        """Return the properties of a tensor that the model needs."""
         known = self._tracked(tensor.storage)
         indirect = tensor.indirect_access
         if indirect is None:
@@ -244,7 +244,7 @@ class Trace(Observer):
         return self._access(operand.index), self._access(operand.base), operand.is_output
 
     def _tracked(self, storage: Storage) -> Tracked:
-        """What is known of a storage."""
+        """Return the record of a storage."""
         number = storage.number
         known = self._known.get(number)
         if known is None:
@@ -256,16 +256,16 @@ class Trace(Observer):
         return known
 
     def _of_body(self, storage: Storage) -> Tracked:
-        """What is known of a tile that the body of a loop has made."""
+        """Return the record of a tile that the body of a loop has made."""
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope)].tile(storage)
 
 
 def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
-    """The tensors of an instruction, of which the first ones are written, and whether it writes them."""
-    found = [(access, at < written) for at, access in enumerate(operands) if access is not None]
-    found += [(access[4], False) for access, _ in found if access[4] is not None]
+    """Return the tensors of an instruction, the written ones first, and whether it writes each of them."""
+    accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
+    accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
     for index, base, is_output in besides:
-        found += [(index, False), (base, is_output)]
-    return found
+        accesses += [(index, False), (base, is_output)]
+    return accesses

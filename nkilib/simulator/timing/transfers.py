@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How long each DMA engine works on a transfer, and which queue triggers it. Modelled, not measured.
+"""The time that each DMA engine works on a transfer, and the queue that triggers it. Modelled, not measured.
 
-A transfer is moved row by row: a row is what is contiguous on both sides, and takes an engine at least so long whatever
-its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
+A transfer is moved row by row. A row is a run of bytes that is contiguous on both sides, and takes an engine a least
+time whatever its length. Each engine serves eight partitions (``nki/get-started/about/nki-dma-overview.rst``).
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _NS_PER_US = 1000.0
 # A transfer between tensors in HBM is cut into pieces for all engines; nothing is published about it.
 _LEAST_PIECE_BYTES = 512
 
-# HBM rows of at most so many bytes are read before they are written: see ModelParameters.small_store_factor.
+# HBM rows of at most this number of bytes are read before they are written: see ModelParameters.small_store_factor.
 _SMALL_STORE_BYTES = 512
 
-# What the DMA engines write at a time when they transpose (trainium2_arch.rst, DMA Transpose): partitions, elements.
+# The block that a DMA transpose writes at a time (trainium2_arch.rst, DMA Transpose): partitions, elements.
 _TRANSPOSED_BLOCK = (128, 16)
 
 # The queues of transfers whose engine the kernel leaves open, and those of such transfers with software descriptors.
@@ -45,7 +45,7 @@ _SOFTWARE_QUEUES = frozenset({SOFTWARE_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """What the address of a transfer comes from: it is known, a register is read, or a vector names its rows."""
+    """The source of the address of a transfer: it is known, a register is read, or a vector names its rows."""
 
     known = "known"
     register = "register"
@@ -53,10 +53,10 @@ class Address(Enum):
 
 
 class Queue(NamedTuple):
-    """What triggers a transfer.
+    """The queue that triggers a transfer.
 
     Attributes:
-        name: of the queue.
+        name: the name of the queue.
         otherwise: the queue that it would have with the other kind of descriptors, if the compiler chooses between
             software descriptors and others; empty if the kernel or the hardware decides.
     """
@@ -73,7 +73,7 @@ def queue_of(
     parameters: ModelParameters,
     is_transpose: bool = False,
 ) -> Queue:
-    """The queue of a DMA instruction: that of the engine that triggers it, as far as the kernel says which one.
+    """Return the queue of a DMA instruction: that of the engine that triggers it, as far as the kernel names one.
 
     A transpose has software descriptors only if its address is read at run time (``nki/deep-dives/nki-dge.rst``).
     """
@@ -97,12 +97,12 @@ def queue_of(
 
 
 def is_software(queue: str) -> bool:
-    """Whether GpSimd writes the descriptors of what a queue triggers."""
+    """Tell whether GpSimd writes the descriptors of the transfers of a queue."""
     return queue in _SOFTWARE_QUEUES
 
 
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
-    """From one trigger of a queue to the next."""
+    """Return the time between two triggers of a queue."""
     trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
     if queue in _OPEN_QUEUES:
         return trigger_ns / parameters.descriptor_units
@@ -115,13 +115,13 @@ def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters)
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One end of a transfer, as far as its time depends on it. Equal ones are one object: see :func:`side_of`.
+    """One end of a transfer, as far as its time depends on it. Equal sides are one object: see :func:`side_of`.
 
     Attributes:
-        shape, strides: of the view, in elements.
-        width: bytes of an element.
-        region: where it is.
-        first, step: on chip, its first partition, and from one partition to the next; else 0.
+        shape, strides: shape and strides of the view, in elements.
+        width: the bytes of an element.
+        region: the memory region.
+        first, step: on chip, the first partition and the distance from one partition to the next; else 0.
     """
 
     shape: tuple[int, ...]
@@ -137,7 +137,7 @@ class Side:
 
     @property
     def runs(self) -> int:
-        """Contiguous pieces: on chip, each partition has its own."""
+        """The number of contiguous pieces: on chip, each partition has its own."""
         if self.is_on_chip:
             return self.shape[0] * _runs(Layout(self.shape[1:], self.strides[1:], 0), self.width)
         return _runs(Layout(self.shape, self.strides, 0), self.width)
@@ -147,7 +147,7 @@ class Side:
 def side_of(
     shape: tuple[int, ...], strides: tuple[int, ...], width: int, region: MemoryRegion, first: int, step: int
 ) -> Side:
-    """The one object for these."""
+    """Return the one side object with these properties."""
     return Side(shape, strides, width, region, first, step)
 
 
@@ -156,12 +156,12 @@ def _runs(layout: Layout, width: int) -> int:
 
 
 def bytes_of(sides: Sequence[Side]) -> int:
-    """Bytes on the side where the elements are wider: a cast on the way moves these."""
+    """Return the bytes on the side with the wider elements: a cast on the way moves these."""
     return prod(sides[0].shape) * max(side.width for side in sides)
 
 
 def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
-    """Bytes of a row, on the average; 0 for a transpose, which is not moved row by row. As :func:`engine_times`."""
+    """Return the average bytes of a row; 0 for a transpose, which is not moved row by row. See :func:`engine_times`."""
     if is_transpose:
         return 0.0
     return bytes_of(sides) / max(1, rows or max(side.runs for side in sides))
@@ -170,14 +170,14 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
 def engine_times(
     sides: Sequence[Side], rows: int, is_transpose: bool, dma: DmaTiming, parameters: ModelParameters
 ) -> list[tuple[int, float]]:
-    """Pairs (number of a DMA engine, nanoseconds that it works).
+    """Return pairs (number of a DMA engine, nanoseconds that it works).
 
     Args:
-        sides: of ``dst``, and of the sources: none for a constant, several for a sum of tensors.
-        rows: how many rows a vector offset names; 0 if none does.
+        sides: the side of ``dst``, and those of the sources: none for a constant, several for a sum of tensors.
+        rows: the number of rows that a vector offset names; 0 if none does.
         is_transpose: whether the dimensions are reversed on the way.
-        dma: the engines.
-        parameters: what is assumed of gathers and scatters.
+        dma: the DMA engines.
+        parameters: the assumptions on gathers and scatters.
     """
     nbytes = bytes_of(sides)
     sources = max(1, len(sides) - 1)
@@ -204,16 +204,16 @@ def engine_times(
     if not sides[0].is_on_chip and row_bytes <= _SMALL_STORE_BYTES:
         row *= parameters.small_store_factor
     least = parameters.least_transfer_ns
-    return [(number, max(least, held * rows_each * row)) for number, held in _partitions_of(on_chip, dma.engines)]
+    return [(number, max(least, served * rows_each * row)) for number, served in _partitions_of(on_chip, dma.engines)]
 
 
 def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Elements of the result of a transpose with its blocks of 128 partitions x 16 elements filled up."""
+    """Return the elements of a transpose's result, with its blocks of 128 partitions x 16 elements filled up."""
     partitions, columns = _TRANSPOSED_BLOCK
     return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 
 
 def _partitions_of(side: Side, engines: int) -> list[tuple[int, int]]:
-    """For each DMA engine that serves some of a tile's partitions: its number and how many."""
+    """Return pairs (number of a DMA engine, number of a tile's partitions that it serves), without idle engines."""
     places = (side.first + side.step * number for number in range(side.shape[0]))
     return sorted(Counter(place % PARTITIONS * engines // PARTITIONS for place in places).items())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What was done to a storage, as far as later instructions have to wait for it."""
+"""The uses of a storage, as far as later instructions have to wait for them."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _DMA = Engine.dma
 
 
 class Done:
-    """That an instruction has read its tensors, or has written them.
+    """The completion of an instruction's reads, or of its writes.
 
     Attributes:
-        by: the engine that it ran on.
-        own_ns: from when on that engine can go on.
-        other_ns: from when on the others can, which notice it later.
-        number: of the instruction on its core, from 1; 0 where nothing was done.
+        by: the engine that ran the instruction.
+        own_ns: the time from which on that engine can go on.
+        other_ns: the time from which on the other engines can, which notice it later.
+        number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
 
     __slots__ = ("by", "number", "other_ns", "own_ns")
@@ -36,7 +36,7 @@ class Done:
         self.number = number
 
     def ready_ns(self, by: Engine) -> float:
-        """From when on ``by`` can go on."""
+        """Return the time from which on the engine ``by`` can go on."""
         return self.own_ns if self.by is by else self.other_ns
 
 
@@ -44,7 +44,7 @@ NOTHING = Done(Engine.unknown, 0.0, 0.0, 0)
 
 
 class Place(Protocol):
-    """A part of a storage, to which instructions come that have to wait for each other.
+    """A part of a storage whose accesses have to wait for each other.
 
     Attributes:
         storage: the number of the storage.
@@ -54,20 +54,20 @@ class Place(Protocol):
     def storage(self) -> int: ...
 
     def last_write(self, by: Engine) -> Done:
-        """What ``by`` has to wait for before it reads: the last write of all that it meets."""
+        """Return what ``by`` has to wait for before it reads: the last write of everything that overlaps the part."""
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """What ``by`` has to wait for before it overwrites the part, and whether that is a read."""
+        """Return what ``by`` has to wait for before it overwrites the part, and whether that is a read."""
 
     def note_read(self, done: Done) -> None:
-        """A read that has waited."""
+        """Note a read that has waited."""
 
     def note_write(self, done: Done) -> None:
-        """A write that has waited."""
+        """Note a write that has waited."""
 
 
 class RegisterPlace:
-    """A register or a scalar, from which an operand has its address."""
+    """A register or a scalar that has the address of an operand."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -82,16 +82,16 @@ class RegisterPlace:
         return self._loaded, False
 
     def note_read(self, done: Done) -> None:
-        """Nothing is written to it again: a load makes another one."""
+        """Do nothing, because nothing is written to it again: a load makes another register."""
 
     def note_write(self, done: Done) -> None:
-        """As :meth:`note_read`."""
+        """Do nothing; see :meth:`note_read`."""
 
 
 class TilePlace:
-    """A part of a tile, with its last write, the reads since then, and the other parts that it meets.
+    """A part of a tile, with its last write, the reads since then, and the other parts that overlap it.
 
-    Whoever waits for the last write waits for what that has waited for itself: the rest is forgotten.
+    An access that waits for the last write also waits for everything that the write waited for: the rest is forgotten.
     """
 
     __slots__ = ("_reads", "_write", "others", "part", "storage")
@@ -117,15 +117,15 @@ class TilePlace:
     def last_access(self, by: Engine) -> tuple[Done, bool]:
         latest, is_read = self._last_access(by)
         for other in self.others:
-            found, found_is_read = other._last_access(by)
-            if found.ready_ns(by) > latest.ready_ns(by):
-                latest, is_read = found, found_is_read
+            access, access_is_read = other._last_access(by)
+            if access.ready_ns(by) > latest.ready_ns(by):
+                latest, is_read = access, access_is_read
         return latest, is_read
 
     def _last_access(self, by: Engine) -> tuple[Done, bool]:
-        """As :meth:`last_access`, without the other parts."""
+        """Return the same as :meth:`last_access`, without the other parts."""
         latest, is_read = self._write, False
-        # What an engine itself did to a part that it overwrites it has done before: it works in order, unlike DMA.
+        # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
         if latest.by is by and by is not _DMA:
             latest = NOTHING
         if self._reads:
@@ -166,12 +166,12 @@ class TileUses(dict[Part, TilePlace]):
 
 
 @lru_cache(maxsize=65536)
-def _meet(one: Part, other: Part) -> bool:
-    return one.meets(other)
+def _meet(first: Part, second: Part) -> bool:
+    return first.meets(second)
 
 
 class Use:
-    """What an instruction has done to a part."""
+    """The access of an instruction to a part."""
 
     __slots__ = ("done", "part")
 
@@ -181,14 +181,14 @@ class Use:
 
 
 class _Index:
-    """Uses by where their parts begin; those of like extent together, so that few are looked at."""
+    """Uses sorted by where their parts begin, grouped by similar extents, so that few have to be examined."""
 
     __slots__ = ("_known", "_levels", "_unsorted")
 
     def __init__(self) -> None:
         self._known: dict[tuple[Part, Engine], Use] = {}
         self._levels: dict[int, tuple[list[int], list[Use]]] = {}
-        # Those that no one has looked for yet: what is only ever read, such as an input, is never sorted.
+        # Uses that nothing has searched yet: tensors that are only read, such as inputs, are never sorted.
         self._unsorted: list[Use] = []
 
     def add(self, part: Part, done: Done) -> None:
@@ -201,24 +201,24 @@ class _Index:
             known.done = done
 
     def uses(self) -> Iterable[Use]:
-        """All of them."""
+        """Return all uses in the index."""
         return self._known.values()
 
     def meeting(self, part: Part) -> list[Use]:
-        """The uses of all parts that meet ``part``."""
-        found: list[Use] = []
+        """Return the uses of all parts that overlap ``part``."""
+        meeting: list[Use] = []
         if not self._known:
-            return found
+            return meeting
         if self._unsorted:
             self._sort()
         for level, (firsts, uses) in self._levels.items():
             low = bisect_left(firsts, part.first - (1 << level))
-            found += uses[low : bisect_right(firsts, part.last, low)]
+            meeting += uses[low : bisect_right(firsts, part.last, low)]
         # Most are other columns of the same rows, which two comparisons tell.
         step, column, column_end = part.step, part.column, part.column_end
         return [
             use
-            for use in found
+            for use in meeting
             if ((other := use.part).step != step or (other.column < column_end and column < other.column_end))
             and other.meets(part)
         ]
@@ -232,7 +232,7 @@ class _Index:
         self._unsorted.clear()
 
     def remove(self, use: Use) -> None:
-        """Forget one of those that :meth:`meeting` has found."""
+        """Remove a use that :meth:`meeting` has returned."""
         del self._known[use.part, use.done.by]
         firsts, uses = self._levels[use.part.level]
         at = bisect_left(firsts, use.part.first)
@@ -245,10 +245,10 @@ class HbmUses:
     """The accesses to a tensor in HBM, of which a kernel may touch very many parts, each of them once.
 
     Attributes:
-        storage: its number.
-        reads, writes: of its parts.
-        reached: parts of which an index that is read at run time chooses some.
-        gathered_bytes, scattered_bytes: what was moved of these.
+        storage: the number of the storage.
+        reads, writes: the reads and writes of its parts.
+        reached: parts of which an index that is read at run time chooses some bytes.
+        gathered_bytes, scattered_bytes: the bytes of these that were read and written.
     """
 
     __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
@@ -265,7 +265,7 @@ class HbmUses:
         return HbmPlace(self, part)
 
     def note_reached(self, part: Part, nbytes: int, is_write: bool) -> None:
-        """An index chooses some bytes of a part."""
+        """Note that an index chooses some bytes of a part."""
         self.reached.add(part)
         if is_write:
             self.scattered_bytes += nbytes
@@ -273,19 +273,19 @@ class HbmUses:
             self.gathered_bytes += nbytes
 
     def brought_in(self) -> set[Part]:
-        """The parts that were read before anything was written there; without :attr:`reached`."""
-        found = set(self._overwritten)
+        """Return the parts that were read before anything was written there; without :attr:`reached`."""
+        parts = set(self._overwritten)
         for use in self.reads.uses():
             if all(write.done.number > use.done.number for write in self.writes.meeting(use.part)):
-                found.add(use.part)
-        return found - self.reached
+                parts.add(use.part)
+        return parts - self.reached
 
     def written(self) -> set[Part]:
-        """The parts that were written; without :attr:`reached`."""
+        """Return the parts that were written; without :attr:`reached`."""
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: Part, done: Done) -> None:
-        """A write that has waited; what it covers is forgotten."""
+        """Note a write that has waited, and forget everything that it covers."""
         covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
         written = self.writes.meeting(part)
         for use in covered:

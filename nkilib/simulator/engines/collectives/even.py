@@ -3,7 +3,8 @@
 
 """Operations in which all ranks have shares of one size: all-reduce, all-gather, reduce-scatter, all-to-all.
 
-Source: ``nki/api/nki/collectives/__init__.py``; which share goes where: ``neuron-runtime/about/collectives.rst``.
+Source: ``nki/api/nki/collectives/__init__.py``; for the destination of each share
+``neuron-runtime/about/collectives.rst``.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ...terms.errors import NkiValidationError
 from ...terms.regions import HBM
 from ..dma.modes import check_priority
 from ..dma.rows import write
-from .exchange import Arrays, Operation, contents, described, perform, shown
+from .exchange import Arrays, Operation, contents, group_term, perform, shape_terms
 from .groups import Place, ReplicaGroup, place_in
 from .operands import (
     REDUCIBLE,
@@ -46,13 +47,13 @@ def all_reduce(
     op: Operator,
     priority: int | None = None,
 ) -> None:
-    """``dsts[k]`` on every rank = ``op`` over the ranks' ``srcs[k]``, all of one shape and type.
+    """Compute ``dsts[k]`` on every rank = ``op`` over the ranks' ``srcs[k]``, all of one shape and type.
 
-    Floats are reduced in float32 in the order of the group and rounded once, 32-bit integers exactly and with wrap,
-    smaller ones saturate.
+    Floats are reduced in float32 in the order of the group and rounded once. 32-bit integers are reduced exactly and
+    wrap; smaller integers saturate.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -80,12 +81,12 @@ def all_gather(
     collective_dim: int,
     priority: int | None = None,
 ) -> None:
-    """``dsts[k]`` on every rank = the ranks' ``srcs[k]``, one after the other along ``collective_dim``.
+    """Concatenate the ranks' ``srcs[k]`` along ``collective_dim`` into ``dsts[k]`` on every rank.
 
     The dimension is 0 in HBM, 0 or 1 in SBUF.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
@@ -117,12 +118,12 @@ def reduce_scatter(
     op: Operator,
     priority: int | None = None,
 ) -> None:
-    """``dsts[k]`` on the p-th rank of n = the p-th of n parts of ``op`` over the ranks' ``srcs[k]``.
+    """Compute ``dsts[k]`` on the p-th rank of n = the p-th of n parts of ``op`` over the ranks' ``srcs[k]``.
 
-    The parts are along dimension 0. Arithmetic as in :func:`all_reduce`.
+    The parts are along dimension 0. The arithmetic is that of :func:`all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     place, key = place_in(call.core, replica_group), reduction_key(op)
     check_priority(call.core, priority)
@@ -152,12 +153,12 @@ def all_to_all(
     collective_dim: int,
     priority: int | None = None,
 ) -> None:
-    """Part q of ``dsts[k]`` on the p-th rank = part p of ``srcs[k]`` on the q-th one.
+    """Copy part p of ``srcs[k]`` on the q-th rank to part q of ``dsts[k]`` on the p-th rank.
 
     There are as many parts as ranks, along dimension 0; all tensors are in HBM.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     place = place_in(call.core, replica_group)
     check_priority(call.core, priority)
@@ -195,7 +196,7 @@ def _perform(
             place.members,
             srcs,
             dsts,
-            (shown(place.lists), *terms, *described("srcs", srcs), *described("dsts", dsts)),
+            (group_term(place.lists), *terms, *shape_terms("srcs", srcs), *shape_terms("dsts", dsts)),
             lambda: contents(call.core, "srcs", srcs),
             store,
         ),
@@ -203,7 +204,7 @@ def _perform(
 
 
 def _part(name: str, tensor: NkiTensor, place: Place) -> int:
-    """Rows of the share of one rank.
+    """Return the number of rows in the share of one rank.
 
     Raises:
         NkiValidationError: if the ranks cannot share the tensor evenly.

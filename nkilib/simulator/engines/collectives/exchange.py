@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the cores of the ranks come together: each brings what it has, gets what all brought, and stores its share.
+"""The exchange among the cores of the ranks: each brings its data, receives the data of all, and stores its share.
 
-Tensors in SBUF and in private HBM belong to a core: with two cores a rank, core 0 meets the cores 0 of the other ranks
-and core 1 the cores 1. Where all tensors are in shared HBM, the operation is one of the whole rank: both its cores come
-to it, core 0 does it for both, and it orders the accesses to its tensors like a ``core_barrier`` on each of them.
+Tensors in SBUF and in private HBM belong to a core: with two cores a rank, core 0 exchanges with the cores 0 of the
+other ranks and core 1 with the cores 1. Where all tensors are in shared HBM, the operation belongs to the whole rank:
+both its cores reach it, core 0 performs it for both, and it orders the accesses to its tensors like a
+``core_barrier`` on each of them.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from ...machine.call import Call
 from ...machine.core import Core
 from ...machine.issue import REGISTRY
 from ...machine.partial_writes import PartialWrites
-from ...machine.world import Comer, Term
+from ...machine.world import Participant, Term
 from ...tensors.tensor import NkiTensor
 from ...terms.errors import BarrierError, kernel_location
 from ...terms.regions import MemoryRegion
 from ..dma.rows import read
-from ..sync.barrier import meet_on
+from ..sync.barrier import synchronise_on
 from .groups import rank_of
 
 Arrays = Sequence[npt.NDArray[Any]]
@@ -35,17 +36,18 @@ _CORE_BARRIER = "core_barrier"
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation as a core comes to it.
+    """One collective operation as a core reaches it.
 
     Attributes:
-        what: its name, with which the ranks must agree.
+        what: the name of the operation, on which the ranks must agree.
         members: the ranks among which it runs.
-        srcs, dsts: the tensors that are read, and those that are written.
-        terms: what else the ranks must agree on.
-        bring: what this rank has for the others; not called where tensors have no data.
-        store: puts its share of what all brought, by rank, into the results; not called either.
-        besides: further tensors in shared HBM that it reads or writes.
-        of_cores: what the two cores of a rank must agree on besides the terms.
+        srcs, dsts: the tensors that are read, and the tensors that are written.
+        terms: the other values on which the ranks must agree.
+        bring: the function that returns the data of this rank for the others; not called where tensors have no data.
+        store: the function that stores this rank's share of the data of all, by rank, into the results; not called
+            where tensors have no data either.
+        besides: further tensors in shared HBM that the operation reads or writes.
+        core_terms: the values besides the terms on which the two cores of a rank must agree.
     """
 
     what: str
@@ -55,16 +57,16 @@ class Operation:
     terms: tuple[Term, ...]
     bring: Callable[[], Any]
     store: Callable[[Mapping[int, Any]], None]
-    besides: tuple[NkiTensor, ...] = ()
-    of_cores: tuple[object, ...] = ()
+    other_tensors: tuple[NkiTensor, ...] = ()
+    core_terms: tuple[object, ...] = ()
 
     @property
     def tensors(self) -> tuple[NkiTensor, ...]:
         return *self.srcs, *self.dsts
 
 
-def is_of_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
-    """Whether an operation on ``tensors`` is one of the two cores of a rank together."""
+def belongs_to_rank(core: Core, tensors: Sequence[NkiTensor]) -> bool:
+    """Return whether the two cores of a rank perform an operation on ``tensors`` together."""
     return core.launch.cores > 1 and all(tensor.buffer is MemoryRegion.shared_hbm for tensor in tensors)
 
 
@@ -72,14 +74,14 @@ def perform(call: Call, operation: Operation) -> None:
     """Run an operation on this core.
 
     Raises:
-        BarrierError: if the other ranks come to another one or do not come, or the other core of this one does not.
+        BarrierError: if another rank, or the other core of this rank, reaches a different operation or none.
     """
     core = call.core
-    if not is_of_rank(core, operation.tensors):
+    if not belongs_to_rank(core, operation.tensors):
         core.loads.settle()
         _exchange(core, operation, core.number)
         return
-    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.besides)}.values())
+    ordered = list({tensor.storage: tensor for tensor in (*operation.tensors, *operation.other_tensors)}.values())
     _agree(core, operation)
     _order(core, ordered)
     if core.number == 0:
@@ -97,7 +99,7 @@ def _exchange(core: Core, operation: Operation, number: int | None) -> None:
         terms = (what, *operation.terms, *_terms_of(operation.tensors))
         place = kernel_location()
         core.meetings += 1
-        brought = seat.world.meet(Comer(seat.rank, number, operation.members, operation.what, place, terms, item))
+        brought = seat.world.meet(Participant(seat.rank, number, operation.members, operation.what, place, terms, item))
     if core.is_abstract:
         return
     operation.store(brought)
@@ -113,12 +115,12 @@ def _terms_of(tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
 
 
 def _agree(core: Core, operation: Operation) -> None:
-    """Require that both cores of a rank come to the same operation.
+    """Check that both cores of a rank reach the same operation.
 
     Raises:
-        BarrierError: naming what each comes to.
+        BarrierError: naming the operation that each core reaches.
     """
-    own = [*(term.value for term in operation.terms), *operation.of_cores]
+    own = [*(term.value for term in operation.terms), *operation.core_terms]
     (others,) = core.launch.barrier.meet(operation.what, own)
     if own != others:
         raise BarrierError(
@@ -130,11 +132,11 @@ def _agree(core: Core, operation: Operation) -> None:
 def _order(core: Core, tensors: Sequence[NkiTensor]) -> None:
     definition = REGISTRY[_CORE_BARRIER]
     for tensor in tensors:
-        meet_on(Call(core, definition, definition.bind((tensor, (0, 1)), {})), tensor)
+        synchronise_on(Call(core, definition, definition.bind((tensor, (0, 1)), {})), tensor)
 
 
 def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.NDArray[Any]]:
-    """Copies of what tensors hold: other ranks read them while this one may go on.
+    """Return copies of the contents of tensors, because other ranks read them while this rank may go on.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -142,13 +144,13 @@ def contents(core: Core, name: str, tensors: Sequence[NkiTensor]) -> list[npt.ND
     return [np.array(read(core, f"{name}[{number}]", tensor)) for number, tensor in enumerate(tensors)]
 
 
-def described(name: str, tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
-    """Shapes and types on which ranks must agree."""
+def shape_terms(name: str, tensors: Sequence[NkiTensor]) -> tuple[Term, ...]:
+    """Return the shapes and types on which ranks must agree."""
     return tuple(
         Term(f"{name}[{number}]", f"{list(tensor.shape)} {tensor.dtype}") for number, tensor in enumerate(tensors)
     )
 
 
-def shown(lists: Sequence[Sequence[int]]) -> Term:
-    """The group on which ranks must agree."""
+def group_term(lists: Sequence[Sequence[int]]) -> Term:
+    """Return the replica group on which ranks must agree."""
     return Term("the replica group", [list(ranks) for ranks in lists])

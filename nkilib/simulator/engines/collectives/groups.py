@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``ReplicaGroup``: which ranks an operation runs among, and which rank this is.
+"""``ReplicaGroup``: the ranks among which an operation runs, and the position of this rank among them.
 
 Source: ``nki/api/nki/collectives/__init__.py``, and the 2.33 page of ``nki.collectives.ReplicaGroup``.
 """
@@ -21,7 +21,7 @@ from ...terms.objects import NKIObject
 
 
 class rg_partition_op(Enum):
-    """How :meth:`ReplicaGroup.from_partition_op` gets the number of a rank's list from its own."""
+    """The operator with which :meth:`ReplicaGroup.from_partition_op` computes the list number of a rank."""
 
     bitwise_and = "bitwise_and"
     div = "div"
@@ -30,10 +30,10 @@ class rg_partition_op(Enum):
 
 @dataclass
 class ReplicaGroup(NKIObject):
-    """Lists of ranks; an operation runs within each of them by itself.
+    """Lists of ranks; an operation runs within each list separately.
 
     Attributes:
-        groups: the lists. No rank is in two of them; the order within one is that of the ranks' shares.
+        groups: the lists. No rank is in two of them; the order within a list is the order of the ranks' shares.
     """
 
     groups: Sequence[Sequence[int]]
@@ -43,10 +43,10 @@ class ReplicaGroup(NKIObject):
 
     @staticmethod
     def from_partition_op(world_size: int, op: rg_partition_op, operand: int) -> ReplicaGroup:
-        """Ranks 0 to ``world_size`` - 1 in lists: those with the same ``op(rank, operand)`` are together.
+        """Return the ranks 0 to ``world_size`` - 1 in lists; ranks with the same ``op(rank, operand)`` share a list.
 
         Raises:
-            NkiValidationError: if an argument is of another kind, or 0 where a rank would be divided by it.
+            NkiValidationError: if an argument has the wrong type, or is 0 where a rank would be divided by it.
         """
         if not _is_rank(world_size) or world_size < 1:
             raise NkiValidationError(f"ReplicaGroup: world_size must be a positive integer, got {world_size!r}")
@@ -77,30 +77,30 @@ def _is_rank(value: Any) -> bool:
 
 
 def checked_lists(groups: Any) -> tuple[tuple[int, ...], ...]:
-    """The rank lists of a group, in tuples.
+    """Return the rank lists of a group as tuples.
 
     Raises:
-        NkiValidationError: if they are no lists of ranks, or a rank is in two of them.
+        NkiValidationError: if they are not lists of ranks, or a rank is in two of them.
     """
     is_nested = isinstance(groups, list | tuple) and all(isinstance(ranks, list | tuple) for ranks in groups)
     if not is_nested or not groups or not all(ranks and all(map(_is_rank, ranks)) for ranks in groups):
         raise NkiValidationError(
             f"ReplicaGroup: must be a list of lists of ranks such as [[0, 1], [2, 3]], got {groups!r}"
         )
-    ranks = [int(rank) for each in groups for rank in each]
+    ranks = [int(rank) for members in groups for rank in members]
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if repeated:
         raise NkiValidationError(f"ReplicaGroup: a rank is in one list only, and once; got rank {repeated[0]} again")
-    return tuple(tuple(int(rank) for rank in each) for each in groups)
+    return tuple(tuple(int(rank) for rank in members) for members in groups)
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is among those that an operation runs among.
+    """The position of a rank among the members of an operation.
 
     Attributes:
         members: the ranks, in the order of their shares.
-        position: of this rank.
+        position: the index of this rank among the members.
         lists: all lists of the group.
     """
 
@@ -114,15 +114,15 @@ class Place:
 
 
 def rank_of(core: Core) -> int:
-    """The rank of a core: 0 in a launch by itself."""
+    """Return the rank of a core; it is 0 in a launch by itself."""
     return 0 if core.launch.seat is None else core.launch.seat.rank
 
 
 def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
-    """Require that ranks run.
+    """Check that ranks are running.
 
     Raises:
-        NkiValidationError: naming the first one that does not, and how to launch it.
+        NkiValidationError: naming the first rank that is not, and how to launch it.
     """
     seat = core.launch.seat
     count = 1 if seat is None else seat.world.ranks
@@ -138,10 +138,10 @@ def check_ranks(core: Core, ranks: Sequence[int], what: str) -> None:
 
 
 def place_in(core: Core, replica_group: Any) -> Place:
-    """Where the rank of ``core`` is in a group.
+    """Return the position of the rank of ``core`` in a group.
 
     Raises:
-        NkiValidationError: if it is no group, has ranks that do not run, or leaves this rank out.
+        NkiValidationError: if ``replica_group`` is not a group, has ranks that do not run, or leaves this rank out.
     """
     if not isinstance(replica_group, ReplicaGroup):
         raise NkiValidationError(
@@ -157,7 +157,7 @@ def place_in(core: Core, replica_group: Any) -> Place:
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
-    """The number of this rank among all that run, in a register; 0 in a launch by itself."""
+    """Return the number of this rank among all that run, in a register; it is 0 in a launch by itself."""
     core = current_core("nki.collectives.rank_id")
     if name:
         core.add_name(name)

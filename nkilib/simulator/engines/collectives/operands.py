@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the operations demand of their tensors.
+"""The requirements of the collective operations on their tensors.
 
 Source: ``nki/api/nki/collectives/__init__.py``; the 2.33 pages of ``all_reduce``, ``all_gather`` and ``all_to_all``.
 """
@@ -23,7 +23,7 @@ from ...terms.integers import is_integer
 from ...terms.regions import HBM, MemoryRegion
 
 HBM_OR_SBUF = HBM | SBUF
-# Bits of any type but int64 are moved; computed with is what engines compute with, but for truth values.
+# Bits of any type but int64 are moved; reductions take the types that engines compute with, except bool.
 REDUCIBLE = COMPUTABLE - {bool_}
 # Dimensions of a tensor in SBUF: one of partitions and one free.
 _SBUF_DIMENSIONS = 2
@@ -33,40 +33,42 @@ _REDUCTIONS = ("add", "minimum", "maximum")
 def tensors(
     call: Call,
     name: str,
-    given: Any,
+    values: Any,
     *,
     regions: frozenset[MemoryRegion] = HBM_OR_SBUF,
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """The tensors of a list, each of which an instruction may read, or write.
+    """Return the tensors of a list after checking that the instruction may read, or write, each of them.
 
     Raises:
-        NkiValidationError: naming the one that it may not, and why.
+        NkiValidationError: naming the tensor that it may not, and why.
     """
-    if not isinstance(given, list | tuple) or not given:
-        raise NkiValidationError(f"{name} must be a list of tensors, got {given!r}")
+    if not isinstance(values, list | tuple) or not values:
+        raise NkiValidationError(f"{name} must be a list of tensors, got {values!r}")
     checked = []
-    for number, tensor in enumerate(given):
+    for number, tensor in enumerate(values):
         rule = Operand(f"{name}[{number}]", is_output, regions, dtypes=dtypes, accepts_indirect=True, is_accessed=False)
         checked.append(_checked(call, rule, tensor))
         if is_output:
-            call.keep(tensor)  # the ranks write it together: what it held before may be needed till then
+            call.keep(tensor)  # the ranks write it together: its old values may be needed until then
     return tuple(checked)
 
 
 def _checked(call: Call, rule: Operand, tensor: Any) -> NkiTensor:
-    found: NkiTensor = check_operand(call, rule, tensor, None)
-    if found.is_indirect():
+    view: NkiTensor = check_operand(call, rule, tensor, None)
+    if view.is_indirect():
         raise NkiValidationError(
-            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {found}; "
+            f"operand {rule.name!r}: the ranks must know its address when they start, got a dynamic index in {view}; "
             f"nisa.dma_copy it to a tensor of its own"
         )
-    return found
+    return view
 
 
 def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Require as many sources as results, in one kind of memory; several of them, and more dimensions, in HBM only.
+    """Check that there are as many sources as results, all in one kind of memory.
+
+    Only HBM allows several of them, and tensors of more than two dimensions.
 
     Raises:
         NkiValidationError: naming the list or the tensor.
@@ -88,7 +90,7 @@ def check_pairs(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
 
 
 def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """The rules of 0.7 which HBM the tensors of ``all_reduce`` and ``all_gather`` may be in.
+    """Check the rules of NKI 0.7 for the kind of HBM of the tensors of ``all_reduce`` and ``all_gather``.
 
     Raises:
         NkiValidationError: naming the tensor and the rule.
@@ -114,7 +116,7 @@ def check_memory(call: Call, srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor
 
 
 def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
-    """Require that nothing is cast.
+    """Check that each source has the type of its result, so that nothing is cast.
 
     Raises:
         NkiValidationError: naming both tensors.
@@ -128,10 +130,10 @@ def check_same_types(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> No
 
 
 def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> int:
-    """The dimension along which tensors are split or put together.
+    """Return the dimension along which tensors are split or concatenated, after checking that it is allowed.
 
     Raises:
-        NkiValidationError: naming the allowed ones.
+        NkiValidationError: naming the allowed dimensions.
     """
     if not is_integer(collective_dim) or collective_dim not in allowed:
         raise NkiValidationError(
@@ -141,17 +143,17 @@ def check_dimension(collective_dim: Any, allowed: Sequence[int], why: str) -> in
 
 
 def check_shape(what: str, tensor: NkiTensor, expected: tuple[int, ...], why: str) -> None:
-    """Require a shape.
+    """Check that a tensor has the expected shape.
 
     Raises:
-        NkiValidationError: naming the tensor, the shape and where it comes from.
+        NkiValidationError: naming the tensor, the shape and its origin.
     """
     if tensor.shape != expected:
         raise NkiValidationError(f"{what} must have shape {list(expected)}, {why}; got {tensor}")
 
 
 def reduction_key(op: Any) -> str:
-    """The name of a reduction that ranks can do.
+    """Return the name of a reduction that ranks can perform.
 
     Raises:
         NkiValidationError: for any other operator.

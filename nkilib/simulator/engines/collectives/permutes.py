@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations in which each rank sends to one other: by pairs that the kernel gives, or round the ring of a group.
+"""Operations in which each rank sends to one other rank: by explicit pairs, or around the ring of a group.
 
 Source: ``nki/api/nki/collectives/__init__.py``, ``neuron-runtime/about/collectives.rst`` (Permute Operation).
 """
@@ -27,7 +27,7 @@ from ...terms.integers import is_integer
 from ...terms.regions import HBM
 from ..dma.modes import check_priority
 from ..dma.rows import write
-from .exchange import Arrays, Operation, contents, described, perform, shown
+from .exchange import Arrays, Operation, contents, group_term, perform, shape_terms
 from .groups import Place, ReplicaGroup, check_ranks, place_in, rank_of
 from .operands import REDUCIBLE, check_pairs, check_same_types, check_shape, reduction_key, tensors
 from .reductions import computed_in, reduced
@@ -47,12 +47,12 @@ def collective_permute(
     source_target_pairs: Sequence[tuple[int, int]],
     priority: int | None = None,
 ) -> None:
-    """``dsts[0]`` on the target of each pair of ranks = ``srcs[0]`` on its source; one tensor each, in HBM.
+    """Copy ``srcs[0]`` of the source of each pair of ranks to ``dsts[0]`` of its target; one tensor each, in HBM.
 
-    A rank that is no target keeps its ``dsts[0]``, and one that is in no pair does nothing.
+    A rank that is no target keeps its ``dsts[0]``, and a rank that is in no pair does nothing.
 
     Raises:
-        BarrierError: if another rank of the pairs comes to something else, or does not come.
+        BarrierError: if another rank of the pairs reaches a different operation, or none.
     """
     core = call.core
     pairs = _checked_pairs(source_target_pairs)
@@ -75,7 +75,7 @@ def collective_permute(
         if own in sources:
             write(core, outputs[0], brought[sources[own]][0], outputs[0].dtype)
 
-    terms = (Term("source_target_pairs", pairs), *described("srcs", inputs), *described("dsts", outputs))
+    terms = (Term("source_target_pairs", pairs), *shape_terms("srcs", inputs), *shape_terms("dsts", outputs))
     bring = lambda: contents(core, "srcs", inputs)  # noqa: E731
     perform(call, Operation("collective_permute", members, inputs, outputs, terms, bring, store))
 
@@ -103,18 +103,19 @@ def collective_permute_implicit(
     channel_ids: Sequence[int] = [0],
     priority: int | None = None,
 ) -> None:
-    """Each rank's source goes to its successor in the list of the group, the last one's to the first; on each channel
-    one source and one result, in HBM or SBUF.
+    """Send each rank's source to its successor in the list of the group, and the source of the last rank to the first.
+
+    There are one source and one result on each channel, in HBM or SBUF.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     place = _place(call, replica_group, channel_ids, priority)
     inputs = _by_channel(call, "srcs_by_channel", srcs_by_channel, channel_ids)
     outputs = _by_channel(call, "dsts_by_channel", dsts_by_channel, channel_ids, is_output=True)
     _check_channels(inputs, outputs)
     bring = lambda: contents(call.core, "srcs_by_channel", inputs)  # noqa: E731
-    _round_the_ring(call, "collective_permute_implicit", place, inputs, outputs, (), bring, lambda dtype: dtype)
+    _permute_in_ring(call, "collective_permute_implicit", place, inputs, outputs, (), bring, lambda dtype: dtype)
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -128,11 +129,12 @@ def collective_permute_implicit_reduce(
     channel_ids: Sequence[int] = [0],
     priority: int | None = None,
 ) -> None:
-    """As :func:`collective_permute_implicit`, of ``op`` of two sources on each channel; arithmetic as in
-    :func:`nkilib.simulator.engines.collectives.even.all_reduce`.
+    """Send ``op`` of two sources on each channel to the successor, like :func:`collective_permute_implicit`.
+
+    The arithmetic is that of :func:`nkilib.simulator.engines.collectives.even.all_reduce`.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     core, key = call.core, reduction_key(op)
     place = _place(call, replica_group, channel_ids, priority)
@@ -148,7 +150,7 @@ def collective_permute_implicit_reduce(
 
     terms = (Term("op", key),)
     sources = (*first, *second)
-    _round_the_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
+    _permute_in_ring(call, "collective_permute_implicit_reduce", place, sources, outputs, terms, bring, computed_in)
 
 
 def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | None) -> Place:
@@ -164,24 +166,24 @@ def _place(call: Call, replica_group: Any, channel_ids: Any, priority: int | Non
 def _by_channel(
     call: Call,
     name: str,
-    given: Any,
+    lists: Any,
     channel_ids: Sequence[int],
     *,
     dtypes: frozenset[DType] = MOVABLE,
     is_output: bool = False,
 ) -> tuple[NkiTensor, ...]:
-    """The tensor of each channel."""
-    if not isinstance(given, list | tuple) or len(given) != len(channel_ids):
+    """Return the checked tensor of each channel."""
+    if not isinstance(lists, list | tuple) or len(lists) != len(channel_ids):
         raise NkiValidationError(
-            f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {given!r}"
+            f"{name} must be a list of lists of tensors, one for each of the {len(channel_ids)} channels, got {lists!r}"
         )
-    found: list[NkiTensor] = []
-    for channel, inner in enumerate(given):
+    checked: list[NkiTensor] = []
+    for channel, inner in enumerate(lists):
         of_channel = tensors(call, f"{name}[{channel}]", inner, dtypes=dtypes, is_output=is_output)
         if len(of_channel) != 1:
             raise NkiValidationError(f"{name}[{channel}] must be a list of one tensor, got {len(of_channel)}")
-        found += of_channel
-    return tuple(found)
+        checked += of_channel
+    return tuple(checked)
 
 
 def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> None:
@@ -191,7 +193,7 @@ def _check_channels(srcs: Sequence[NkiTensor], dsts: Sequence[NkiTensor]) -> Non
         check_shape(f"the result of channel {channel}", dst, src.shape, "that of its source")
 
 
-def _round_the_ring(
+def _permute_in_ring(
     call: Call,
     what: str,
     place: Place,
@@ -201,26 +203,29 @@ def _round_the_ring(
     bring: Callable[[], Arrays],
     brought_in: Callable[[DType], DType],
 ) -> None:
-    """Store what the predecessor brings, whose arrays have the type that ``brought_in`` says for that of a result."""
+    """Store the arrays that the predecessor brings.
+
+    ``brought_in`` maps the type of a result to the type of the array that is brought for it.
+    """
     predecessor = place.members[place.position - 1]
 
     def store(brought: Mapping[int, Arrays]) -> None:
         for channel, dst in enumerate(dsts):
             write(call.core, dst, brought[predecessor][channel], brought_in(dst.dtype))
 
-    agreed = (shown(place.lists), *terms, *described("sources", srcs), *described("results", dsts))
+    agreed = (group_term(place.lists), *terms, *shape_terms("sources", srcs), *shape_terms("results", dsts))
     perform(call, Operation(what, place.members, srcs, dsts, agreed, bring, store))
 
 
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: int, replica_group: ReplicaGroup, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """Whose data a rank has after ``iteration_id`` permutes round the ring of the group, in a register.
+    """Return, in a register, the rank whose data this rank has after ``iteration_id`` permutes around the group's ring.
 
-    After none it is this rank itself, then its predecessor, then the one before that.
+    After no permute it is this rank itself, then its predecessor, then the predecessor of that rank.
     """
-    what = "nki.collectives.collective_permute_implicit_current_processing_rank_id"
-    core = current_core(what)
+    function = "nki.collectives.collective_permute_implicit_current_processing_rank_id"
+    core = current_core(function)
     try:
         for parameter, value in (("iteration_id", iteration_id), ("channel_id", channel_id)):
             if not is_integer(value) or value < 0:
@@ -229,7 +234,7 @@ def collective_permute_implicit_current_processing_rank_id(
             raise NkiValidationError(f"channel_id must be below {_CHANNELS_MAX}, got {channel_id}")
         place = place_in(core, replica_group)
     except NkiValidationError as error:
-        add_location(error, f"{what} on {core.name}" if core.name else what)
+        add_location(error, f"{function} on {core.name}" if core.name else function)
         raise
     if name:
         core.add_name(name)

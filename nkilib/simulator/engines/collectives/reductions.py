@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums, minima and maxima of what several ranks bring."""
+"""Sums, minima and maxima of arrays that several ranks bring."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _EXACT = frozenset({int32, uint32})
 
 
 def store_reduced(core: Core, dst: NkiTensor, key: str, parts: Sequence[npt.NDArray[Any]]) -> None:
-    """``parts``, of the type and shape of ``dst``, reduced from the first to the last one and rounded once."""
+    """Reduce ``parts``, of the type and shape of ``dst``, from first to last, round once, and store the result."""
     write(core, dst, reduced(key, dst.dtype, parts), computed_in(dst.dtype))
 
 
 def computed_in(dtype: DType) -> DType:
-    """The type in which elements of ``dtype`` are reduced."""
+    """Return the type in which elements of ``dtype`` are reduced."""
     return dtype if dtype in _EXACT else float32
 
 
 def reduced(key: str, dtype: DType, parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-    """The same, not yet rounded to the type."""
+    """Return the reduction of ``parts`` from first to last, not yet rounded to ``dtype``."""
     kind = computed_in(dtype).numpy
     total = np.array(parts[0], kind)
     for part in parts[1:]:

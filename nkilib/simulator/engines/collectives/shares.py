@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Shares whose sizes are read at run time: what a call is checked for, what its metadata say, and who gets what.
+"""Shares whose sizes are read at run time: the checks of a call, its metadata, and the transfer of the shares.
 
-Tensors count as flat buffers, in row-major order. A tensor of metadata has a column for each rank of the list, and rows
-of what is sent (count and first element), of what is received, and where that goes.
+Tensors are treated as flat buffers, in row-major order. A metadata tensor has a column for each rank of the list, and
+rows for the elements that are sent (count and first element), the count received, and the destination of the received
+elements.
 
 Source: ``nki/api/nki/collectives/__init__.py``.
 """
@@ -28,7 +29,7 @@ from ...terms.regions import HBM, MemoryRegion
 from ...terms.spec import DataNeeded
 from ..dma.modes import check_priority
 from ..dma.rows import read, write
-from .exchange import Operation, is_of_rank, perform, shown
+from .exchange import Operation, belongs_to_rank, group_term, perform
 from .groups import Place, place_in
 from .operands import check_same_types, tensors
 
@@ -40,8 +41,8 @@ _GATHER_RANKS, _GATHER_CORES = 4, 2
 
 
 @dataclass(frozen=True)
-class Given:
-    """The tensors as the kernel gives them, not yet checked."""
+class UncheckedTensors:
+    """The tensors as the kernel passes them, not yet checked."""
 
     srcs: Any
     dsts: Any
@@ -50,10 +51,10 @@ class Given:
 
 @dataclass(frozen=True)
 class _Parcel:
-    """What a rank brings: for each position in the list what it sends there, flat.
+    """The data that a rank brings: for each position in the list the elements that it sends there, flat.
 
     Attributes:
-        pieces: by position; for all-gather-v one that goes to all.
+        pieces: the elements by position; for all-gather-v a single piece that goes to all.
     """
 
     pieces: Sequence[npt.NDArray[Any]]
@@ -64,34 +65,36 @@ class _Parcel:
 
 @dataclass(frozen=True)
 class _Metadata:
-    """What the tensor of metadata says on this rank; without data nothing.
+    """The contents of the metadata tensor on this rank; there are none in a launch without data.
 
     Attributes:
-        send_counts, send_starts: elements for each rank; for all-gather-v one number, for all of them.
-        receive_starts: where each rank's elements go; None for equal slots.
+        send_counts, send_starts: the count and the first element for each rank; for all-gather-v one number for all
+            ranks.
+        receive_starts: the first element in the result for each rank; None for equal slots.
     """
 
     send_counts: npt.NDArray[np.int64]
     send_starts: npt.NDArray[np.int64]
     receive_starts: npt.NDArray[np.int64] | None
 
-    def said(self) -> Sequence[object]:
-        """All numbers, to be compared."""
+    def compared_numbers(self) -> Sequence[object]:
+        """Return all numbers, for comparison."""
         starts = None if self.receive_starts is None else self.receive_starts.tolist()
         return self.send_counts.tolist(), self.send_starts.tolist(), starts
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A checked call, whose metadata are read.
+    """A checked call whose metadata have been read.
 
     Attributes:
-        what: the operation.
-        place: of this rank in its list.
+        what: the name of the operation.
+        place: the position of this rank in its list.
         src, dst: the tensors.
-        metadata: as read; None without data.
-        metadata_tensor: where the counts of what is received go; its second last dimension counts rows.
-        reports_counts: whether they do.
+        metadata: the metadata as read; None in a launch without data.
+        metadata_tensor: the tensor that receives the counts of received elements; its second last dimension counts
+            rows.
+        reports_counts: whether the counts are written there.
     """
 
     what: str
@@ -106,13 +109,13 @@ class Prepared:
 def prepare(
     call: Call,
     what: str,
-    given: Given,
+    unchecked: UncheckedTensors,
     replica_group: Any,
     recv_counts_known: Any,
     has_rdispls: Any,
     priority: int | None,
 ) -> Prepared:
-    """Check a call of ``what`` and read its metadata, as they are now; sources and results are not touched.
+    """Check a call of ``what`` and read its metadata as they are now; sources and results are not accessed.
 
     Raises:
         NkiValidationError: naming the parameter that does not fit.
@@ -122,8 +125,8 @@ def prepare(
     for name, flag in (("recv_counts_known", recv_counts_known), ("has_rdispls", has_rdispls)):
         if not isinstance(flag, bool):
             raise NkiValidationError(f"{name} must be True or False, got {flag!r}")
-    inputs = tensors(call, "srcs", given.srcs, regions=HBM)
-    outputs = tensors(call, "dsts", given.dsts, regions=HBM, is_output=True)
+    inputs = tensors(call, "srcs", unchecked.srcs, regions=HBM)
+    outputs = tensors(call, "dsts", unchecked.dsts, regions=HBM, is_output=True)
     if len(inputs) != 1 or len(outputs) != 1:
         raise NkiValidationError(f"srcs and dsts must be lists of one tensor, got {len(inputs)} and {len(outputs)}")
     check_same_types(inputs, outputs)
@@ -135,13 +138,13 @@ def prepare(
         _check_gather(core, place, has_rdispls)
     if not has_rdispls and dst.size % place.size:
         raise NkiValidationError(f"dsts[0] is cut into {place.size} equal slots, got {dst.size} elements in {dst}")
-    by_row = _rows_of(call, given.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
+    by_row = _rows_of(call, unchecked.metadata_tensor, place, has_rdispls, is_written=not recv_counts_known)
     metadata = None if core.is_abstract else _read(core, what, by_row, has_rdispls)
     return Prepared(what, place, src, dst, metadata, by_row, not recv_counts_known)
 
 
 def _check_gather(core: Core, place: Place, has_rdispls: bool) -> None:
-    """What is documented as a limit of all-gather-v at present."""
+    """Check the documented limits of the present all-gather-v."""
     if has_rdispls:
         raise NkiValidationError("has_rdispls=True is not supported by all_gather_v")
     if core.launch.cores != _GATHER_CORES:
@@ -152,11 +155,11 @@ def _check_gather(core: Core, place: Place, has_rdispls: bool) -> None:
         )
 
 
-def _rows_of(call: Call, given: Any, place: Place, has_rdispls: bool, *, is_written: bool) -> NkiTensor:
-    """The metadata as a tensor whose second last dimension counts its rows."""
-    (tensor,) = tensors(call, "metadata_tensor", [given], dtypes=frozenset({uint32}))
+def _rows_of(call: Call, metadata_tensor: Any, place: Place, has_rdispls: bool, *, is_written: bool) -> NkiTensor:
+    """Return the metadata as a tensor whose second last dimension counts its rows."""
+    (tensor,) = tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}))
     if is_written:
-        tensors(call, "metadata_tensor", [given], dtypes=frozenset({uint32}), is_output=True)
+        tensors(call, "metadata_tensor", [metadata_tensor], dtypes=frozenset({uint32}), is_output=True)
     least = _RECEIVE_START + 1 if has_rdispls else _RECEIVED + 1
     rows = {least, _RECEIVE_START + 1}  # the last row may be there and not be used
     leading = (1,) if tensor.buffer is MemoryRegion.sbuf else ()
@@ -184,18 +187,18 @@ def _read(core: Core, what: str, tensor: NkiTensor, has_rdispls: bool) -> _Metad
 
 
 def run(call: Call, prepared: Prepared) -> None:
-    """Move the shares of a prepared call, and report what is received where it asks for that.
+    """Move the shares of a prepared call, and report the received counts if the call asks for them.
 
     Raises:
         NkiValidationError: if a share does not fit its source or its slot.
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     core, place, metadata = call.core, prepared.place, prepared.metadata
     if metadata is None:
         perform(call, _operation(prepared, (), lambda: None, lambda brought: None))
         raise DataNeeded("the metadata")
     is_shared = prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm
-    does_for_both = is_of_rank(core, (prepared.src, prepared.dst))
+    does_for_both = belongs_to_rank(core, (prepared.src, prepared.dst))
     received = np.zeros(place.size, np.int64)
 
     def bring() -> _Parcel:
@@ -214,8 +217,8 @@ def run(call: Call, prepared: Prepared) -> None:
         if is_shared or not does_for_both:
             report(received)
 
-    said = tuple(metadata.said())
-    perform(call, _operation(prepared, said, bring, store))
+    numbers = tuple(metadata.compared_numbers())
+    perform(call, _operation(prepared, numbers, bring, store))
     if does_for_both and not is_shared:  # each core has a tensor of its own for the counts
         (others,) = core.launch.barrier.meet("the counts received", received)
         report(received if core.number == 0 else others)
@@ -223,14 +226,16 @@ def run(call: Call, prepared: Prepared) -> None:
 
 def _operation(
     prepared: Prepared,
-    said: tuple[object, ...],
+    numbers: tuple[object, ...],
     bring: Callable[[], Any],
     store: Callable[[Mapping[int, Any]], None],
 ) -> Operation:
     place = prepared.place
-    terms = (shown(place.lists), Term("the type of the tensors", str(prepared.src.dtype)))
+    terms = (group_term(place.lists), Term("the type of the tensors", str(prepared.src.dtype)))
     besides = (prepared.metadata_tensor,) if prepared.metadata_tensor.buffer is MemoryRegion.shared_hbm else ()
-    return Operation(prepared.what, place.members, (prepared.src,), (prepared.dst,), terms, bring, store, besides, said)
+    return Operation(
+        prepared.what, place.members, (prepared.src,), (prepared.dst,), terms, bring, store, besides, numbers
+    )
 
 
 def _piece(core: Core, src: NkiTensor, count: int, start: int) -> npt.NDArray[Any]:

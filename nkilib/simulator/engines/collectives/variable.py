@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operations whose shares have sizes that are read at run time: all-gather-v, all-to-all-v, at once or in two steps.
+"""Operations with share sizes that are read at run time: all-gather-v and all-to-all-v, at once or in two steps.
 
 Source: ``nki/api/nki/collectives/__init__.py``; for the two steps the later pages of ``all_gather_v_prepare``,
 ``all_to_all_v_prepare`` and ``all_to_all_v_trigger``.
@@ -21,11 +21,11 @@ from ...tensors.tensor import NkiTensor
 from ...terms.enums import Engine
 from ...terms.errors import NkiValidationError, kernel_location
 from .groups import ReplicaGroup
-from .shares import GATHER, TO_ALL, Given, Prepared, prepare, run
+from .shares import GATHER, TO_ALL, Prepared, UncheckedTensors, prepare, run
 
 
 class _Slot:
-    """The one place of a core for what is prepared and not triggered yet."""
+    """The single slot of a core for an operation that is prepared and not triggered yet."""
 
     def __init__(self) -> None:
         self.prepared: Prepared | None = None
@@ -45,16 +45,16 @@ def all_gather_v(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Every rank gets ``src[start:start + count]`` of each rank s, in slot s of ``dst``, which has equal slots.
+    """Copy ``src[start:start + count]`` of each rank s to slot s of ``dst`` on every rank; ``dst`` has equal slots.
 
-    On ranks of two cores, in lists of four ranks. Row 0 of the metadata, first column, is the count, row 1 the start;
-    row 2 takes the counts received unless ``recv_counts_known``.
+    It needs ranks of two cores, in lists of four ranks. The first column of row 0 of the metadata is the count, that
+    of row 1 the start; row 2 receives the counts received unless ``recv_counts_known``.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
-    given = Given(srcs, dsts, metadata_tensor)
-    run(call, prepare(call, GATHER, given, replica_group, recv_counts_known, has_rdispls, priority))
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    run(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
@@ -68,21 +68,21 @@ def all_to_all_v(
     has_rdispls: bool = False,
     priority: int | None = None,
 ) -> None:
-    """Rank q of the list gets ``src[start[q]:start[q] + count[q]]`` of each rank s, itself included: in slot s of
-    ``dst``, which has equal slots, or with ``has_rdispls`` where row 3 of its metadata says for s.
+    """Copy ``src[start[q]:start[q] + count[q]]`` of each rank to rank q of the list, for every q.
 
-    Row 0 of the metadata has the counts, row 1 the starts; row 2 takes the counts received, unless
-    ``recv_counts_known``.
+    The elements of rank s (a rank's own included) go to slot s of ``dst``, which has equal slots; with
+    ``has_rdispls`` they start at the element that row 3 of the receiver's metadata gives for s. Row 0 of the metadata
+    has the counts, row 1 the starts; row 2 receives the counts received, unless ``recv_counts_known``.
 
     Raises:
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
-    given = Given(srcs, dsts, metadata_tensor)
-    run(call, prepare(call, TO_ALL, given, replica_group, recv_counts_known, has_rdispls, priority))
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    run(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 def _with_handle(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """A prepare whose slot knows the instruction that its trigger is given."""
+    """Wrap a prepare so that its slot remembers the instruction that the trigger must be given."""
 
     def kept(*args: Any, **kwargs: Any) -> NkiInstruction:
         handle = public(*args, **kwargs)
@@ -108,10 +108,10 @@ def all_gather_v_prepare(
     """Read the metadata of an :func:`all_gather_v` that :func:`all_gather_v_trigger` then runs.
 
     Raises:
-        NkiValidationError: if something is prepared already that no trigger has run.
+        NkiValidationError: if a prepared operation has not been triggered yet.
     """
-    given = Given(srcs, dsts, metadata_tensor)
-    _keep(call, prepare(call, GATHER, given, replica_group, recv_counts_known, has_rdispls, priority))
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    _keep(call, prepare(call, GATHER, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @_with_handle
@@ -129,30 +129,30 @@ def all_to_all_v_prepare(
     """Read the metadata of an :func:`all_to_all_v` that :func:`all_to_all_v_trigger` then runs.
 
     Raises:
-        NkiValidationError: if something is prepared already that no trigger has run.
+        NkiValidationError: if a prepared operation has not been triggered yet.
     """
-    given = Given(srcs, dsts, metadata_tensor)
-    _keep(call, prepare(call, TO_ALL, given, replica_group, recv_counts_known, has_rdispls, priority))
+    unchecked = UncheckedTensors(srcs, dsts, metadata_tensor)
+    _keep(call, prepare(call, TO_ALL, unchecked, replica_group, recv_counts_known, has_rdispls, priority))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_gather_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
-    """Run the :func:`all_gather_v` that ``prepare_instr`` prepared: it reads the source and writes the result.
+    """Run the :func:`all_gather_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
 
     Raises:
-        NkiValidationError: if that is not what is prepared.
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, GATHER, prepare_instr))
 
 
 @instruction(operands=(), on=(Engine.dma,), is_lane_bound=False, is_untimed=True, module="nki.collectives")
 def all_to_all_v_trigger(call: Call, prepare_instr: NkiInstruction) -> None:
-    """Run the :func:`all_to_all_v` that ``prepare_instr`` prepared: it reads the source and writes the result.
+    """Run the :func:`all_to_all_v` that ``prepare_instr`` prepared; it reads the source and writes the result.
 
     Raises:
-        NkiValidationError: if that is not what is prepared.
-        BarrierError: if another rank of the group comes to something else, or does not come.
+        NkiValidationError: if ``prepare_instr`` did not prepare the waiting operation.
+        BarrierError: if another rank of the group reaches a different operation, or none.
     """
     run(call, _take(call, TO_ALL, prepare_instr))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``dma_compute``: sums of tensors on their way through the DMA engines, with gather-add and scatter-add.
+"""``dma_compute``: sums of tensors that the DMA engines compute in transit, with gather-add and scatter-add.
 
 Sources: docstring of ``dma_compute``, ``nki/migration/index.rst``.
 """
@@ -29,12 +29,12 @@ from .modes import as_oob_mode, check_vector_offset, has_vector_offset
 from .rows import End, Rows, index_tensor, pass_over, read, resolve, rows_in_range, write
 
 _SOURCES_MAX = 16
-# With a vector offset: dst itself and what is added to it.
+# With a vector offset: dst itself and the tensor that is added to it.
 _SOURCES_OF_UPDATE = 2
 
 
 @instruction(
-    # What may leave rows of dst as they were, a gather, reads dst too.
+    # A gather, which may leave rows of dst unchanged, reads dst too.
     operands=(output("dst", regions=DMA_REACH, accepts_indirect=True, marks_itself=True),),
     on=(enums.Engine.dma,),
     is_lane_bound=False,
@@ -49,11 +49,12 @@ def dma_compute(
     unique_indices: bool = True,
     oob_mode: enums.oob_mode = enums.oob_mode.error,
 ) -> None:
-    """``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32; equal numbers of elements, any shapes.
+    """Compute ``dst = srcs[0] + srcs[1] + ...``, added from left to right in float32.
 
-    ``reduce_op`` is ``nl.add``, and all ``scales`` are 1. With a vector offset it updates ``dst``, which is one of two
-    sources: rows of HBM to which a tile is added (scatter), or a tile to which rows of HBM are added (gather). An index
-    that is out of range raises, or with ``oob_mode=skip`` leaves its row of ``dst`` as it is.
+    The tensors have equal numbers of elements, and any shapes. ``reduce_op`` is ``nl.add``, and all ``scales`` are 1.
+    With a vector offset the instruction updates ``dst``, which is one of two sources: rows of HBM to which a tile is
+    added (scatter), or a tile to which rows of HBM are added (gather). An index that is out of range raises an error,
+    or with ``oob_mode=skip`` leaves its row of ``dst`` unchanged.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
@@ -82,7 +83,7 @@ def dma_compute(
 
 
 def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
-    """The float32 sum, in the shape of the sources or, where they differ in it, flat."""
+    """Return the float32 sum, in the shape of the sources, or flat if their shapes differ."""
     sources = [read(core, name, end) for name, end in ends.items()]
     shape = sources[0].shape if len({source.shape for source in sources}) == 1 else (-1,)
     first, second, *others = (source.reshape(shape).astype(np.float32, copy=False) for source in sources)
@@ -93,7 +94,7 @@ def _sum(core: Core, ends: dict[str, End]) -> npt.NDArray[np.float32]:
 
 
 def _check_sum(srcs: Any, reduce_op: Any, scales: Any) -> None:
-    """What is documented as all that is supported at present."""
+    """Check that the call uses only the features that are documented as supported at present."""
     if not isinstance(srcs, list | tuple) or not 2 <= len(srcs) <= _SOURCES_MAX:
         raise NkiValidationError(
             f"srcs must be a list of 2 to {_SOURCES_MAX} tensors, got {srcs!r}; to add a tensor to 'dst' give both, "
@@ -126,7 +127,10 @@ def _check_operands(call: Call, views: dict[str, NkiTensor]) -> None:
 
 
 def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: bool) -> None:
-    """The two forms with a vector offset: a scatter that adds to rows of HBM, and a gather that adds to a tile."""
+    """Check the two forms with a vector offset.
+
+    They are a scatter that adds a tile to rows of HBM, and a gather that adds rows of HBM to a tile.
+    """
     if unique_indices is not True:
         raise NkiValidationError(
             f"a vector offset needs unique_indices=True, others are not supported, got {unique_indices!r}"
@@ -144,7 +148,7 @@ def _check_update(dst: NkiTensor, srcs: Sequence[NkiTensor], unique_indices: boo
 
 
 def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
-    """Whether two views are of the same elements, whatever their indices hold."""
+    """Return whether two views are of the same elements, whatever their indices contain."""
     if view.storage is not other.storage or view.layout != other.layout or view.dtype != other.dtype:
         return False
     if not view.is_indirect() and not other.is_indirect():
@@ -155,7 +159,10 @@ def _is_same_view(view: NkiTensor, other: NkiTensor) -> bool:
 
 
 def _check_unique(dst: NkiTensor, target: End) -> None:
-    """``unique_indices`` is a promise: sums of a row that is named twice depend on the order of the two."""
+    """Check the promise ``unique_indices``: no row of ``dst`` is named twice.
+
+    The sums of such a row would depend on the order of the two.
+    """
     if not has_vector_offset(dst) or not isinstance(target, Rows):
         return
     numbers, counts = np.unique(target.numbers, return_counts=True)

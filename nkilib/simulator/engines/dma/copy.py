@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``dma_copy``: the data movement between HBM and SBUF, with gather and scatter.
+"""``dma_copy``: data movement between HBM and SBUF, with gather and scatter.
 
 Sources: docstring of ``dma_copy``, ``nki/deep-dives/nki-dge.rst`` and ``nki/deep-dives/nki-aps.rst``.
 """
@@ -39,12 +39,13 @@ def dma_copy(
     dge_mode: enums.dge_mode = enums.dge_mode.unknown,
     engine: enums.Engine = enums.Engine.unknown,
 ) -> None:
-    """Copy ``src`` to ``dst``; equal numbers of elements, any shapes; unlike types are cast through float32.
-    Packed types and int64 are not cast.
+    """Copy ``src`` to ``dst``, tensors with equal numbers of elements and any shapes.
+
+    Different types are cast through float32. Packed types and int64 are not cast.
 
     A view with a scalar or a vector offset makes it a copy from or to an address that is read at run time. An index
-    that is out of range raises, or with ``oob_mode=skip`` leaves what it would have moved untouched; where a scalar
-    offset moves some of the rows in HBM over an end of their tensor, the others are still moved.
+    that is out of range raises an error, or with ``oob_mode=skip`` leaves the elements of its transfer untouched. If
+    a scalar offset moves some of the rows in HBM over an end of their tensor, the other rows are still moved.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
@@ -85,7 +86,10 @@ def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _check_order_of_tiles(dst: NkiTensor, src: NkiTensor) -> None:
-    """Refuse to move several rows of tiles at once between a grid on chip and a tensor that has them in other order."""
+    """Check that several rows of tiles are moved at once only if both ends have them in the same order.
+
+    A grid on chip has rows of tiles beside each other, and another tensor may have them below each other.
+    """
     for tiles, other in ((dst, src), (src, dst)):
         if tiles.rows_of_tiles > 1 and other.shape[0] != tiles.shape[0]:
             raise NkiValidationError(

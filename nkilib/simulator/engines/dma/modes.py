@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The rules that DMA instructions share: priority, descriptor generation, and what it does with an index out of range.
+"""The rules that DMA instructions share: priority, descriptor generation, and the handling of indices out of range.
 
 Sources: docstrings of ``dma_copy`` and ``dma_transpose``, and ``nki/deep-dives/nki-dge.rst``.
 """
@@ -23,7 +23,7 @@ _Mode = TypeVar("_Mode", bound=Enum)
 
 
 def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
-    """The member of the enumeration; published kernels also pass its value.
+    """Return the member of the enumeration; published kernels also pass its value.
 
     Raises:
         NkiValidationError: for anything else.
@@ -32,7 +32,7 @@ def as_oob_mode(oob_mode: OobMode | int) -> OobMode:
 
 
 def as_dge_mode(core: Core, dge_mode: DgeMode | int) -> DgeMode:
-    """The member of the enumeration, which the generation must have; published kernels also pass its value.
+    """Return the member of the enumeration, which the generation must have; published kernels also pass its value.
 
     Raises:
         NkiValidationError: for anything else.
@@ -53,7 +53,7 @@ def _member(name: str, kind: type[_Mode], value: Any) -> _Mode:
 
 
 def check_priority(core: Core, priority: int | None) -> None:
-    """Require a priority that the generation has, or none.
+    """Check that the generation has the priority; None is always allowed.
 
     Raises:
         NkiValidationError: naming the range and the generation.
@@ -68,13 +68,13 @@ def check_priority(core: Core, priority: int | None) -> None:
 
 
 def has_vector_offset(view: NkiTensor) -> bool:
-    """Whether every row of a view has its own index, which makes the transfer a gather or a scatter."""
+    """Return whether every row of a view has its own index, which makes the transfer a gather or a scatter."""
     indirect = view.indirect_access
     return indirect is not None and indirect.kind == "vector"
 
 
 def check_vector_offset(core: Core, dge_mode: DgeMode) -> None:
-    """Only software generates the descriptors of a gather or scatter, from trn2 on.
+    """Check that the call may be a gather or a scatter: only software generates their descriptors, from trn2 on.
 
     Raises:
         NkiValidationError: naming the generation or the mode.

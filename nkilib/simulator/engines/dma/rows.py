@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The two ends of a DMA: where a view points when the DMA runs, and how elements are read there and written.
+"""The two ends of a DMA: the location of a view when the DMA runs, and the access to its elements.
 
-Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes that
-cross HBM.
+Every access of a DMA instruction to memory is a call of :func:`read` or :func:`write`, which also count the bytes
+that cross HBM.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Rows(NamedTuple):
 
     Attributes:
         base: the view; a row is an index of its dimension 0.
-        numbers: of the rows.
-        in_range: whether a row exists; ``read`` and ``write`` want all of them to.
+        numbers: the indices of the rows.
+        in_range: whether each row exists; ``read`` and ``write`` require that all of them do.
     """
 
     base: NkiTensor
@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     in_range: npt.NDArray[np.bool_]
 
     def only(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """The rows where ``chosen`` is true."""
+        """Return the rows where ``chosen`` is true."""
         return Rows(self.base, self.numbers[chosen], self.in_range[chosen])
 
 
@@ -58,11 +58,15 @@ End = NkiTensor | Rows
 
 
 def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
-    """Where ``view`` points now; None if a scalar offset leads wholly out of its tensor and ``skips`` allows that.
+    """Return the location to which ``view`` points now.
+
+    Returns:
+        A static view or rows of one; None if a scalar offset leads wholly out of its tensor and ``skips`` allows
+        that.
 
     Raises:
         OutOfRangeError: naming the partition and the index, unless ``skips``.
-        NkiValidationError: if a vector offset has not one index for each row.
+        NkiValidationError: if a vector offset does not have one index for each row.
     """
     indirect = view.indirect_access
     if indirect is None:
@@ -79,11 +83,11 @@ def resolve(name: str, view: NkiTensor, skips: bool) -> End | None:
 
 
 def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
-    """What a scalar offset leaves of a view inside its tensor: the view, some of its rows, or None if nothing.
+    """Return the part of a view with a scalar offset that is inside its tensor: all of it, some rows, or None.
 
-    Public kernels rely on both ends of it. An index beyond its dimension that leads to elements of the tensor is no
-    access out of bounds (a slot of a cache of blocks, counted in slots over all blocks); and a block of rows may hang
-    over the end, where the index counts rows of the view.
+    Public kernels rely on accesses beyond a dimension in two ways. An index beyond its dimension that leads to
+    elements of the tensor is no access out of bounds (a slot of a cache of blocks, counted in slots over all blocks).
+    And a block of rows may extend over an end of the tensor if the index counts rows of the view.
     """
     if view.is_on_chip():
         return None
@@ -107,7 +111,7 @@ def _rows_inside(view: NkiTensor, indirect: Indirect) -> End | None:
 
 
 def index_tensor(view: NkiTensor) -> NkiTensor:
-    """The tensor of the vector offset of ``view``, shape (P, N)."""
+    """Return the tensor of the vector offset of ``view``, shape (P, N)."""
     indirect = view.indirect_access
     assert indirect is not None and isinstance(indirect.index, NkiTensor)
     return indirect.index
@@ -123,7 +127,9 @@ def _check_one_index_a_row(name: str, view: NkiTensor) -> None:
 
 
 def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
-    """The rows that the vector offset of ``view`` names now: as many as the view has, the indices column by column.
+    """Return the rows that the vector offset of ``view`` names now.
+
+    There are as many rows as ``view`` has; the indices are taken column by column.
 
     Raises:
         OutOfRangeError: naming the partition and the index, unless ``skips``.
@@ -140,7 +146,7 @@ def rows_of(name: str, view: NkiTensor, skips: bool) -> Rows:
 
 
 def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
-    """The static view whose rows a vector offset chooses from: as many as the tensor has and the storage holds."""
+    """Return the static view whose rows a vector offset can select, limited by the tensor and by its storage."""
     _, high = extent(Layout(view.shape[1:], view.strides[1:], view.offset))
     elements = view.storage.elements_of(view.dtype)
     rows = indirect.limit
@@ -150,7 +156,7 @@ def _row_space(view: NkiTensor, indirect: Indirect) -> NkiTensor:
 
 
 def as_rows(end: End) -> Rows:
-    """All rows of a static view, in their order; rows as they are."""
+    """Return all rows of a static view in their order; rows are returned unchanged."""
     if isinstance(end, Rows):
         return end
     rows = end.shape[0]
@@ -158,10 +164,12 @@ def as_rows(end: End) -> Rows:
 
 
 def rows_in_range(ends: dict[str, End]) -> list[End]:
-    """The rows of several ends, by operand name, that exist at all of them: row p of one goes with row p of another.
+    """Return the rows of several ends, by operand name, that exist at all ends.
+
+    Row p of one end belongs to row p of another.
 
     Raises:
-        NkiValidationError: if the ends have not equally many rows.
+        NkiValidationError: if the ends do not have equal numbers of rows.
     """
     (first_name, first), *others = ends.items()
     for name, other in others:
@@ -189,7 +197,7 @@ def move(core: Core, target: End, source: End) -> None:
     """Copy the elements at ``source`` to ``target``; a large load of an unchanged block is deferred.
 
     Raises:
-        UninitializedReadError: as :func:`read`.
+        UninitializedReadError: see :func:`read`.
     """
     if _base(target).storage.is_abstract:
         pass_over(core, target, {"src": source})
@@ -212,7 +220,11 @@ def move(core: Core, target: End, source: End) -> None:
 
 
 def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
-    """Whether the elements of a tile, of which some are deferred, were made where they are stored."""
+    """Compute the deferred elements of a tile directly in the memory to which the tile is stored, if possible.
+
+    Returns:
+        Whether it was possible, and ``source`` has been stored.
+    """
     storage = source.storage
     block = storage.block_of(source.layout, source.dtype)
     if block is None or target.storage is storage:
@@ -221,39 +233,45 @@ def _store_deferred(core: Core, target: NkiTensor, source: NkiTensor) -> bool:
     matrix = _as_matrix(target.array, source)
     if not all(part.content.dtype == source.dtype and part.divides(part.block.common(block)) for part in parts):
         return False
-    if not all(_may_be_made_in(matrix, part, block) for part in storage.parts):
+    if not all(_can_compute_in(matrix, part, block) for part in storage.parts):
         return False
     overwritten = [part for part in parts if not part.content.is_copy and _shares(part, matrix)]
-    # Others may be made from what reads the memory of its tile: they wait for a change of that memory.
+    # Other contents may be computed from one that reads the memory of its tile: they wait for a change of that memory.
     if any(part.content.reads_itself for part in overwritten):
         return False
     check_written(core, "src", source)
     core.loads.settle_readers(matrix, storage)
-    rest = [block]
+    remaining = [block]
     for part in parts:
-        made = part.block.common(block)
-        part.content.write(matrix[_within(block, made, part.width)], *part.within(made))
-        rest = [smaller for larger in rest for smaller in larger.outside(part.block)]
-    for missing in rest:
+        common = part.block.common(block)
+        part.content.write(matrix[_within(block, common, part.width)], *part.within(common))
+        remaining = [smaller for larger in remaining for smaller in larger.outside(part.block)]
+    for missing in remaining:
         width = storage.width_of(source.dtype)
         matrix[_within(block, missing, width)] = storage.rows_of(missing, source.dtype)
     _note_written(core, target, target.array)
     if overwritten:
-        # What they come from is gone: from here on they are what was stored.
+        # Their sources are overwritten: from here on they are copies of the stored elements.
         storage.defer(deferred_copy(source.layout, source.dtype, matrix))
         core.loads.add(storage)
     return True
 
 
 def _within(block: Rectangle, part: Rectangle, width: int) -> tuple[slice, slice]:
-    """Rows and columns of a matrix of elements of ``width`` bytes, which holds ``block``, that a part of it takes."""
+    """Return the rows and columns that ``part`` takes in a matrix that contains ``block``.
+
+    The matrix has elements of ``width`` bytes.
+    """
     columns = slice((part.left - block.left) // width, (part.right - block.left) // width)
     return slice(part.top - block.top, part.bottom - block.top), columns
 
 
-def _may_be_made_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
-    """Whether what is deferred can be made after the block that holds it, or a part of it, was stored in ``matrix``, or
-    in the very course of it: its sources are elsewhere, or each element comes from the place where it goes."""
+def _can_compute_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> bool:
+    """Return whether a deferred part can be computed while or after the block around it is stored in ``matrix``.
+
+    ``block`` contains the part or is a part of it. The part can be computed if its sources are elsewhere, or if each
+    element comes from the place to which it goes.
+    """
     if not _shares(part, matrix):
         return True
     if not block.contains(part.block):
@@ -265,20 +283,22 @@ def _may_be_made_in(matrix: npt.NDArray[Any], part: Part, block: Rectangle) -> b
 
 
 def _shares(part: Part, memory: npt.NDArray[Any]) -> bool:
-    """Whether something deferred is made from what is in ``memory``."""
+    """Return whether a deferred part is computed from elements in ``memory``."""
     return any(may_share(source, memory) for source in part.sources_within(part.block))
 
 
 def _is_same_memory(first: npt.NDArray[Any], second: npt.NDArray[Any]) -> bool:
-    """Whether two matrices have the same elements at the same places."""
+    """Return whether two matrices have the same elements at the same places."""
     if (first.dtype, first.shape, first.strides) != (second.dtype, second.shape, second.strides):
         return False
     return bool(first.ctypes.data == second.ctypes.data)
 
 
 def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
-    """Whether both have the same elements in the same rows, those of the one that is on chip, as many as may be worth
-    deferring."""
+    """Return whether deferring the copy may be worthwhile, and the two tensors allow it.
+
+    They must have the same elements in the same rows, as many rows as the tensor on chip has.
+    """
     on_chip, other = (target, source) if target.is_on_chip() else (source, target)
     return (
         is_worth_deferring(target)
@@ -291,21 +311,21 @@ def _are_large_and_alike(target: NkiTensor, source: NkiTensor) -> bool:
 
 
 def _has_dense_rows(view: NkiTensor, like: NkiTensor) -> bool:
-    """Whether a view is a matrix with dense rows, as many as ``like`` has, also where its shape is another one."""
+    """Return whether a view is a matrix with dense rows, as many as ``like`` has, even if it has another shape."""
     strides = reshape_strides(view.shape, view.strides, (like.shape[0], like.free_size))
     return strides is not None and (like.free_size == 1 or strides[1] == 1)
 
 
 def _as_matrix(elements: npt.NDArray[Any], like: NkiTensor) -> npt.NDArray[Any]:
-    """The elements in as many rows as ``like`` has; a view, where :func:`_has_dense_rows` holds."""
+    """Return the elements in as many rows as ``like`` has; it is a view where :func:`_has_dense_rows` holds."""
     return elements.reshape(like.shape[0], like.free_size)
 
 
 def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
-    """What a transfer to ``target``, whose values are left out, leaves to be noted: what it reads and writes.
+    """Record the reads and writes of a transfer to ``target`` whose values are left out.
 
     Raises:
-        UninitializedReadError: as :func:`read`.
+        UninitializedReadError: see :func:`read`.
     """
     for name, source in sources.items():
         pass_over_read(core, name, source)
@@ -314,7 +334,7 @@ def pass_over(core: Core, target: End, sources: Mapping[str, End]) -> None:
 
 
 def pass_over_read(core: Core, name: str, end: End) -> None:
-    """As :func:`read`, where the values are of no use."""
+    """Check and record a read like :func:`read`, without returning the values."""
     if _base(end).storage.is_shape_only:
         return
     if isinstance(end, Rows):
@@ -325,7 +345,7 @@ def pass_over_read(core: Core, name: str, end: End) -> None:
 
 
 def read(core: Core, name: str, end: End) -> npt.NDArray[Any]:
-    """The elements at ``end``: of a static view the memory itself, of rows a copy.
+    """Return the elements at ``end``: the memory itself for a static view, a copy for rows.
 
     Raises:
         UninitializedReadError: for elements never written, with ``uninitialized="error"``.
@@ -352,7 +372,7 @@ def _note_read(core: Core, end: End) -> None:
 def write(core: Core, end: End, values: npt.NDArray[Any], source: DType) -> None:
     """Store ``values``, of type ``source`` and in row-major order, at ``end``, cast to its type, and mark it written.
 
-    Of a row that is named twice the last one stays.
+    If a row is named twice, the last one wins.
     """
     if _base(end).storage.is_abstract:
         if not _base(end).storage.is_shape_only:
@@ -381,7 +401,7 @@ def _note_written(core: Core, end: End, values: npt.NDArray[Any] | None) -> None
 
 
 def _memory_at(end: End) -> npt.NDArray[Any]:
-    """Memory that holds all elements at ``end``, and perhaps some between its rows."""
+    """Return memory that holds all elements at ``end``, and perhaps some between its rows."""
     if not isinstance(end, Rows):
         return end.array
     if not len(end.numbers):
@@ -390,7 +410,7 @@ def _memory_at(end: End) -> npt.NDArray[Any]:
 
 
 def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool_] | None:
-    """Which elements of rows were never written; None if all were.
+    """Return a mask of the elements of rows that were never written; None if all were.
 
     Raises:
         UninitializedReadError: if some were not, with ``uninitialized="error"``.
@@ -406,16 +426,16 @@ def _unwritten_of_rows(core: Core, name: str, rows: Rows) -> npt.NDArray[np.bool
         is_read = np.zeros(base.shape, np.bool_)
         is_read[rows.numbers] = True
         where = where_unwritten(core.observers.find(PartialWrites), base, is_read)
-        what = (
+        message = (
             f"operand {name!r}: {int(missing.sum())} of the {missing.size} elements gathered from {base} were never "
             f"written: {where}"
         )
-        refuse(core.options.uninitialized, UninitializedReadError(what), kernel_location())
+        refuse(core.options.uninitialized, UninitializedReadError(message), kernel_location())
     return np.asarray(missing)
 
 
 def cast_into(destination: npt.NDArray[Any], values: npt.NDArray[Any], source: DType, dtype: DType) -> None:
-    """Bits as they are between equal types, else by way of float32."""
+    """Copy the bits between equal types, and cast through float32 between different ones."""
     if source == dtype:
         copy_in_order(destination, values)
     elif dtype.is_integer:

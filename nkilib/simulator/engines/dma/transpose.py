@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``dma_transpose``: reversing the dimensions of a tensor on its way into SBUF, with or without a gather.
+"""``dma_transpose``: a copy into SBUF that reverses the dimensions of a tensor, with or without a gather.
 
 Sources: docstring of ``dma_transpose`` (it wins where ``nki/deep-dives/nki-dge.rst`` differs) and
 ``nki/migration/index.rst`` (shape of ``dst``).
@@ -50,10 +50,11 @@ def dma_transpose(
     dge_mode: enums.dge_mode = enums.dge_mode.unknown,
     oob_mode: enums.oob_mode = enums.oob_mode.error,
 ) -> None:
-    """``dst = src`` with its dimensions in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0), which ``axes`` may repeat.
+    """Copy ``src`` to ``dst`` with its dimensions in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0).
 
-    ``dst`` is in SBUF and has the type of ``src`` and exactly the transposed shape. A vector offset of ``src``, of
-    shape (P, N), gathers first: row r of ``src`` is the one named by element r of the offset read column by column.
+    ``axes`` may repeat that order. ``dst`` is in SBUF and has the type of ``src`` and exactly the transposed shape. A
+    vector offset of ``src``, of shape (P, N), gathers first: element r of the offset, read column by column, names
+    row r of ``src``.
 
     Raises:
         OutOfRangeError: naming the partition and the index that is out of range.
@@ -94,7 +95,7 @@ def _permuted(layout: Layout, order: Sequence[int]) -> Layout:
 
 
 def _check_shapes(dst: NkiTensor, src: NkiTensor, axes: Sequence[int] | None) -> tuple[int, ...]:
-    """The order in which ``dst`` has the dimensions of ``src``."""
+    """Return the order in which ``dst`` has the dimensions of ``src``, after checking shapes, types and ``axes``."""
     order = _AXES.get(src.ndim)
     if order is None:
         raise NkiValidationError(f"operand 'src' must have 2, 3 or 4 dimensions, got {src}")

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the GpSimd engine, and those whose numbers it makes."""
+"""Instructions of the GpSimd engine, and instructions whose numbers it generates."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF too."""
+"""Instructions of the GpSimd engine that gather elements of SBUF by indices that are in SBUF as well."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def local_gather(
     num_elem_per_idx: int = 1,
     num_valid_indices: int | None = None,
 ) -> None:
-    """Gather by lists of indices, one list for each group of 16 partitions.
+    """Gather elements by lists of indices, one list for each group of 16 partitions.
 
     The list of a group is the first ``num_valid_indices`` elements of its partitions of ``index``, column by column:
-    element k is in partition k % 16, column k // 16. Every partition p of the group then receives ``dst[p, k * n + j] =
-    src_buffer[p, list[k] + j]`` for j < n = ``num_elem_per_idx``, with the free dimensions of all tiles flattened.
+    element k is in partition k % 16, column k // 16. Every partition p of the group then receives ``dst[p, k * n + j]
+    = src_buffer[p, list[k] + j]`` for j < n = ``num_elem_per_idx``, with the free dimensions of all tiles flattened.
     Bits are moved, nothing is cast.
 
     Raises:
@@ -76,11 +76,14 @@ def local_gather(
     lanes = np.arange(index.shape[0])[:, np.newaxis] % _CORE_PARTITIONS
     is_valid = columns * _CORE_PARTITIONS + lanes < count
     check_written(call.core, "index", index, is_valid.reshape(index.shape))
-    _gather(call.core, dst, "src_buffer", src_buffer, index, _lists_of(src_buffer, index, count, num_elem_per_idx))
+    _gather(call.core, dst, "src_buffer", src_buffer, index, _list_finder(src_buffer, index, count, num_elem_per_idx))
 
 
-def _lists_of(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
-    """What finds the elements that the lists in ``index`` name, ``length`` from each of ``count`` indices on."""
+def _list_finder(src_buffer: NkiTensor, index: NkiTensor, count: int, length: int) -> FindElements:
+    """Return a function that finds the elements named by the lists in ``index``.
+
+    Each of the ``count`` indices names ``length`` elements.
+    """
     cores, width = index.shape[0] // _CORE_PARTITIONS, index.free_size
     following, limit = np.arange(length), src_buffer.free_size
 
@@ -110,7 +113,7 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
         )
     starts, index_starts = possible_starts(src_buffer), possible_starts(index)
     if set(starts).isdisjoint(index_starts):
-        got = " and ".join(" or ".join(map(str, some)) for some in (starts, index_starts))
+        got = " and ".join(" or ".join(map(str, partitions)) for partitions in (starts, index_starts))
         raise NkiValidationError(
             f"operands 'src_buffer' and 'index' must start at the same partition, because a core of GpSimd takes its "
             f"indices from the partitions that it gathers in; got {got}"
@@ -118,7 +121,7 @@ def _check_groups(src_buffer: NkiTensor, index: NkiTensor) -> None:
 
 
 def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: Any) -> int:
-    """How many indices each group uses."""
+    """Return the number of indices that each group uses, after checking it."""
     if not is_integer(num_elem_per_idx) or num_elem_per_idx not in _ELEMENTS_PER_INDEX:
         raise NkiValidationError(f"num_elem_per_idx must be one of {_ELEMENTS_PER_INDEX}, got {num_elem_per_idx!r}")
     total = _CORE_PARTITIONS * index.free_size
@@ -145,9 +148,9 @@ def _check_counts(index: NkiTensor, num_elem_per_idx: Any, num_valid_indices: An
     cost=costs.assumed("dst"),
 )
 def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor) -> None:
-    """``dst[p, k] = data[p, indices[p, k]]`` in every partition, with the free dimensions of all tiles flattened.
+    """Gather ``dst[p, k] = data[p, indices[p, k]]`` in every partition p.
 
-    Bits are moved, nothing is cast.
+    The free dimensions of all tiles are flattened. Bits are moved, nothing is cast.
 
     Raises:
         OutOfRangeError: if an index leads outside a partition of ``data``.
@@ -157,8 +160,8 @@ def nc_n_gather(call: Call, dst: NkiTensor, data: NkiTensor, indices: NkiTensor)
     _require_same_type(dst, "data", data)
     limit, shape = data.free_size, (indices.shape[0], indices.free_size)
 
-    def find(given: npt.NDArray[Any]) -> Indices:
-        elements = given.astype(np.int64).reshape(shape)
+    def find(values: npt.NDArray[Any]) -> Indices:
+        elements = values.astype(np.int64).reshape(shape)
         is_outside = elements >= limit
         if is_outside.any():
             partition, position = np.argwhere(is_outside)[0]
@@ -179,22 +182,25 @@ def _require_same_type(dst: NkiTensor, name: str, source: NkiTensor) -> None:
 
 
 def _gather(core: Core, dst: NkiTensor, name: str, source: NkiTensor, indices: NkiTensor, find: FindElements) -> None:
-    """Move the elements of each partition of ``source`` that ``find`` finds in ``indices``: an array (partitions,
-    elements per partition of ``dst``). They alone must have been written."""
+    """Move the elements of each partition of ``source`` that ``find`` finds in ``indices`` to ``dst``.
+
+    ``find`` returns an array (partitions, elements per partition of ``dst``). Only the elements it names must have
+    been written.
+    """
     if dst.storage.is_abstract:
         indices.storage.need_values(indices)
     shape = (source.shape[0], source.free_size)
 
-    def gather(into: npt.NDArray[Any], elements: npt.NDArray[Any], given: npt.NDArray[Any]) -> None:
-        into[...] = np.take_along_axis(elements.reshape(shape), find(given), axis=1).reshape(into.shape)
+    def gather(into: npt.NDArray[Any], elements: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
+        into[...] = np.take_along_axis(elements.reshape(shape), find(values), axis=1).reshape(into.shape)
 
     is_written = source.storage.written.is_written(source.layout, source.storage.width_of(source.dtype))
     if is_written and not dst.storage.is_abstract:
         act(core, gather, writes=(dst,), reads=(source, indices), may_refuse=True)
         return
-    found = find(indices.array)
+    positions = find(indices.array)
     is_read = np.zeros(shape, np.bool_)
-    np.put_along_axis(is_read, found, True, axis=1)
+    np.put_along_axis(is_read, positions, True, axis=1)
     check_written(core, name, source, is_read.reshape(source.shape))
     if not dst.storage.is_abstract:
-        dst.array[...] = np.take_along_axis(source.array.reshape(shape), found, axis=1).reshape(dst.shape)
+        dst.array[...] = np.take_along_axis(source.array.reshape(shape), positions, axis=1).reshape(dst.shape)

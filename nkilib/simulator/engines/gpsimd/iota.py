@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the GpSimd engine."""
+"""``iota``: sequences of integers generated on the GpSimd engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...isa.fill import held_type
+from ...isa.fill import stored_type
 from ...isa.operand import SBUF, output
 from ...machine.call import Call
 from ...machine.issue import instruction
@@ -37,21 +37,22 @@ def iota(
     offset: int | DeviceInteger = 0,
     channel_multiplier: int = 0,
 ) -> None:
-    """``offset + partition * channel_multiplier + sum(step_k * i_k)`` in 32-bit integers, cast to the type of ``dst``.
+    """Generate ``offset + partition * channel_multiplier + sum(step_k * i_k)`` in ``dst``.
 
-    ``pattern`` is ``[[step, num], ...]`` with up to four pairs, the last one changing fastest; the product of the
-    numbers is the number of elements per partition. ``offset`` may be a register or an ``NkiScalar`` of int32.
+    The numbers are computed in 32-bit integers and cast to the type of ``dst``. ``pattern`` is ``[[step, num], ...]``
+    with up to four pairs, the last one changing fastest; the product of the ``num`` is the number of elements per
+    partition. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     put(call.core, dst, _cast(affine_values(dst, pattern, offset, channel_multiplier).reshape(dst.shape), dst))
 
 
 def _cast(values: npt.NDArray[np.int32], dst: NkiTensor) -> npt.NDArray[Any]:
-    """The integers as elements of ``dst``."""
+    """Return the integers as elements of ``dst``."""
     if not dst.dtype.is_integer:
         floats = values.astype(np.float32)
         if dst.dtype == float32:
             return floats
-        cast = np.empty(values.shape, held_type(dst))
+        cast = np.empty(values.shape, stored_type(dst))
         store_float(cast, floats, dst.dtype)
         return cast
     if dst.dtype.itemsize == values.itemsize:

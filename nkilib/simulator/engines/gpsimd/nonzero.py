@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nonzero_with_count``: each GpSimd core lists the nonzero elements of the first of its 16 partitions."""
+"""``nonzero_with_count``: a list, by each GpSimd core, of the nonzero elements in the first of its 16 partitions."""
 
 from __future__ import annotations
 
@@ -39,10 +39,11 @@ _INT32 = np.iinfo(np.int32)
 def nonzero_with_count(
     call: Call, dst: NkiTensor, src: NkiTensor, index_offset: int = 0, padding_val: int = -1
 ) -> None:
-    """In partitions 0, 16, 32, ...: the indices of the nonzero elements, padding, and their number.
+    """List the nonzero elements of partitions 0, 16, 32, ...: their indices, padding, and their number.
 
-    A partition of ``dst`` has one element more than one of ``src``: the number comes last, the indices, counted from
-    ``index_offset``, first. The other partitions are neither read nor written. trn2 and newer.
+    A partition of ``dst`` has one element more than one of ``src``: the indices, counted from ``index_offset``, come
+    first, and their number comes last. The other partitions are neither read nor written. The instruction needs trn2
+    or newer.
     """
     same_partitions({"dst": dst, "src": src}, "src", "dst")
     width = src.free_size
@@ -69,7 +70,7 @@ def nonzero_with_count(
 
 
 def _first_partitions(tensor: NkiTensor) -> NkiTensor:
-    """A view of every 16th partition of a tile."""
+    """Return a view of every 16th partition of a tile."""
     cores = -(-tensor.shape[0] // GPSIMD_CORE_PARTITIONS)
     strides = (GPSIMD_CORE_PARTITIONS * tensor.strides[0], *tensor.strides[1:])
     return tensor.with_layout(Layout((cores, *tensor.shape[1:]), strides, tensor.offset))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Reduction across partitions, on the GpSimd engine."""
+"""``tensor_partition_reduce``: reduction across partitions, on the GpSimd engine."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _BITWISE = ("bitwise_or", "bitwise_and", "bitwise_xor")
     cost=costs.assumed("data"),
 )
 def tensor_partition_reduce(call: Call, dst: NkiTensor, op: Any, data: NkiTensor) -> None:
-    """Reduce the partitions of ``data`` to the one of ``dst``, for every element of the free dimensions.
+    """Reduce the partitions of ``data`` to the single partition of ``dst``, for every element of the free dimensions.
 
     ``op`` is ``nl.add``, ``nl.mean`` or ``nl.max``, in float32, or ``nl.bitwise_or``, ``nl.bitwise_and`` or
-    ``nl.bitwise_xor`` on integers of one width. ``nl.average``, as NKI 0.6 called the mean, is still taken.
+    ``nl.bitwise_xor`` on integers of one width. ``nl.average``, the name of the mean in NKI 0.6, is still accepted.
     """
     if dst.shape[0] != 1 or dst.free_size != data.free_size:
         raise NkiValidationError(

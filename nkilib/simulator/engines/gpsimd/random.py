@@ -3,8 +3,8 @@
 
 """Random numbers on the Vector and GpSimd engines: ``rng``, ``rand2``, ``dropout``, and the state of the generators.
 
-The numbers come from ``machine/random.py``; they are reproducible, and not those of a device. Each partition draws from
-the generator of its own lane.
+The numbers come from ``machine/random.py``; they are reproducible, and differ from the numbers of a device. Each
+partition draws from the generator of its own lane.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _lanes(tensor: NkiTensor) -> slice:
 
 
 def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
-    """32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
+    """Return 32 random bits for each element of ``tensor``, as an array (partitions, elements per partition)."""
     if tensor.storage.is_abstract:
         call.core.random.lose(call.engine)
         raise DataNeeded(repr(tensor), tensor.storage.origin)
@@ -71,9 +71,10 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
     cost=costs.assumed("dst"),
 )
 def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
-    """Random bits: every element takes the low bits of a 32-bit number of its own, as many as its type has.
+    """Fill ``dst`` with random bits.
 
-    Seed it with ``set_rng_seed`` on the Vector engine, with ``rand_set_state`` on GpSimd, which trn1 lacks.
+    Every element takes the low bits of a 32-bit number of its own, as many as its type has. The seed is set with
+    ``set_rng_seed`` on the Vector engine, and with ``rand_set_state`` on GpSimd, which trn1 lacks.
     """
     _require_generation(call, Engine.gpsimd, nc_version.gen3, "trn2")
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)
@@ -90,7 +91,7 @@ def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     cost=costs.assumed("dst"),
 )
 def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTensor) -> None:
-    """``min + u * (max - min)`` in float32, ``u`` uniform in [0, 1), cast to the type of ``dst``.
+    """Compute ``min + u * (max - min)`` in float32, ``u`` uniform in [0, 1), cast to the type of ``dst``.
 
     ``min`` and ``max`` are numbers, or float32 tiles of shape (P, 1) with the bounds of each partition.
 
@@ -127,7 +128,7 @@ def rand2(call: Call, dst: NkiTensor, min: float | NkiTensor, max: float | NkiTe
     cost=costs.assumed("dst"),
 )
 def dropout(call: Call, dst: NkiTensor, data: NkiTensor, prob: float | NkiTensor) -> None:
-    """``data`` with every element replaced by 0 with probability ``prob``; the others keep their value unscaled.
+    """Copy ``data`` with every element replaced by 0 with probability ``prob``; the others are not rescaled.
 
     ``prob`` is a number in [0, 1], or a tile of shape (P, 1) with the probability of each partition: of type float32
     for integer ``data``, else of any float type. ``dst`` has the type of ``data``.
@@ -171,10 +172,11 @@ def set_rng_seed(call: Call, src_seeds: NkiTensor) -> None:
     cost=costs.assumed("src_seeds"),
 )
 def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
-    """Set the generators of an engine's lanes, each from its partition of ``src_seeds``: undoes ``rand_get_state``.
+    """Set the generators of an engine's lanes, each from its partition of ``src_seeds``.
 
-    A partition has the 6 words of one generator on GpSimd, of four (24) on the Vector engine, which needs trn3. Lanes
-    with equal words give equal numbers.
+    The call restores the state that ``rand_get_state`` stored. A partition has the 6 words of one generator on
+    GpSimd, and the 24 words of four on the Vector engine, which needs trn3. Lanes with equal words give equal
+    numbers.
     """
     _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("src_seeds", src_seeds, call.engine)
@@ -193,8 +195,8 @@ def rand_set_state(call: Call, src_seeds: NkiTensor, engine: Engine = Engine.gps
 def rand_get_state(call: Call, dst: NkiTensor, engine: Engine = Engine.gpsimd) -> None:
     """Store the state of the generators of an engine's lanes, each to its partition of ``dst``.
 
-    6 words a partition on GpSimd, 24 on the Vector engine, which needs trn3. ``rand_set_state`` with them makes the
-    engine go on from here.
+    There are 6 words a partition on GpSimd, and 24 on the Vector engine, which needs trn3. ``rand_set_state`` with
+    these words makes the engine continue from here.
     """
     _require_generation(call, Engine.vector, nc_version.gen4, "trn3")
     _check_state("dst", dst, call.engine)
@@ -217,7 +219,7 @@ def _check_state(name: str, tensor: NkiTensor, engine: Engine) -> None:
 
 
 def _column(value: float | NkiTensor) -> npt.NDArray[Any]:
-    """A number, or one number for each partition, as a float64 array that broadcasts over (P, elements)."""
+    """Return a number, or one number for each partition, as a float64 array that broadcasts over (P, elements)."""
     if isinstance(value, NkiTensor):
         return value.array.reshape(value.shape[0], 1).astype(np.float64)
     return np.full((1, 1), value, np.float64)

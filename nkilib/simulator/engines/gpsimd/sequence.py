@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``sequence_bounds``: where the segments of a sequence begin and end."""
+"""``sequence_bounds``: the first and last positions of the segments of a sequence."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _NO_END = -1
     cost=costs.assumed("dst"),
 )
 def sequence_bounds(call: Call, dst: NkiTensor, segment_ids: NkiTensor) -> None:
-    """For each of n elements, where its segment begins (``dst[0, 0]``) and where it has ended (``dst[0, 1]``).
+    """Find, for each of n elements, the begin (``dst[0, 0]``) and the end (``dst[0, 1]``) of its segment.
 
-    A segment is a run of equal ids; the end is the index of the first element behind it. Elements with id 0 are
+    A segment is a run of equal ids; the end is the index of the first element after it. Elements with id 0 are
     padding: they begin at n and end at -1. ``segment_ids`` has shape (1, n), ``dst`` shape (1, 2, n).
 
     Raises:
-        NkiValidationError: also if an id is no integer or negative.
+        NkiValidationError: if a shape does not fit, or an id is not an integer or negative.
     """
     if segment_ids.ndim != 2 or segment_ids.shape[0] != 1:
         raise NkiValidationError(f"operand 'segment_ids' must have shape (1, n), got {segment_ids}")

@@ -3,8 +3,8 @@
 
 """``topk``: the largest elements of a sequence that is wound over the 16 partitions of a GpSimd core.
 
-In such a snake, element i of the sequence is in partition i % 16 and column i // 16 of the core's partitions. Every 16
-partitions of a tile are a snake of their own, in what is read as in what is written.
+In such a snake, element i of the sequence is in partition i % 16 and column i // 16 of the core's partitions. Every
+16 partitions of a tile are a separate snake, in the source as in the results.
 """
 
 from __future__ import annotations
@@ -44,13 +44,14 @@ _SORTED_K_MAX = 8192
     cost=costs.sorted_out,
 )
 def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: int, sorted: bool = False) -> None:
-    """The K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions in it.
+    """Find the K largest of the first ``n`` elements of each snake of 16 partitions of ``src``, and their positions.
 
-    K is the number of columns of ``val_dst`` and ``idx_dst``. The results too are a snake: result j is in partition
-    j % 16 and column j // 16, so that only the first ceil(K / 16) columns are written, and these whole: what holds no
-    result in the last one is undefined afterwards. With ``sorted`` the largest comes first, and K is at most 8192;
-    without, NKI 0.7 names no order, and here it is the ascending one of 0.6. Of equal elements those at the lower
-    positions are taken, and count as the larger ones; NaN counts as the largest.
+    K is the number of columns of ``val_dst`` and ``idx_dst``. Positions count within the snake. The results are a
+    snake too: result j is in partition j % 16 and column j // 16, so that only the first ceil(K / 16) columns are
+    written, and these are written whole: elements of the last one that hold no result are undefined afterwards. With
+    ``sorted`` the largest comes first, and K is at most 8192. Without it NKI 0.7 names no order, and the simulator
+    uses the ascending order of 0.6. Among equal elements the lowest positions are chosen, and count as the larger
+    ones; NaN counts as the largest.
     """
     tiles = {"val_dst": val_dst, "idx_dst": idx_dst, "src": src}
     same_partitions(tiles, "src", "val_dst", "idx_dst")
@@ -76,7 +77,7 @@ def topk(call: Call, val_dst: NkiTensor, idx_dst: NkiTensor, src: NkiTensor, n: 
 
 
 def _mark(destination: NkiTensor, k: int) -> None:
-    """Record that the first ``k`` elements of the snakes have a value, and that the column's rest has none any more."""
+    """Mark the first ``k`` elements of the snakes as written, and the rest of their last column as unwritten."""
     written, width = destination.storage.written, destination.storage.width_of(destination.dtype)
     for part in _snake(destination, k):
         written.mark(part, width)
@@ -115,7 +116,7 @@ def _check_sizes(tiles: dict[str, NkiTensor], n: Any, k: int, is_sorted: Any) ->
 
 
 def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
-    """Where the first elements of the snakes of a tile are: whole columns, and the part of one that may follow."""
+    """Return the layouts of the first elements of a tile's snakes: whole columns, and a part of one that may follow."""
     columns, rest = divmod(elements, GPSIMD_CORE_PARTITIONS)
     (partitions, _), (lane, step) = tensor.shape, tensor.strides
     whole = Layout((partitions, columns), tensor.strides, tensor.offset)
@@ -128,7 +129,7 @@ def _snake(tensor: NkiTensor, elements: int) -> list[Layout]:
 
 
 def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
-    """What follows the first elements of the snakes in the last of their columns; None if these fill it."""
+    """Return the layout of the rest of the last column of the snakes' first elements; None if they fill it."""
     column, used = divmod(elements, GPSIMD_CORE_PARTITIONS)
     if not used:
         return None
@@ -139,12 +140,12 @@ def _rest_of_column(tensor: NkiTensor, elements: int) -> Layout | None:
 
 
 def _cores(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """A view (cores, partitions of a core, columns) of a tile's array."""
+    """Return a view (cores, partitions of a core, columns) of a tile's array."""
     return array.reshape(array.shape[0] // GPSIMD_CORE_PARTITIONS, GPSIMD_CORE_PARTITIONS, array.shape[1])
 
 
 def _unwind(array: npt.NDArray[Any], n: int) -> npt.NDArray[np.float32]:
-    """The first ``n`` elements of each core's snake, as rows."""
+    """Return the first ``n`` elements of each core's snake, as rows."""
     columns = -(-n // GPSIMD_CORE_PARTITIONS)
     snakes = _cores(array)[:, :, :columns].transpose(0, 2, 1).astype(np.float32)
     return snakes.reshape(snakes.shape[0], columns * GPSIMD_CORE_PARTITIONS)[:, :n]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The activation instruction of trn3, with two configurable steps before the function."""
+"""``activate2``: the activation instruction of trn3, with two configurable steps before the function."""
 
 from __future__ import annotations
 
@@ -63,12 +63,12 @@ def activate2(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     engine: Engine = Engine.scalar,
 ) -> None:
-    """``op((data <op0> imm0) <op1> imm1)`` in float32, and optionally its reduction over the free dimensions.
+    """Compute ``op((data <op0> imm0) <op1> imm1)`` in float32, and optionally reduce it over the free dimensions.
 
     ``imm0``, ``imm1`` and ``relu_param``, the slope of ``nl.prelu``, are numbers or one element a partition. A step
-    whose operator is ``nl.bypass`` is left out; a reversed one computes ``imm <op> data``. The registers, their
-    commands and ``reduce_res`` are those of :func:`nisa.activation`; a reset leaves the identity of ``reduce_op``.
-    trn3 and newer, on GpSimd too, without the reduction.
+    whose operator is ``nl.bypass`` is left out; a reversed step computes ``imm <op> data``. The registers, their
+    commands and ``reduce_res`` work as in :func:`nisa.activation`; a reset sets the identity of ``reduce_op``. The
+    instruction needs trn3 or newer. It also runs on GpSimd, without the reduction.
     """
     check_activation_engine(call, reduce_cmd, reduce_res)
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
@@ -80,18 +80,18 @@ def activate2(
     activate(call.core, dst, key, data, steps, accumulation, relu_param)
 
 
-def _steps(*given: tuple[str, Any, Any, bool]) -> list[Step]:
-    """The steps before the function, each given as its number, operator, immediate and whether it is reversed."""
-    keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in given)
+def _steps(*arguments: tuple[str, Any, Any, bool]) -> list[Step]:
+    """Return the steps before the function from their numbers, operators, immediates and reversal flags."""
+    keys = tuple(operator_key(f"op{number}", op) for number, op, _, _ in arguments)
     if keys not in _PAIRS:
         allowed = ", ".join(f"(nl.{first}, nl.{second})" for first, second in _PAIRS)
         got = ", ".join(f"nl.{key}" for key in keys)
         raise NkiValidationError(f"(op0, op1) must be one of {allowed}; got ({got})")
-    first, second = (imm for _, _, imm, _ in given)
+    first, second = (imm for _, _, imm, _ in arguments)
     if isinstance(first, NkiTensor) and isinstance(second, NkiTensor) and first.dtype != second.dtype:
         raise NkiValidationError(f"tensors imm0 and imm1 must have the same type, got {first} and {second}")
     steps = []
-    for key, (number, op, imm, is_reversed) in zip(keys, given, strict=True):
+    for key, (number, op, imm, is_reversed) in zip(keys, arguments, strict=True):
         if key != BYPASS:
             steps.append(Step(key, imm, is_reversed))
         elif is_reversed:

@@ -57,12 +57,12 @@ def activation(
     reduce_cmd: reduce_cmd = reduce_cmd.idle,
     engine: Engine = Engine.scalar,
 ) -> None:
-    """``op(data * scale + bias)`` in float32, and optionally its sum over the free dimensions.
+    """Compute ``op(data * scale + bias)`` in float32, and optionally its sum over the free dimensions.
 
-    The sum goes into the engine's registers as ``reduce_cmd`` says: ``reset_reduce`` puts it there, ``reduce`` adds it
-    to what they hold (the prose of the documentation; its pseudo-code would add the old value twice), ``reset`` only
-    sets them to 0, ``idle`` leaves them. ``reduce_res`` receives the registers afterwards. From trn3 on the GpSimd
-    engine has it too, without the sum.
+    ``reduce_cmd`` decides what happens to the sum and the engine's registers: ``reset_reduce`` stores the sum there,
+    ``reduce`` adds it to their contents (the prose of the documentation; its pseudo-code would add the old value
+    twice), ``reset`` only sets them to 0, and ``idle`` leaves them unchanged. ``reduce_res`` receives the registers
+    afterwards. From trn3 on the instruction also runs on the GpSimd engine, without the sum.
     """
     check_activation_engine(call, reduce_cmd, reduce_res)
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd)
@@ -83,7 +83,7 @@ def activation_reduce(
     bias: Any = None,
     scale: Any = 1.0,
 ) -> None:
-    """:func:`activation` with ``reduce_cmd=reset_reduce``."""
+    """Run :func:`activation` with ``reduce_cmd=reset_reduce``."""
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 
@@ -113,7 +113,7 @@ def _activation(
 
 
 def check_activation_engine(call: Call, command: Any, reduce_res: NkiTensor | None) -> None:
-    """Whether the chosen engine has activation functions, and those with a reduction.
+    """Check that the chosen engine has activation functions, and a reduction of their results if the call asks for it.
 
     Raises:
         NkiValidationError: for GpSimd before trn3, and for its reduction: only the Scalar engine has the registers.
@@ -133,10 +133,10 @@ def check_activation_engine(call: Call, command: Any, reduce_res: NkiTensor | No
 
 
 def activation_key(op: Any) -> str:
-    """The name of an activation function.
+    """Return the name of an activation function.
 
     Raises:
-        NkiValidationError: if ``op`` is none.
+        NkiValidationError: if ``op`` is not an activation function.
     """
     key = operator_key("op", op)
     if key not in ACTIVATIONS and key not in PARAMETRIC:

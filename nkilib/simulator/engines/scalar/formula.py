@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of every activation instruction: steps on the data, the function, and the reduction of its results."""
+"""The computation of every activation instruction: steps on the data, the function, and a reduction of the results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Step(NamedTuple):
     """A step before the activation function: ``data <key> operand``, or ``operand <key> data`` if reversed.
 
     Attributes:
-        key: of a binary operator, in ``ARITHMETIC``.
+        key: the name of a binary operator in ``ARITHMETIC``.
         operand: a number, or a tensor of one element a partition.
         is_reversed: whether the operand comes first.
     """
@@ -44,8 +44,10 @@ def activate(
     accumulation: ScalarAccumulation,
     parameter: Any = 0.0,
 ) -> None:
-    """The steps on ``data``, each rounded to float32, the function ``key``, with its ``parameter`` if it has one, and
-    the reduction into the registers."""
+    """Apply the steps to ``data``, each rounded to float32, and the function ``key``, and reduce into the registers.
+
+    The function is called with ``parameter`` if it has one.
+    """
     functions = [(ARITHMETIC[step.key], step.is_reversed) for step in steps]
     columns = [step.operand for step in steps]
     if key in PARAMETRIC:

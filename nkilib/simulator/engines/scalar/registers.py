@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction does to the accumulator registers of the Scalar engine, as its ``reduce_cmd`` says."""
+"""The effect of an instruction on the accumulator registers of the Scalar engine, selected by its ``reduce_cmd``."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class _Fold:
     """A reduction operator.
 
     Attributes:
-        identity: what a reset leaves.
-        join: two arrays into one, element by element.
+        identity: the value of the registers after a reset.
+        join: a function that combines two arrays element by element.
         along: the reduction of an array (rows, elements) along the second axis, which has at least one element.
     """
 
@@ -53,8 +53,10 @@ def _fold_of(key: str) -> _Fold:
 
 
 def _fold_by_magnitude(position_of_best: Callable[..., npt.NDArray[np.intp]], identity: float) -> _Fold:
-    """The element whose magnitude wins, with its sign; the last one on a tie, as ``nl.abs_max`` and ``nl.abs_min`` have
-    it, and NaN if there is one."""
+    """Return the reduction to the element whose magnitude wins, with its sign.
+
+    On a tie the last element wins, as in ``nl.abs_max`` and ``nl.abs_min``. The result is NaN if there is one.
+    """
 
     def along(values: Float32s) -> Float32s:
         backwards = values[:, ::-1]
@@ -72,10 +74,10 @@ _FOLDS: dict[str, _Fold] = {
 
 
 class ScalarAccumulation:
-    """The accumulator side of one instruction: which command, which operator, and the partial results of its rows.
+    """The accumulator side of one instruction: its command, its operator, and the partial results of its rows.
 
     Args:
-        core: the core, whose registers those of the partitions of ``data`` are.
+        core: the core; the registers of the partitions of ``data`` are used.
         data: the tile that the instruction works on.
         op: the caller's ``reduce_op``.
         command: the caller's ``reduce_cmd``.
@@ -83,7 +85,8 @@ class ScalarAccumulation:
         destination: the (P, 1) tile that receives the registers afterwards, or None.
 
     Raises:
-        NkiValidationError: if the instruction does not have the operator or the command, or the command needs one.
+        NkiValidationError: if the instruction does not have the operator or the command, or the command needs an
+            operator.
     """
 
     # It starts from the registers alone.
@@ -120,7 +123,7 @@ class ScalarAccumulation:
         return self._command in _REDUCING
 
     def begin(self) -> None:
-        """Nothing besides the registers has to be read before the instruction writes."""
+        """Do nothing, because nothing besides the registers has to be read before the instruction writes."""
 
     def add_rows(self, rows: slice, values: Float32s) -> None:
         """Reduce the results of some rows along the free axis."""
@@ -128,11 +131,11 @@ class ScalarAccumulation:
             self._partial[rows] = self._fold.along(values) if values.shape[1] else self._fold.identity
 
     def finish(self, rows: slice) -> None:
-        """Bring the results of some rows into the registers as the command says, and these into the destination.
+        """Put the results of some rows into the registers as the command says, and the registers into the destination.
 
         Raises:
-            UninitializedReadError: if the command continues from registers that hold nothing defined, or there are such
-                to be stored, with ``uninitialized="error"``.
+            UninitializedReadError: if the command continues from registers without a defined value, or such registers
+                are to be stored, with ``uninitialized="error"``.
         """
         registers, destination = self._core.scalar_accumulators, self.destination
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
@@ -147,7 +150,7 @@ class ScalarAccumulation:
             read_accumulators(self._core, registers, lanes, destination.array[rows], destination.dtype)
 
     def pass_over(self, rows: slice) -> None:
-        """As :meth:`finish`, where no results were computed."""
+        """Record the effect of :meth:`finish` when no results were computed."""
         registers = self._core.scalar_accumulators
         lanes = slice(self._first_lane + rows.start, self._first_lane + rows.stop)
         if self._command is _RESET:

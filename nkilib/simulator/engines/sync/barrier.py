@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Synchronisation of the cores."""
+"""``core_barrier``: synchronisation of the two cores."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ _CORES = (0, 1)
     is_lane_bound=False,
 )
 def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine: Engine = Engine.gpsimd) -> None:
-    """Wait until both cores of a logical NeuronCore have come here; ``cores`` must be ``(0, 1)``.
+    """Wait until both cores of a logical NeuronCore have reached the barrier; ``cores`` must be ``(0, 1)``.
 
-    It orders the accesses to ``data``, not those to other tensors: the documentation lets it hold up one engine, and
-    what waits for it is what depends on ``data``. The documentation wants ``data`` in shared HBM; published kernels
-    also meet on a tile in SBUF, each core on its own. On one core it waits for none: NKI 0.7 documents it for logical
-    NeuronCores of one core too, with the same ``cores``; published kernels give ``cores=(0)`` there.
+    The barrier orders the accesses to ``data``, not those to other tensors: according to the documentation it holds
+    up one engine, and only instructions that depend on ``data`` wait for it. The documentation requires ``data`` in
+    shared HBM; published kernels also synchronise on a tile in SBUF, each core on its own. A launch on one core does
+    not wait: NKI 0.7 documents the barrier for logical NeuronCores of one core too, with the same ``cores``;
+    published kernels give ``cores=(0)`` there.
 
     Raises:
-        BarrierError: if the other core ends without coming, or waits on another tensor.
+        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
         RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
     """
     if data.buffer not in HBM_SHARED | SBUF:
@@ -46,21 +47,21 @@ def core_barrier(call: Call, data: NkiTensor, cores: int | Sequence[int], engine
         raise NkiValidationError(f"cores must be (0, 1), got {cores!r}")
     if is_alone:
         return
-    meet_on(call, data)
+    synchronise_on(call, data)
 
 
-def meet_on(call: Call, data: NkiTensor) -> None:
-    """The two cores wait for each other, each as in ``call``; it orders their accesses to ``data``.
+def synchronise_on(call: Call, data: NkiTensor) -> None:
+    """Synchronise the two cores, each with its own ``call``, and order their accesses to ``data``.
 
     Raises:
-        BarrierError: if the other core ends without coming, or waits on another tensor.
+        BarrierError: if the other core ends without reaching the barrier, or waits on another tensor.
         RaceError: if both cores accessed an element of ``data`` since the last barrier on it, one of them writing.
     """
     core = call.core
     shared = data.storage if data.buffer in HBM_SHARED else None
     core.meetings += 1
     own = core.observers.arrive(call)
-    core.loads.settle()  # what they come from may be the other core's to change from here on
+    core.loads.settle()  # from here on the other core may change the memory that they come from
     ((other, brought),) = core.launch.barrier.meet("core_barrier", (shared, own))
     if other is not shared:
         raise BarrierError(f"core_barrier: the cores wait on different tensors, {core.number} on {data}")

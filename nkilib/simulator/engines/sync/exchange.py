@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``sendrecv`` and ``sendrecv_compute`` have in common: the two cores of a launch hand each other data."""
+"""The exchange of data between the two cores of a launch, common to ``sendrecv`` and ``sendrecv_compute``."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _CORES = 2
 
 @dataclass(frozen=True)
 class Parcel:
-    """What a core hands to the other one.
+    """The data that a core hands to the other core.
 
     Attributes:
-        core: its number.
+        core: the number of the sending core.
         src: the tensor that is sent.
-        how: the parameter on which both must agree besides, as its name and its value.
-        values: those of ``src`` as they were; None where there are none.
-        arrived: what its observers bring.
+        how: the name and value of another parameter on which both cores must agree.
+        values: a copy of the values of ``src``; None where there are none.
+        arrived: the data that its observers bring.
     """
 
     core: int
@@ -38,7 +38,7 @@ class Parcel:
 
 
 def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
-    """Require a launch on two cores, of which the other one is named twice.
+    """Check that the launch is on two cores, and that both parameters name the other core.
 
     Raises:
         NkiValidationError: naming the parameter.
@@ -52,7 +52,7 @@ def check_ranks(call: Call, send_to_rank: Any, recv_from_rank: Any) -> None:
 
 
 def check_alike(src: NkiTensor, dst: NkiTensor) -> None:
-    """Require one shape and type of what a core sends and of where it receives.
+    """Check that the tensor that is sent and the tensor that receives have one shape and type.
 
     Raises:
         NkiValidationError: naming both.
@@ -62,16 +62,16 @@ def check_alike(src: NkiTensor, dst: NkiTensor) -> None:
 
 
 def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Parcel:
-    """Meet the other core at ``place`` and give it the values of ``src``; what it brought.
+    """Synchronise with the other core at ``place``, send it the values of ``src``, and return its parcel.
 
     Raises:
-        BarrierError: if the other core ends without coming, or waits elsewhere.
+        BarrierError: if the other core ends without reaching ``place``, or waits elsewhere.
         NkiValidationError: if the two sides do not fit; the message is the same on both cores.
     """
     call.core.meetings += 1
     arrived = call.core.observers.arrive(call)
     values = None if src.storage.is_abstract else src.array.copy()
-    call.core.loads.settle()  # what they come from may be the other core's to change from here on
+    call.core.loads.settle()  # from here on the other core may change the memory that they come from
     own = Parcel(call.core.number, src, how, values, arrived)
     received: Parcel
     (received,) = call.core.launch.barrier.meet(place, own)
@@ -80,11 +80,11 @@ def exchange(call: Call, place: str, src: NkiTensor, how: tuple[str, str]) -> Pa
     return received
 
 
-def arrived_values(received: Parcel) -> npt.NDArray[Any]:
-    """What the other core has sent.
+def received_values(received: Parcel) -> npt.NDArray[Any]:
+    """Return the values that the other core has sent.
 
     Raises:
-        ValuesWanted: if that was left out there.
+        ValuesWanted: if the values were left out on the other core.
     """
     received.src.storage.need_values(received.src)
     assert received.values is not None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions on registers and scalars, which every engine's sequencer runs: move, load and store.
+"""The instructions on registers, which every engine's sequencer runs: move, load and store.
 
 They are the only documented instructions without ``name=``. The documentation leaves open which sequencer runs them;
 records count them under ``sync``.
@@ -33,7 +33,7 @@ _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
 
 def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiInstruction]:
-    """The instruction with its documented signature, which ends without ``name=``."""
+    """Wrap an instruction so that it has its documented signature, which ends without ``name=``."""
     signature = inspect.signature(public)
     signature = signature.replace(parameters=list(signature.parameters.values())[:-1])
 
@@ -51,7 +51,7 @@ def _without_name(public: Callable[..., NkiInstruction]) -> Callable[..., NkiIns
 @_without_name
 @instruction(operands=(), on=(Engine.sync,), is_lane_bound=False)
 def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) -> None:
-    """``dst = src``: an integer of 32 bits, or what another register holds now.
+    """Set the register ``dst`` to ``src``: an integer of 32 bits, or the present content of another register.
 
     Raises:
         UninitializedReadError: if the register ``src`` was never set.
@@ -67,10 +67,10 @@ def register_move(call: Call, dst: VirtualRegister, src: int | VirtualRegister) 
 @_without_name
 @instruction(operands=(Operand("src", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
-    """``dst`` = the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF.
+    """Load the only element of ``src``, a tensor of shape [1] or [1, 1] in HBM or SBUF, into the register ``dst``.
 
-    Integers of fewer than 32 bits keep their value, those of uint32 their bits. While a register holds an element of a
-    float type it cannot be an index or a condition.
+    Integers of fewer than 32 bits keep their value, and uint32 integers keep their bits. A register that holds an
+    element of a float type cannot be an index or a condition.
     """
     _check_element("src", src)
     target = _checked_register("dst", dst)
@@ -86,20 +86,20 @@ def register_load(call: Call, dst: VirtualRegister, src: NkiTensor) -> None:
 @_without_name
 @instruction(operands=(output("dst", regions=_REACH),), on=(Engine.sync,), is_lane_bound=False)
 def register_store(call: Call, dst: NkiTensor, src: VirtualRegister) -> None:
-    """The only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF, = what ``src`` holds.
+    """Store the content of the register ``src`` in the only element of ``dst``, of shape [1] or [1, 1] in HBM or SBUF.
 
-    Integer types narrower than 32 bits take the low bits. A register casts nothing: an element of a float type goes to
-    a tensor of that type only, an integer to an integer tensor.
+    Integer types narrower than 32 bits take the low bits. A register casts nothing: an element of a float type goes
+    to a tensor of that type only, an integer to an integer tensor.
 
     Raises:
         UninitializedReadError: if the register was never set.
     """
     _check_element("dst", dst)
     content = _checked_register("src", src).content("operand 'src'")
-    held = content.dtype if isinstance(content, LoadedFloat) else None
-    if held != (dst.dtype if dst.dtype.is_float else None):
+    dtype = content.dtype if isinstance(content, LoadedFloat) else None
+    if dtype != (dst.dtype if dst.dtype.is_float else None):
         raise NkiValidationError(
-            f"operand 'dst': {src} holds {f'a {held}' if held else 'an integer'} and casts nothing, got {dst}; store "
+            f"operand 'dst': {src} holds {f'a {dtype}' if dtype else 'an integer'} and casts nothing, got {dst}; store "
             f"it to a tensor of its own type and cast that with nisa.tensor_copy"
         )
     value = np.asarray(content.number, np.float32) if isinstance(content, LoadedFloat) else np.array(content, np.int32)

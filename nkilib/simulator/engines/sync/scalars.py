@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The two instructions on ``NkiScalar``: load and store. As those on registers, every engine's sequencer runs them.
+"""The two instructions on ``NkiScalar``: load and store. Every engine's sequencer runs them, like those on registers.
 
 Sources: pages of ``nki.isa.scalar_load`` and ``nki.isa.scalar_store`` (2.33).
 """
@@ -34,13 +34,13 @@ _REACH = frozenset(MemoryRegion) - {MemoryRegion.psum}
 
 
 class _Loaded:
-    """Where a load leaves the scalar that it makes."""
+    """A holder for the scalar that a load creates."""
 
     scalar: NkiScalar
 
 
 def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Callable[[NkiTensor], NkiScalar]:
-    """The load with its documented signature: it returns the scalar."""
+    """Wrap the load so that it has its documented signature and returns the scalar."""
     signature = inspect.Signature([inspect.Parameter("src", inspect.Parameter.POSITIONAL_OR_KEYWORD)])
 
     @wraps(issued)
@@ -55,7 +55,7 @@ def _returning_scalar(issued: Callable[[_Loaded, Any], NkiInstruction]) -> Calla
 
 
 def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable[[NkiTensor, NkiScalar], None]:
-    """The store with its documented signature: without ``name=``, and without a handle of the instruction."""
+    """Wrap the store so that it has its documented signature, without ``name=``, and returns no handle."""
     parameters = [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in ("dst", "value")]
     signature = inspect.Signature(parameters)
 
@@ -68,8 +68,8 @@ def _returning_nothing(issued: Callable[[Any, Any], NkiInstruction]) -> Callable
     return store
 
 
-def _check_call(what: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> None:
-    error = call_error(what, signature, args, kwargs)
+def _check_call(name: str, signature: inspect.Signature, args: Any, kwargs: dict[str, Any]) -> None:
+    error = call_error(name, signature, args, kwargs)
     if error is not None:
         raise error
 
@@ -77,7 +77,9 @@ def _check_call(what: str, signature: inspect.Signature, args: Any, kwargs: dict
 @_returning_scalar
 @instruction(operands=(Operand("src", regions=_REACH, dtypes=COPYABLE),), on=(Engine.sync,), is_lane_bound=False)
 def scalar_load(call: Call, dst: _Loaded, src: NkiTensor) -> None:
-    """The only element of ``src``, a tensor of int32 or int64 of shape [1, 1] in SBUF or HBM, as an ``NkiScalar``.
+    """Return the only element of ``src``, a tensor of shape [1, 1] in SBUF or HBM, as an ``NkiScalar``.
+
+    The type of ``src`` is int32 or int64.
 
     Raises:
         NkiValidationError: for another shape or type, or with the front end of NKI 0.6, which has no scalars.
@@ -95,7 +97,7 @@ def scalar_load(call: Call, dst: _Loaded, src: NkiTensor) -> None:
 @_returning_nothing
 @instruction(operands=(output("dst", regions=_REACH, dtypes=COPYABLE),), on=(Engine.sync,), is_lane_bound=False)
 def scalar_store(call: Call, dst: NkiTensor, value: NkiScalar) -> None:
-    """The only element of ``dst``, of shape [1, 1] in SBUF or HBM and of the type of ``value``, = ``value``.
+    """Store ``value`` in the only element of ``dst``, of shape [1, 1] in SBUF or HBM and of the type of ``value``.
 
     Raises:
         NkiValidationError: for another shape or type, or a ``value`` that is no scalar, such as a Python integer.

@@ -19,7 +19,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.enums import dma_engine as DmaEngine
 from ...terms.errors import NkiValidationError
 from ...terms.integers import is_integer
-from .exchange import arrived_values, check_alike, check_ranks, exchange
+from .exchange import check_alike, check_ranks, exchange, received_values
 
 # Elements a partition that the DMA engine of GpSimd takes: 1024 bytes of 32-bit types, 512 of 16-bit and 256 of 8-bit.
 _GPSIMD_ELEMENTS_MAX = 256
@@ -42,13 +42,14 @@ def sendrecv(
     pipe_id: int,
     dma_engine: DmaEngine = DmaEngine.dma,
 ) -> None:
-    """Swap tiles with the other core: its ``src`` lands in ``dst`` here, and ``src`` from here in its ``dst``.
+    """Swap tiles with the other core: its ``src`` goes to ``dst`` here, and ``src`` from here to its ``dst``.
 
-    Both cores call it with the same ``pipe_id``, and neither goes on before both have come. All four tiles have one
-    shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.
+    Both cores call it with the same ``pipe_id``, and neither continues before both have called it. All four tiles
+    have one shape and type. ``dma_engine=gpsimd_dma`` takes up to 256 elements a partition.
 
     Raises:
-        BarrierError: if the other core ends without coming, or waits elsewhere: at another ``pipe_id`` or a barrier.
+        BarrierError: if the other core ends without calling it, or waits elsewhere: at another ``pipe_id`` or a
+            barrier.
     """
     check_ranks(call, send_to_rank, recv_from_rank)
     if not is_integer(pipe_id) or pipe_id < 0:
@@ -57,7 +58,7 @@ def sendrecv(
     received = exchange(call, f"sendrecv(pipe_id={pipe_id})", src, ("dma_engine", dma_engine.name))
     if dst.storage.is_abstract:
         return
-    dst.array[...] = arrived_values(received)
+    dst.array[...] = received_values(received)
 
 
 def _check_tiles(src: NkiTensor, dst: NkiTensor, dma_engine: DmaEngine) -> None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``sendrecv_compute``: the two cores swap tensors, and each reduces its own with the other's on the way.
+"""``sendrecv_compute``: the two cores swap tensors, and each reduces its own tensor with the received one.
 
-Source: the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. What it leaves open is as in ``sendrecv`` and, for the
-arithmetic, ``dma_compute``.
+Source: the page of ``nki.isa.sendrecv_compute`` in NKI 0.7. Details that it leaves open work as in ``sendrecv`` and,
+for the arithmetic, as in ``dma_compute``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ...terms.enums import Engine, nc_version
 from ...terms.errors import NkiValidationError
 from ...terms.regions import MemoryRegion
 from ..dma.rows import pass_over, read, write
-from .exchange import arrived_values, check_alike, check_ranks, exchange
+from .exchange import check_alike, check_ranks, exchange, received_values
 
 _REACH = SBUF | {MemoryRegion.private_hbm}
 _REDUCTIONS = ("add", "maximum", "minimum")
@@ -40,14 +40,14 @@ _REDUCTIONS = ("add", "maximum", "minimum")
 def sendrecv_compute(
     call: Call, src: NkiTensor, dst: NkiTensor, send_to_rank: int, recv_from_rank: int, reduce_op: Any
 ) -> None:
-    """``dst = src <reduce_op> the other core's src`` on both cores, by add, maximum or minimum in the DMA engines.
+    """Compute ``dst = src <reduce_op> the other core's src`` on both cores, in the DMA engines.
 
-    ``src`` and ``dst`` are both in SBUF or both in private HBM, on both cores alike, and have one shape and type. The
-    arithmetic is float32, cast to the type of ``dst``. Neither core goes on before both have come; calls meet in the
-    order in which they are made.
+    ``reduce_op`` is add, maximum or minimum. ``src`` and ``dst`` are both in SBUF or both in private HBM, on both
+    cores alike, and have one shape and type. The arithmetic is float32, cast to the type of ``dst``. Neither core
+    continues before both have called it; calls of the two cores match in the order in which they are made.
 
     Raises:
-        BarrierError: if the other core ends without coming, or waits elsewhere.
+        BarrierError: if the other core ends without calling it, or waits elsewhere.
     """
     check_ranks(call, send_to_rank, recv_from_rank)
     key = operator_key("reduce_op", reduce_op)
@@ -62,5 +62,5 @@ def sendrecv_compute(
         return
     result = np.empty(src.shape, np.float32)
     own = read(call.core, "src", src).astype(np.float32)
-    ARITHMETIC[key](own, arrived_values(received).astype(np.float32), result)
+    ARITHMETIC[key](own, received_values(received).astype(np.float32), result)
     write(call.core, dst, result, float32)

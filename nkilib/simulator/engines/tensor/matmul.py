@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Tensor engine.
+"""``nc_matmul`` and ``nc_transpose``: instructions of the Tensor engine.
 
 Sources: docstrings of ``nc_matmul`` and ``nc_transpose``; ``nki/guides/architecture/trainium2_arch.rst``.
 """
@@ -31,7 +31,7 @@ from ...terms.regions import MemoryRegion
 from ...timing import costs
 from ..actions import act
 from .psum import accumulate_in_psum
-from .sums import leave_waiting
+from .sums import defer_product
 
 _FP8 = frozenset({dt.float8_e4m3, dt.float8_e5m2, dt.float8_e4m3fn})
 _WIDE = frozenset({dt.float32, dt.tfloat32})
@@ -68,10 +68,10 @@ def nc_matmul(
     tile_size: tuple[int, int] | tuple[()] = (),
     perf_mode: matmul_perf_mode | str = matmul_perf_mode.none,
 ) -> None:
-    """``dst = stationary.T @ moving`` in float32; the contraction runs over the partitions of both.
+    """Compute ``dst = stationary.T @ moving`` in float32, contracting over the partitions of both.
 
-    ``accumulate=False`` overwrites ``dst``, ``True`` adds to what earlier matmuls left, ``None`` overwrites elements
-    that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
+    ``accumulate=False`` overwrites ``dst``, ``True`` adds to the results of earlier matmuls, ``None`` overwrites
+    elements that no matmul has written yet and adds to the others. ``is_transpose`` moves bits (trn2 and newer).
     """
     core = call.core
     perf_mode = _as_perf_mode(perf_mode)
@@ -88,7 +88,7 @@ def nc_matmul(
         if accumulate:
             raise NkiValidationError("is_transpose=True moves bits and cannot accumulate, got accumulate=True")
         _transpose_by_matmul(core, dst, stationary, moving, pairs)
-    elif pairs > 1 or not leave_waiting(core, dst, stationary, moving, accumulate):
+    elif pairs > 1 or not defer_product(core, dst, stationary, moving, accumulate):
         _multiply(core, dst, stationary, moving, pairs, accumulate)
 
 
@@ -104,13 +104,13 @@ def _multiply(
 
 
 def _as_float32(matrix: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """``matrix`` itself if it is float32 with dense rows, which BLAS can read where they are; else a copy."""
+    """Return ``matrix`` itself if it is float32 with dense rows, which BLAS can read in place; else a copy."""
     is_ready = matrix.dtype == FLOAT32 and matrix.strides[-1] == matrix.itemsize
     return matrix if is_ready else to_float32(matrix)
 
 
 def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
-    """The member of the enumeration; published kernels also pass its value."""
+    """Return the member of the enumeration; published kernels also pass its value."""
     if isinstance(perf_mode, matmul_perf_mode):
         return perf_mode
     for member in matmul_perf_mode:
@@ -120,7 +120,10 @@ def _as_perf_mode(perf_mode: matmul_perf_mode | str) -> matmul_perf_mode:
 
 
 def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> None:
-    """The hint has an effect on float32 only (docstring of ``nc_matmul``); a wrong one would give a wrong product."""
+    """Check that an operand with the hint contains only 0 and 1; otherwise the product would be wrong.
+
+    The hint has an effect on float32 only (docstring of ``nc_matmul``).
+    """
 
     def check(elements: npt.NDArray[Any]) -> None:
         if not np.isin(elements, (0, 1)).all():
@@ -131,12 +134,12 @@ def _check_onezero(core: Core, name: str, is_onezero: bool, tile: NkiTensor) -> 
 
 
 def _tile(core: Core, position: tuple[int, ...], size: tuple[int, ...], perf_mode: matmul_perf_mode) -> tuple[int, int]:
-    """Rows and columns of the systolic array that the call may use."""
+    """Return the rows and columns of the systolic array that the call may use."""
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
         return PARTITIONS, PARTITIONS
-    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
         raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
     smallest = 64 if core.generation.version is nc_version.gen2 else 32
     allowed = [tile for tile in (32, 64, PARTITIONS) if tile >= smallest]
@@ -190,7 +193,7 @@ def _check_row_pairs(stationary: NkiTensor, moving: NkiTensor) -> None:
 
 
 def _matrix_shape(tile: NkiTensor, pairs: int) -> tuple[int, int]:
-    """A tile as a (contraction, free) matrix, which has so many rows for each partition."""
+    """Return the shape of a tile as a (contraction, free) matrix with ``pairs`` rows for each partition."""
     return tile.shape[0] * pairs, tile.free_size // pairs
 
 
@@ -222,7 +225,10 @@ def _check_sizes(
 
 
 def _check_bank(dst: NkiTensor) -> None:
-    """A matmul writes into one PSUM bank (trainium_inferentia2_arch.rst); a tensor larger than one starts with one."""
+    """Check that a matmul writes into one PSUM bank (trainium_inferentia2_arch.rst).
+
+    A tensor larger than a bank starts at the beginning of one.
+    """
     if dst.storage.partition_bytes <= PSUM_BANK_BYTES:  # most are
         return
     low, high = extent(Layout(dst.shape[1:], dst.strides[1:], dst.offset % partition_elements(dst)))
@@ -267,10 +273,11 @@ def _transpose_engine(values: dict[str, Any]) -> Engine:
     cost=costs.transposed,
 )
 def nc_transpose(call: Call, dst: NkiTensor, data: NkiTensor, engine: Engine = Engine.unknown) -> None:
-    """``dst = data.T``; free dimensions count as one. Takes every type, packed ones too, and casts none.
+    """Compute ``dst = data.T``, with the free dimensions flattened to one.
 
-    The Tensor engine goes from SBUF to PSUM, up to 128 x 128; the Vector engine between any two of them, up to 32 x 32.
-    Unless told, the former is taken where source and destination allow it.
+    It takes every type, packed ones too, and casts none. The Tensor engine transposes from SBUF to PSUM, up to 128 x
+    128; the Vector engine between any two of them, up to 32 x 32. By default the Tensor engine is used if source and
+    destination allow it.
     """
     rows, columns = data.shape[0], data.free_size
     is_on_tensor = call.engine is _TENSOR

@@ -4,8 +4,8 @@
 """``quantize_mx`` and ``nc_matmul_mx``: matrices in the MX formats, from trn3 on.
 
 Sources: the docstrings; ``nki/deep-dives/mxfp-matmul.rst`` (layout of scales); ``nki/guides/architecture/
-trainium3_arch.rst``. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a tile
-of scales has gaps, in which other scales may be.
+trainium3_arch.rst``. The scales of 32 partitions (a quadrant) are in 4 partitions of the same quadrant, so that a
+tile of scales has gaps, which may hold other scales.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ _SCALE_TYPES = frozenset({dt.float8_e8m0fnu, dt.uint8})
 
 
 def _scale(name: str) -> Operand:
-    """A tile of scales that is read: in the rows that :func:`_scale_rows` gives, which are checked when it does."""
+    """Return the operand for a tile of scales that is read.
+
+    Only the rows that :func:`_scale_rows` selects are read, and they are checked when it does so.
+    """
     return Operand(name, regions=SBUF, dtypes=_SCALE_TYPES, is_accessed=False)
 
 
@@ -64,14 +67,14 @@ def _scale(name: str) -> Operand:
     cost=costs.assumed("src"),
 )
 def quantize_mx(call: Call, dst: NkiTensor, src: NkiTensor, dst_scale: NkiTensor) -> None:
-    """``src`` in an MXFP8 format: packed elements to ``dst``, a scale for each block of 32 to ``dst_scale``.
+    """Convert ``src`` to an MXFP8 format: packed elements to ``dst``, a scale for each block of 32 to ``dst_scale``.
 
     A block is 8 partitions x 4 elements. Its scale ``X`` is ``2**(floor(log2(max |src|)) - (E - 1))`` with ``E`` the
     exponent of the largest element, 8 (e4m3) or 15 (e5m2), and its elements are ``src / X``, rounded to nearest even.
-    A block of zeros has the scale ``2**-127``, one with a NaN or an infinity becomes NaN.
+    A block of zeros has the scale ``2**-127``, and a block with a NaN or an infinity becomes NaN.
 
     Shapes: ``src`` (P, 4 F), ``dst`` (P, F); ``dst_scale`` has F elements in a partition, and rows ``32 q + b`` for
-    block b = 0..3 of the 32 partitions from ``32 q``. All others keep what they hold.
+    block b = 0..3 of the 32 partitions from ``32 q``. All other rows keep their values.
     """
     for name, tile in (("dst", dst), ("src", src)):
         check_engine_access(name, tile)
@@ -123,10 +126,10 @@ def nc_matmul_mx(
     tile_size: tuple[int, int] | None = None,
     accumulate: bool | None = None,
 ) -> None:
-    """``dst = stationary.T @ moving`` of MX matrices, each element times the scale of its block.
+    """Compute ``dst = stationary.T @ moving`` of MX matrices, each element times the scale of its block.
 
-    The contraction runs over the partitions and the four elements of a word. The scales are where ``quantize_mx``
-    leaves them. The two matrices may be of different types. ``accumulate`` as in ``nc_matmul``.
+    The contraction runs over the partitions and the four elements of a word. The scales are in the rows to which
+    ``quantize_mx`` writes them. The two matrices may have different types. ``accumulate`` works as in ``nc_matmul``.
     """
     for name, tile in (("dst", dst), ("stationary", stationary), ("moving", moving)):
         check_engine_access(name, tile)
@@ -146,27 +149,30 @@ def nc_matmul_mx(
 
 
 class _Matrix:
-    """How the words of an MX matrix and its scales become values."""
+    """The conversion of the words of an MX matrix and its scales to values."""
 
     def __init__(self, tile: NkiTensor) -> None:
         self._partitions, self._columns, self._dtype = tile.shape[0], tile.free_size, tile.dtype
 
     def values(self, words: npt.NDArray[Any], scales: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        """A matrix whose rows are contracted: for each partition the four elements of a word."""
+        """Return a matrix whose rows are contracted: the four elements of a word for each partition."""
         blocks = scales.view(np.uint8).reshape(self._partitions // BLOCK_ROWS, self._columns)
         values = dequantize(words.reshape(self._partitions, self._columns), self._dtype, blocks)
         return values.swapaxes(1, 2).reshape(-1, self._columns)
 
 
 def _written_scales(call: Call, name: str, tile: NkiTensor, scale: NkiTensor) -> NkiTensor:
-    """The scales of an MX matrix, which must have been written."""
+    """Return the scales of an MX matrix, after checking that they have been written."""
     rows = _scale_rows(f"{name}_scale", scale, name, tile, tile.free_size)
     check_written(call.core, f"{name}_scale", rows)
     return rows
 
 
 def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, columns: int) -> NkiTensor:
-    """The part of a tile of scales that holds the scales of ``data``: (quadrants, 4, free dimensions of ``scale``)."""
+    """Return the rows of a tile of scales that hold the scales of ``data``.
+
+    Their shape is (quadrants, 4, free dimensions of ``scale``).
+    """
     check_free_pattern(name, scale)
     check_consecutive_partitions(name, scale)
     quadrants = data.shape[0] // _QUADRANT
@@ -195,7 +201,7 @@ def _scale_rows(name: str, scale: NkiTensor, data_name: str, data: NkiTensor, co
 
 
 def _place(tile: NkiTensor) -> int | None:
-    """The partition of SBUF in which a tile starts; None where that is the compiler's choice."""
+    """Return the partition of SBUF in which a tile starts; None if the compiler chooses it."""
     if tile.storage.shape[0] == PARTITIONS:
         return start_partition(tile)
     return first_partition(tile)
@@ -207,12 +213,12 @@ def _check_partitions(name: str, tile: NkiTensor) -> None:
 
 
 def _row_tile(position: Any, size: Any) -> int:
-    """Rows of the systolic array that the call may use."""
+    """Return the number of rows of the systolic array that the call may use."""
     if bool(position) != bool(size):
         raise NkiValidationError(f"tile_position and tile_size must both be set, got {position!r} and {size!r}")
     if not size:
         return PARTITIONS
-    if not all(isinstance(given, tuple | list) and len(given) == 2 for given in (position, size)):
+    if not all(isinstance(pair, tuple | list) and len(pair) == 2 for pair in (position, size)):
         raise NkiValidationError(f"tile_position and tile_size are pairs (row, column), got {position!r} and {size!r}")
     (start, start_column), (rows, columns) = position, size
     if (start_column, columns) != (0, PARTITIONS):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a matmul leaves its product in PSUM: overwriting, or adding to what earlier ones left.
+"""The accumulation of matmul products in PSUM: a product overwrites, or is added to the results of earlier matmuls.
 
 Sources: docstrings of ``nc_matmul`` and ``nc_matmul_mx``; ``nki/guides/architecture/trainium3_arch.rst`` (BF16 Matmul
 Results in PSUM).
@@ -27,7 +27,7 @@ _TRN3 = nc_version.gen4.value
 
 
 def overwrites(core: Core, dst: NkiTensor, accumulate: bool | None) -> bool:
-    """Whether a matmul into ``dst`` certainly adds to no element of it."""
+    """Return whether a matmul into ``dst`` certainly adds to no element of it."""
     if accumulate is not None:
         return not accumulate
     storage = dst.storage
@@ -41,14 +41,14 @@ def accumulate_in_psum(
     operands: Sequence[NkiTensor],
     accumulate: bool | None,
 ) -> None:
-    """Store a product in ``dst``: added to the element there, in float32, or in its place.
+    """Store a product in ``dst``: added to the existing elements, in float32, or in place of them.
 
     Args:
         core: the core that runs the matmul.
         dst: the PSUM tile.
-        product: of the arrays of the operands: as many float32 elements as ``dst`` has, in row-major order, in an array
-            that may be overwritten.
-        operands: of the matmul.
+        product: a function of the arrays of the operands. It returns as many float32 elements as ``dst`` has, in
+            row-major order, in an array that may be overwritten.
+        operands: the operands of the matmul.
         accumulate: True adds, False overwrites, None adds to elements that hold a matmul result (on trn3: to all that
             were written) and overwrites the others.
 
@@ -78,7 +78,7 @@ def accumulate_in_psum(
 
 
 def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
-    """The same for a product whose values are left out."""
+    """Check and mark a product whose values are left out, without computing it."""
     accumulated, width = dst.storage.accumulated, dst.storage.width_of(dst.dtype)
     if accumulate and not accumulated.is_written(dst.layout, width):
         _summed_elements(core, dst, is_demanded=True)
@@ -86,7 +86,11 @@ def _pass_over(core: Core, dst: NkiTensor, accumulate: bool | None) -> None:
 
 
 def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArray[np.bool_]:
-    """Which elements of ``dst`` hold a matmul result, or on trn3 anything, which may be demanded of all."""
+    """Return which elements of ``dst`` hold a matmul result, or on trn3 any value.
+
+    Raises:
+        NkiValidationError: if ``is_demanded`` and some elements do not.
+    """
     summed = _elements_in(dst.storage.accumulated, dst)
     if core.version_number == _TRN3:
         summed |= _elements_in(dst.storage.written, dst)
@@ -99,7 +103,7 @@ def _summed_elements(core: Core, dst: NkiTensor, is_demanded: bool) -> npt.NDArr
 
 
 def _elements_in(elements: WrittenMap, dst: NkiTensor) -> npt.NDArray[np.bool_]:
-    """Which elements of ``dst`` the map holds."""
+    """Return a mask of the elements of ``dst`` that the map contains."""
     if elements.is_full:
         return np.ones(dst.shape, np.bool_)
     return np.asarray(elements.mask_of(dst.layout, dst.storage.width_of(dst.dtype)).all(axis=-1))

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of products in PSUM that are made when somebody reads them, and then from operands that are cast once.
+"""Sums of products in PSUM that are computed when an instruction reads them, from operands that are cast once.
 
-A kernel adds up the products of tiles of 128 rows, one matmul after the other. To cast the operands of each by itself
-takes up to twice as long as to cast neighbours as a whole. So what a matmul leaves waits, as a deferred content (see
-memory/deferred.py), for the next matmul that adds to the same elements, and is made before
+A kernel adds up the products of tiles of 128 rows, one matmul after the other. Casting the operands of each matmul
+separately takes up to twice as long as casting neighbours as a whole. The result of a matmul is therefore deferred
+(see memory/deferred.py): it waits for the next matmul that adds to the same elements, and is computed before
 
 - any other instruction reads or writes elements of the PSUM tensor, or
 - an instruction changes an operand.
 
 Operands that lie next to each other in their tiles, ``tile[:, k, :]`` for k = 0, 1, ..., have one float32 copy, which
-is kept until they change. The product of each k is summed by itself and added to those before, as in PSUM. One product
-over all k would save up to a tenth of the time, but BLAS sums it in one accumulator, in an order of its own: a sum of
-512 products was off by two to three times as much then, and by how much depended on the CPU.
+is kept until they change. The product of each k is computed separately and added to the previous ones, as in PSUM.
+One product over all k would save up to a tenth of the time, but BLAS sums it in one accumulator, in its own order:
+the error of a sum of 512 products was then two to three times as large, and its size depended on the CPU.
 """
 
 from __future__ import annotations
@@ -38,12 +38,13 @@ from .psum import overwrites
 Float32s = npt.NDArray[np.float32]
 
 
-def leave_waiting(
+def defer_product(
     core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None
 ) -> bool:
-    """Whether the product of two tiles is left to who reads ``dst``; ``accumulate`` as in ``nc_matmul``.
+    """Defer the product of two tiles to the reader of ``dst`` if possible, and return whether it was.
 
-    That needs matrices with elements and dense rows, and that all elements are overwritten or all are added to.
+    ``accumulate`` works as in ``nc_matmul``. Deferring needs non-empty matrices with dense rows, and all elements
+    must be overwritten or all must be added to.
     """
     storage = dst.storage
     if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):
@@ -70,7 +71,7 @@ def leave_waiting(
 
 
 def _emit(core: Core, dst: NkiTensor, stationary: NkiTensor, moving: NkiTensor, accumulate: bool | None) -> bool:
-    """Have the product taken down, on the same conditions."""
+    """Have the emitter record the product on the same conditions, and return whether it did."""
     assert core.emitter is not None
     is_overwritten = overwrites(core, dst, accumulate)
     if not is_overwritten and not dst.storage.accumulated.is_written(dst.layout, dst.dtype.itemsize):
@@ -85,11 +86,11 @@ def _are_dense(*tiles: NkiTensor) -> bool:
 
 
 class _Side:
-    """One operand of several matmuls: views of a storage that lie at equal distances.
+    """One operand of several matmuls: views of a storage at equal distances.
 
     Attributes:
-        storage: theirs.
-        count: how many there are.
+        storage: the storage of the views.
+        count: the number of views.
     """
 
     __slots__ = ("_distance", "_dtype", "_first", "count", "storage")
@@ -102,7 +103,7 @@ class _Side:
         self.count = 1
 
     def goes_on_with(self, tile: NkiTensor) -> bool:
-        """Whether ``tile`` is where the next one is expected."""
+        """Return whether ``tile`` is at the expected position of the next view."""
         if tile.storage is not self.storage or tile.dtype is not self._dtype:
             return False
         shape, strides, offset = tile.layout
@@ -111,13 +112,13 @@ class _Side:
         return self.count == 1 or offset == self._first.offset + self.count * self._distance
 
     def add(self, tile: NkiTensor) -> None:
-        """``tile`` is the next one."""
+        """Append ``tile`` as the next view."""
         if self.count == 1:
             self._distance = tile.offset - self._first.offset
         self.count += 1
 
     def matrix(self) -> Float32s:
-        """All of them as one matrix: its rows are those of the views, first row of each view, second row, ..."""
+        """Return all views as one matrix, whose rows are the first row of each view, the second row of each, ..."""
         (rows, columns), (step, _), offset = self._first
         layout = Layout((rows, self.count, columns), (step, self._distance, 1), offset)
         make = partial(_float32_matrix, self.storage, layout, self._dtype)
@@ -130,7 +131,7 @@ def _float32_matrix(storage: Storage, layout: Layout, dtype: DType) -> Float32s:
 
 
 class _Run:
-    """Products whose operands are neighbours: one float32 matrix on each side holds the factors of all of them."""
+    """Products whose operands are neighbours: one float32 matrix on each side holds all their factors."""
 
     __slots__ = ("left", "right")
 
@@ -151,14 +152,14 @@ class _Run:
 
 
 class SumOfProducts:
-    """What some matmuls left in a matrix of PSUM, to be written there.
+    """The deferred sum of the products of some matmuls in a matrix of PSUM.
 
     Args:
         target: the matrix.
-        is_added: whether they add to what is there.
+        is_added: whether the products are added to the present contents.
 
     Attributes:
-        layout: of the matrix.
+        layout: the layout of the matrix.
         operands: the storages of the factors.
     """
 
@@ -172,7 +173,7 @@ class SumOfProducts:
         self.operands: set[Storage] = set()
 
     def add(self, stationary: NkiTensor, moving: NkiTensor) -> None:
-        """The product of two tiles is added to the sum."""
+        """Add the product of two tiles to the sum."""
         if self._runs and self._runs[-1].goes_on_with(stationary, moving):
             self._runs[-1].add(stationary, moving)
             return
@@ -182,7 +183,7 @@ class SumOfProducts:
             tile.storage.derive().readers.add(self._target)
 
     def __call__(self, elements: npt.NDArray[Any], rows: slice, columns: slice) -> None:
-        """Write some rows and columns of the sum into an array of just those."""
+        """Write some rows and columns of the sum into an array of exactly these rows and columns."""
         product: Float32s | None = None  # one array for all products that are added: fresh memory costs more
         is_begun = self._is_added
         for run in self._runs:

@@ -67,7 +67,10 @@ def tensor_scalar_reduce(
     reduce_init: Any = None,
     reduce_res_negate: bool = False,
 ) -> None:
-    """``data <op0> operand0`` in float32, and its reduction over all free dimensions by add, multiply, max or min."""
+    """Compute ``data <op0> operand0`` in float32, and its reduction over all free dimensions.
+
+    The reduction is by add, multiply, max or min.
+    """
     tiles = {"dst": dst, "data": data}
     same_tile_size(tiles, "dst", "data")
     at_most_rank(tiles, _RANK_MAX, *tiles)
@@ -115,11 +118,12 @@ def scalar_tensor_tensor(
     reduce_op: Any = ...,
     reduce_res: NkiTensor | None = None,
 ) -> None:
-    """``(data <op0> operand0) <op1> operand1`` in float32; operand0 a number or (P, 1), operand1 a tile like data.
+    """Compute ``(data <op0> operand0) <op1> operand1`` in float32, and optionally reduce it over all free dimensions.
 
-    Optionally its reduction over all free dimensions by add, multiply, max or min, of the float32 values, as
-    :func:`tensor_scalar_reduce` has it. The documentation hides the default of ``reduce_op``; here it is add. A call
-    with neither ``reduce_op`` nor ``reduce_res`` reduces nothing, and leaves nothing defined in the registers.
+    ``operand0`` is a number or a (P, 1) tile, ``operand1`` a tile like ``data``. The reduction is by add, multiply,
+    max or min, of the float32 values, as in :func:`tensor_scalar_reduce`. The documentation hides the default of
+    ``reduce_op``; here it is add. A call with neither ``reduce_op`` nor ``reduce_res`` reduces nothing, and leaves
+    the registers without defined values.
     """
     tiles = {"dst": dst, "data": data, "operand1": operand1}
     same_tile_size(tiles, "dst", "data", "operand1")
@@ -149,7 +153,7 @@ def scalar_tensor_tensor(
 def _reduction(
     call: Call, data: NkiTensor, command: commands, op: Any, destination: NkiTensor | None
 ) -> RegisterReduction:
-    """The reduction of ``scalar_tensor_tensor``, where a call asks for one."""
+    """Return the reduction of ``scalar_tensor_tensor``, if a call asks for one."""
     key = "add" if op is ... else _reduce_key(op)
     allowed = (commands.idle, commands.reset_reduce, commands.reduce)
     reduction = RegisterReduction(call.core, data, command, key, allowed, destination=destination)
@@ -159,7 +163,7 @@ def _reduction(
 
 
 def _reduce_key(op: Any) -> str:
-    """The operator of a reduction into the registers.
+    """Return the name of the operator of a reduction into the registers.
 
     Raises:
         NkiValidationError: if the instructions have no such reduction.
@@ -192,9 +196,9 @@ def select_reduce(
     reduce_op: Any = OPERATORS["maximum"],
     reverse_pred: bool = False,
 ) -> None:
-    """``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions.
+    """Compute ``where(predicate, on_true, on_false)``, and optionally its maximum over the free dimensions.
 
-    The tiles may be of unlike rank, with equally many elements in a partition.
+    The tiles may have different numbers of dimensions, with equally many elements in a partition.
     """
     tiles = {"dst": dst, "predicate": predicate, "on_true": on_true}
     same_tile_size(tiles, "on_true", "dst", "predicate")
@@ -237,7 +241,10 @@ def exponential(
     reduce_cmd: commands = commands.idle,
     reduce_init: Any = 0.0,
 ) -> None:
-    """``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions. trn3 and newer."""
+    """Compute ``exp(src - max_value)`` in float32, and optionally its sum over the free dimensions.
+
+    The instruction needs trn3 or newer.
+    """
     if call.core.generation.revision < _REVISION_OF_EXPONENTIAL:
         raise NkiValidationError(
             f"needs the second silicon of trn3 (nisa.get_nc_sub_version() of 1); the target is "

@@ -25,13 +25,15 @@ _INT32 = np.iinfo(np.int32)
 def affine_values(
     dst: NkiTensor, pattern: Sequence[Sequence[int]], offset: Any, channel_multiplier: Any
 ) -> npt.NDArray[np.int32]:
-    """``offset + partition * channel_multiplier + sum(step_k * i_k)`` for the elements of ``dst``, wrapped to 32 bits.
+    """Return ``offset + partition * channel_multiplier + sum(step_k * i_k)`` for the elements of ``dst``.
+
+    The values are wrapped to 32 bits.
 
     Args:
         dst: the tile whose partitions, counted from its first one, and whose elements the values are for.
-        pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest.
+        pattern: ``[[step, num], ...]``, up to four pairs, the last one changing fastest; the steps are int32.
         offset: an int32: an integer, or a register or scalar, which is read now.
-        channel_multiplier: an int32; so are the steps.
+        channel_multiplier: an int32.
 
     Returns:
         An array (partitions, elements per partition).

@@ -54,9 +54,9 @@ from .elementwise import ScalarOperator, require_bit_patterns
 def tensor_copy(call: Call, dst: NkiTensor, src: NkiTensor, engine: Engine = Engine.unknown) -> None:
     """Copy ``src`` to ``dst`` on chip.
 
-    Equal types are copied bit by bit, unlike ones through float32; packed types are not cast. The default engine is
-    Vector. The Scalar engine has no ``tensor_copy`` on trn1 (and copies bits as the others do from trn2 on:
-    trainium2_arch.rst, Scalar Engine).
+    Equal types are copied bit by bit, different types through float32; packed types are not cast. The default engine
+    is Vector. The Scalar engine has no ``tensor_copy`` on trn1; from trn2 on it copies bits like the other engines
+    (trainium2_arch.rst, Scalar Engine).
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     if call.engine is Engine.scalar and call.core.generation.version is nc_version.gen2:
@@ -77,7 +77,7 @@ NkiTensor.assign_by(tensor_copy)
     cost=costs.filled,
 )
 def memset(call: Call, dst: NkiTensor, value: Any, engine: Engine = Engine.unknown) -> None:
-    """Fill ``dst`` with the compile-time number ``value``, which is 0 for a packed type."""
+    """Fill ``dst`` with the compile-time number ``value``, which must be 0 for a packed type."""
     fill(call.core, dst, value)
 
 
@@ -99,10 +99,10 @@ def _tensor_tensor_engine(values: dict[str, Any]) -> Engine:
 def tensor_tensor(
     call: Call, dst: NkiTensor, data1: NkiTensor, data2: NkiTensor, op: Any, engine: Engine = Engine.unknown
 ) -> None:
-    """``data1 <op> data2``, element by element.
+    """Compute ``data1 <op> data2``, element by element.
 
-    Bit-wise operators work on integer bit patterns. Arithmetic is float32, except on GpSimd where all three tiles are
-    int32 or uint32: then it is exact 32-bit integer arithmetic, and GpSimd is the default engine.
+    Bit-wise operators work on integer bit patterns. Arithmetic is float32, except on GpSimd if all three tiles are
+    int32 or uint32: it is then exact 32-bit integer arithmetic, and GpSimd is the default engine.
     """
     tiles = {"dst": dst, "data1": data1, "data2": data2}
     same_tile_size(tiles, "dst", "data1", "data2")
@@ -161,10 +161,11 @@ def tensor_scalar(
     reverse1: bool = False,
     engine: Engine = Engine.unknown,
 ) -> None:
-    """``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
+    """Compute ``(data <op0> operand0) <op1> operand1`` with operands that are numbers or one element a partition.
 
     Arithmetic is float32 with float32 operands; bit-wise operators work on integers, on the Vector engine. Both
-    operators are of one kind. The Scalar engine knows multiply-add, multiply and add only; GpSimd knows rsqrt only.
+    operators are arithmetic, or both bit-wise. The Scalar engine runs multiply-add, multiply and add only; GpSimd
+    runs rsqrt only.
     """
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     steps = [ScalarOperator("0", op0, operand0, reverse0)]
@@ -231,10 +232,10 @@ def _tensor_scalar_bits(core: Core, dst: NkiTensor, data: NkiTensor, steps: list
 def tensor_reduce(
     call: Call, dst: NkiTensor, op: Any, data: NkiTensor, axis: Any, negate: bool = False, keepdims: bool = False
 ) -> None:
-    """Reduce the last free dimensions of ``data``: float32 arithmetic, or bit-wise on integers.
+    """Reduce the last free dimensions of ``data`` in float32 arithmetic, or bit-wise on integers.
 
     ``negate`` multiplies the result by -1. With ``keepdims``, ``dst`` has the dimensions of ``data`` with the reduced
-    ones at size 1; without, any shape with the right number of elements per partition.
+    dimensions at size 1; without it, any shape with the right number of elements per partition.
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     first = _first_reduced_axis(data, axis)
@@ -262,7 +263,7 @@ def tensor_reduce(
 
 
 def _row_reduction(key: str, results: int, inner: int, negate: bool) -> Reduce:
-    """What reduces runs of ``inner`` elements, so many in a row as there are ``results``."""
+    """Return a function that reduces ``results`` consecutive runs of ``inner`` elements in each row."""
     reduce, identity = ARITHMETIC_REDUCTIONS[key].ufunc.reduce, ARITHMETIC_REDUCTIONS[key].identity
 
     def apply(rows: npt.NDArray[Any], into: Float32s) -> None:
@@ -309,7 +310,7 @@ def _check_reduced_shape(dst: NkiTensor, data: NkiTensor, kept: tuple[int, ...],
     cost=costs.inverted,
 )
 def reciprocal(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """``1 / data`` in float32."""
+    """Compute ``1 / data`` in float32."""
     same_tile_size({"dst": dst, "data": data}, "dst", "data")
     one = np.float32(1.0)
     compute(call.core, dst, (data,), lambda tiles, _, values: np.divide(one, tiles[0], out=values))

@@ -34,10 +34,11 @@ Float32s = npt.NDArray[np.float32]
     cost=costs.streamed("data"),
 )
 def bn_stats(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Count, mean and variance * count of the even elements of each partition, then the same of the odd ones.
+    """Compute count, mean and variance * count of the even elements of each partition, then of its odd elements.
 
-    The free dimensions are flattened, at most ``nl.tile_size.bn_stats_fmax`` elements, and the first element is an even
-    one; ``dst`` has 6 elements per partition. Float32 arithmetic. A single element leaves the odd tuple (0, 0, 0).
+    The free dimensions are flattened, at most ``nl.tile_size.bn_stats_fmax`` elements, and the first element is an
+    even one; ``dst`` has 6 elements per partition. Arithmetic is float32. A single element leaves the odd tuple (0,
+    0, 0).
     """
     same_partitions({"dst": dst, "data": data}, "dst", "data")
     if not 1 <= data.free_size <= TileSize.bn_stats_fmax:
@@ -55,7 +56,7 @@ def _describe(values: Float32s, statistics: Float32s) -> None:
 
 
 def _put_tuple(values: Float32s, statistics: Float32s) -> None:
-    """Count, mean and variance * count of each row; zeros for rows of nothing."""
+    """Store count, mean and variance * count of each row; rows without elements get zeros."""
     count = values.shape[1]
     if not count:
         statistics[...] = 0
@@ -72,10 +73,10 @@ def _put_tuple(values: Float32s, statistics: Float32s) -> None:
     cost=costs.assumed("data"),
 )
 def bn_aggr(call: Call, dst: NkiTensor, data: NkiTensor) -> None:
-    """Mean and (population) variance of each partition from the tuples (count, mean, variance * count) in ``data``.
+    """Compute mean and (population) variance of each partition from tuples (count, mean, variance * count).
 
-    ``data`` holds any number of tuples per partition, ``dst`` two elements in at most two free dimensions. Float32
-    arithmetic. A tuple of count 0 adds nothing; where all counts are 0, mean and variance are NaN.
+    ``data`` holds any number of tuples per partition, ``dst`` two elements in at most two free dimensions. Arithmetic
+    is float32. A tuple of count 0 adds nothing; if all counts are 0, mean and variance are NaN.
     """
     at_most_rank({"dst": dst}, _RANK_OF_AGGREGATE, "dst")
     same_partitions({"dst": dst, "data": data}, "dst", "data")

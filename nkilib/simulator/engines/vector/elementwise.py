@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operators with a scalar operand, as ``tensor_scalar`` and its relatives apply them; and their checks."""
+"""Operators with a scalar operand, as in ``tensor_scalar`` and its relatives, and their checks."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Float32s = npt.NDArray[np.float32]
 
 
 def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
-    """Bit-wise operators need integers, of one width since nothing is cast.
+    """Check that the operands of a bit-wise operator are integers of one width, because nothing is cast.
 
     Raises:
-        NkiValidationError: naming the operand, or all of them if their widths differ.
+        NkiValidationError: naming the operand, or all operands if their widths differ.
     """
     for name, tile in tiles.items():
         if not tile.dtype.is_integer:
@@ -43,15 +43,17 @@ def require_bit_patterns(tiles: dict[str, NkiTensor]) -> None:
 
 
 class ScalarOperator:
-    """``data <op> operand``, or ``operand <op> data`` if reversed; the operand is a number or one element a partition.
+    """The operation ``data <op> operand``, or ``operand <op> data`` if reversed.
+
+    The operand is a number or one element a partition.
 
     Attributes:
-        key: of the operator, in the tables of ``operators``.
-        is_bitwise: whether it works on the bits of integers.
+        key: the name of the operator in the tables of ``operators``.
+        is_bitwise: whether the operator works on the bits of integers.
 
     Raises:
-        NkiValidationError: if the operator is not in the documented table, a unary one is given an operand or reversed,
-            or a binary one has none.
+        NkiValidationError: if the operator is not in the documented table, a unary one is given an operand or
+            reversed, or a binary one has none.
     """
 
     def __init__(self, suffix: str, op: Any, operand: Any, is_reversed: bool) -> None:
@@ -75,18 +77,18 @@ class ScalarOperator:
             )
 
     def require_arithmetic(self) -> None:
-        """Refuse a bit-wise operator where the instruction has none."""
+        """Check that the operator is arithmetic, for an instruction without bit-wise operators."""
         if self.is_bitwise:
             raise NkiValidationError(f"nl.{self.key} is a bit-wise operator; only arithmetic operators are supported")
 
     def require_float32_operand(self, name: str) -> None:
-        """A tensor operand of arithmetic must be float32 (docstring of ``tensor_scalar``)."""
+        """Check that a tensor operand of arithmetic is float32 (docstring of ``tensor_scalar``)."""
         if isinstance(self.operand, NkiTensor) and self.operand.dtype != float32:
             raise NkiValidationError(f"operand {name!r} must be float32 with arithmetic operators, got {self.operand}")
 
     @property
     def scalar(self) -> Any:
-        """The operand of arithmetic: a number or a (P, 1) tile; a number that is of no matter if there is none."""
+        """The operand of arithmetic: a number or a (P, 1) tile; an arbitrary number for a unary operator."""
         return 0.0 if self._is_unary else self.operand
 
     def apply_float(self, x: Float32s, operand: Any, out: Float32s) -> None:
@@ -99,7 +101,7 @@ class ScalarOperator:
             ARITHMETIC[self.key](x, operand, out)
 
     def check_number(self, dtype: DType) -> None:
-        """A number beside bit patterns of ``dtype`` must not have more bits than an element.
+        """Check that a number combined with bit patterns of ``dtype`` has no more bits than an element.
 
         Raises:
             NkiValidationError: naming the range.
@@ -114,7 +116,10 @@ class ScalarOperator:
             )
 
     def apply_bits(self, x: npt.NDArray[Any], operand: Any, out: npt.NDArray[Any]) -> None:
-        """Compute on bit patterns into ``out`` of the same integer type; an array has one element a partition."""
+        """Compute on bit patterns into ``out`` of the same integer type.
+
+        An array ``operand`` has one element a partition.
+        """
         if self.key in BITWISE_UNARY:
             BITWISE_UNARY[self.key](x, out)
             return

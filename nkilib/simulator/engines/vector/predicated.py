@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Copies of the Vector engine that write only where a predicate says so."""
+"""``tensor_copy_predicated``: a copy on the Vector engine that writes only the elements that a predicate selects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import at_most_rank, not_both_in_psum, same_tile_size
-from ...isa.fill import cast_number, held_type
+from ...isa.fill import cast_number, stored_type
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.core import Core
@@ -41,9 +41,10 @@ def tensor_copy_predicated(
 ) -> None:
     """Copy ``src`` to ``dst`` where ``predicate`` is not 0, or where it is 0 with ``reverse_pred``.
 
-    The other elements of ``dst`` stay as they are, unwritten ones included. A tile ``src`` has the type of ``dst`` and
-    is copied bit by bit, without ``reverse_pred``. A float is taken as float32 and cast to the float type of ``dst``;
-    an integer goes into an integer type of any width, where it saturates. At most three free dimensions.
+    The other elements of ``dst`` stay unchanged, unwritten ones included. A tile ``src`` has the type of ``dst`` and
+    is copied bit by bit, without ``reverse_pred``. A float ``src`` is rounded to float32 and cast to the float type
+    of ``dst``; an integer goes into an integer type of any width, where it saturates. There are at most three free
+    dimensions.
     """
     tiles = {"dst": dst, "src": src, "predicate": predicate}
     at_most_rank(tiles, _RANK_MAX, "dst", "predicate")
@@ -89,10 +90,10 @@ def _copy_where_chosen(core: Core, dst: NkiTensor, src: Any, predicate: NkiTenso
 
 
 def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
-    """A number as an element of ``dst``, in an array of size 1.
+    """Return a number as an element of ``dst``, in an array of size 1.
 
     Raises:
-        NkiValidationError: if one of the two is a float, and the other one an integer.
+        NkiValidationError: if the number is a float and the type of ``dst`` an integer type, or the reverse.
     """
     is_integer = isinstance(number, int | np.integer)
     if is_integer != dst.dtype.is_integer:
@@ -104,18 +105,18 @@ def _immediate(number: Any, dst: NkiTensor) -> npt.NDArray[Any]:
     if not is_integer:
         return cast_number(number, dst)
     limits = np.iinfo(dst.dtype.numpy)
-    return np.full(1, min(max(int(number), limits.min), limits.max), held_type(dst))
+    return np.full(1, min(max(int(number), limits.min), limits.max), stored_type(dst))
 
 
 def _is_marked(dst: NkiTensor) -> bool:
-    """Whether nothing has to be recorded of elements of ``dst`` that are written now."""
+    """Return whether a write to elements of ``dst`` needs no further record."""
     storage = dst.storage
     is_written = storage.written.is_written(dst.layout, storage.width_of(dst.dtype))
     return is_written and (dst.buffer is not MemoryRegion.psum or storage.accumulated.is_untouched)
 
 
 def _mark(dst: NkiTensor, chosen: npt.NDArray[np.bool_]) -> None:
-    """Record which elements have a value, and that those in PSUM are no matmul results."""
+    """Mark the chosen elements as written, and those in PSUM as no matmul results."""
     storage, width = dst.storage, dst.storage.width_of(dst.dtype)
     storage.written.mark_where(dst.layout, width, chosen)
     if dst.buffer is MemoryRegion.psum:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What an instruction does to the accumulator registers of the Vector engine, as its ``reduce_cmd`` says."""
+"""The effect of an instruction on the accumulator registers of the Vector engine, selected by its ``reduce_cmd``."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Float32s = npt.NDArray[np.float32]
 
 
 class RegisterReduction:
-    """The accumulator side of one instruction: which command, which operator, and the partial results of its rows.
+    """The accumulator side of one instruction: its command, its operator, and the partial results of its rows.
 
     Args:
-        core: the core, whose registers those of the partitions of ``data`` are.
+        core: the core; the registers of the partitions of ``data`` are used.
         data: the tile that the instruction works on.
         command: the caller's ``reduce_cmd``.
         key: name of the operator, in ``ARITHMETIC_REDUCTIONS``.
         allowed: commands that the instruction has.
-        initial: with what ``load_reduce`` starts; a number or one float32 a partition.
+        initial: the initial value for ``load_reduce``; a number or one float32 a partition.
         destination: the (P, 1) tile that receives the registers afterwards, or None.
-        negate: whether it receives them times -1.
+        negate: whether the destination receives them times -1.
 
     Raises:
         NkiValidationError: if the instruction does not have the command.
@@ -69,15 +69,15 @@ class RegisterReduction:
         return self._command is not commands.idle
 
     def begin(self) -> None:
-        """Read what ``load_reduce`` starts with: dst may overwrite the tile that it comes from."""
+        """Read the initial value of ``load_reduce``, because ``dst`` may overwrite the tile that it comes from."""
         if self.initial is not None:
             self._initial = column(self.initial, slice(0, len(self._partial))).reshape(-1)
 
     def start(self, rows: slice) -> Float32s:
-        """From what the instruction accumulates in some rows: a copy, one value a partition.
+        """Return the values from which the instruction accumulates in some rows: a copy, one value a partition.
 
         Raises:
-            UninitializedReadError: if the command continues from registers that hold nothing defined, with
+            UninitializedReadError: if the command continues from registers without a defined value, with
                 ``uninitialized="error"``.
         """
         values = np.empty_like(self._partial[rows])
@@ -100,10 +100,10 @@ class RegisterReduction:
             self._partial[rows] = self._ufunc.reduce(values, axis=1) if values.shape[1] else self._identity
 
     def finish(self, rows: slice) -> None:
-        """Bring the results of some rows into the registers as the command says, and these into the destination.
+        """Put the results of some rows into the registers as the command says, and the registers into the destination.
 
         Raises:
-            UninitializedReadError: as :meth:`start`, and if registers are to be stored that hold nothing defined.
+            UninitializedReadError: see :meth:`start`; also if registers without a defined value are to be stored.
         """
         lanes, destination = self._lanes_of(rows), self.destination
         if self.is_active:
@@ -117,7 +117,7 @@ class RegisterReduction:
             )
 
     def pass_over(self, rows: slice) -> None:
-        """As :meth:`finish`, where no results were computed."""
+        """Record the effect of :meth:`finish` when no results were computed."""
         lanes = self._lanes_of(rows)
         if self.is_active:
             if self._command is commands.reduce:
@@ -129,5 +129,5 @@ class RegisterReduction:
             check_stored(self._core, self._registers, lanes)
 
     def leave(self, values: Float32s) -> None:
-        """The registers hold ``values``, one a partition, when the instruction has ended."""
+        """Set the registers to ``values``, one a partition, at the end of the instruction."""
         self._registers.set(self._lanes, values)

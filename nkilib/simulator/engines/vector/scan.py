@@ -3,7 +3,7 @@
 
 """Instructions of the Vector engine in which every element of a partition depends on the one before it.
 
-They compute in float32 on a transposed copy of their inputs, so that a step takes all partitions at once.
+They compute in float32 on a transposed copy of their inputs, so that a step processes all partitions at once.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ def tensor_tensor_scan(
     reverse0: bool = False,
     reverse1: bool = False,
 ) -> None:
-    """``result[i] = (data0[i] <op0> result[i - 1]) <op1> data1[i]`` along each partition, from ``initial``.
+    """Compute ``result[i] = (data0[i] <op0> result[i - 1]) <op1> data1[i]`` along each partition, from ``initial``.
 
-    The state is float32; ``dst`` receives it cast. ``initial`` is a number or one element a partition. ``reverse0`` and
-    ``reverse1`` exchange the operands of an operator.
+    The state is float32; ``dst`` receives it cast. ``initial`` is a number or one element a partition. ``reverse0``
+    and ``reverse1`` exchange the operands of an operator.
     """
     tiles = {"dst": dst, "data0": data0, "data1": data1}
     same_tile_size(tiles, "dst", "data0", "data1")
@@ -99,11 +99,11 @@ def tensor_scalar_cumulative(
     imm1: Any = None,
     reduce_cmd: commands = commands.reset_reduce,
 ) -> None:
-    """``result[i] = (src[i] <op0> imm0) <op1> result[i - 1]`` along each partition, in float32.
+    """Compute ``result[i] = (src[i] <op0> imm0) <op1> result[i - 1]`` along each partition, in float32.
 
-    What comes before the first element is the identity of ``op1`` (0 for subtract) with ``reset_reduce``, the
-    accumulator registers with ``reduce``, and ``imm1`` with ``load_reduce``, the only command that reads ``imm1``. The
-    registers hold the last result afterwards.
+    The initial value is the identity of ``op1`` (0 for subtract) with ``reset_reduce``, the accumulator registers
+    with ``reduce``, and ``imm1`` with ``load_reduce``, the only command that reads ``imm1``. The registers hold the
+    last result afterwards.
     """
     same_tile_size({"dst": dst, "src": src}, "dst", "src")
     first = _binary("op0", op0, False)
@@ -129,7 +129,7 @@ def tensor_scalar_cumulative(
 
 
 def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
-    """The function of a binary arithmetic operator, or the one with its operands exchanged."""
+    """Return the function of a binary arithmetic operator, with its operands exchanged if ``is_reversed``."""
     key = operator_key(parameter, op)
     if key not in ARITHMETIC:
         raise NkiValidationError(f"{parameter} must be a binary arithmetic operator such as nl.add, got {op!r}")
@@ -138,12 +138,12 @@ def _binary(parameter: str, op: Any, is_reversed: bool) -> Binary:
 
 
 def _steps(elements: Elements) -> Float32s:
-    """A float32 copy (elements per partition, partitions): row i holds what step i reads, of all partitions."""
+    """Return a float32 copy (elements per partition, partitions), whose row i holds the inputs of step i."""
     rows = elements if elements.ndim == 2 else elements.reshape(elements.shape[0], prod(elements.shape[1:]))
     return rows.T.astype(np.float32, order="C")
 
 
 def _vector(operand: Any) -> Float32s:
-    """A copy of a number, or of the elements of a (P, 1) tensor, as one float32 or one for each partition."""
+    """Return a copy of a number, or of the elements of a (P, 1) tensor, as one float32 or one for each partition."""
     values: Float32s = np.array(operand, np.float32).reshape(-1)
     return values

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions of the Vector engine that look for eight values in each partition.
+"""Instructions of the Vector engine that search for eight values in each partition.
 
 Elements are compared in float32. A NaN is equal to nothing and larger than everything.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ...isa.checks import same_partitions, same_tile_size
-from ...isa.fill import held_type
+from ...isa.fill import stored_type
 from ...isa.operand import Operand, output
 from ...machine.call import Call
 from ...machine.issue import instruction
@@ -47,7 +47,7 @@ Positions = npt.NDArray[np.int64]
     cost=costs.streamed("src"),
 )
 def max8(call: Call, dst: NkiTensor, src: NkiTensor) -> None:
-    """The 8 largest elements of each partition of ``src``, the largest first, equal ones each counted.
+    """Find the 8 largest elements of each partition of ``src``, the largest first; equal elements count separately.
 
     ``src`` has up to 3 dimensions and 8 to 16384 elements per partition, ``dst`` shape (partitions, 8).
     """
@@ -70,10 +70,10 @@ def _take_largest(values: Float32s, results: Float32s) -> None:
     cost=costs.streamed("data"),
 )
 def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor) -> None:
-    """Where in each partition of ``data`` its 8 ``vals`` stand: the index of the first occurrence, counted from 0.
+    """Find the index, counted from 0, of the first occurrence in ``data`` of each of the 8 ``vals`` of a partition.
 
-    Of equal ``vals`` the second gets the second occurrence, and so on. A value that has no occurrence (left) gets an
-    index of all ones. ``data`` has up to 3 dimensions and 8 to 16384 elements per partition, ``vals`` up to 3
+    Of equal ``vals`` the second gets the second occurrence, and so on. A value without a (remaining) occurrence gets
+    an index of all ones. ``data`` has up to 3 dimensions and 8 to 16384 elements per partition, ``vals`` up to 3
     dimensions and 8 elements per partition, ``dst`` shape (partitions, 8).
     """
     same_partitions({"dst": dst, "data": data, "vals": vals}, "data", "vals", "dst")
@@ -107,12 +107,12 @@ def nc_find_index8(call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor)
 def nc_match_replace8(
     call: Call, dst: NkiTensor, data: NkiTensor, vals: NkiTensor, imm: float, dst_idx: NkiTensor | None = None
 ) -> None:
-    """``data`` with the first occurrence of each of the 8 ``vals`` of a partition replaced by ``imm``.
+    """Copy ``data`` with the first occurrence of each of the 8 ``vals`` of a partition replaced by ``imm``.
 
     ``dst_idx``, which trn1 does not have, gets the index of the occurrence, all ones for a value without one. Among
     equal ``vals`` the last gets the first occurrence (in ``nc_find_index8`` it is the first). An element is replaced
     at most once, even if ``imm`` is one of ``vals``; the others are copied, bit by bit if the types are equal.
-    ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` 8.
+    ``data`` has up to 16384 elements per partition, ``vals`` and ``dst_idx`` have 8.
     """
     tiles = {"dst": dst, "data": data, "vals": vals}
     same_tile_size(tiles, "data", "dst")
@@ -144,9 +144,10 @@ def nc_match_replace8(
 def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, npt.NDArray[np.bool_]]:
     """Pair the ``wanted`` values of each row, in the given order of their columns, with elements of ``values``.
 
+    Each wanted value is paired with the first equal element that is not paired yet.
+
     Returns:
-        The position of each wanted value's partner, its first equal that is not paired yet, or ``_ABSENT``; and which
-        elements stay unpaired.
+        The position of each wanted value's partner, or ``_ABSENT``; and a mask of the elements that stay unpaired.
     """
     lanes = np.arange(values.shape[0])
     positions = np.full(wanted.shape, _ABSENT, np.int64)
@@ -155,19 +156,22 @@ def _match(values: Float32s, wanted: Float32s, order: Any) -> tuple[Positions, n
         candidates = values == wanted[:, slot : slot + 1]
         candidates &= is_free
         first = candidates.argmax(axis=1)
-        found = candidates[lanes, first]
-        positions[found, slot] = first[found]
-        is_free[lanes[found], first[found]] = False
+        is_match = candidates[lanes, first]
+        positions[is_match, slot] = first[is_match]
+        is_free[lanes[is_match], first[is_match]] = False
     return positions, is_free
 
 
 def _replacing(
     dst: NkiTensor, data: NkiTensor, imm: float
 ) -> Callable[[Elements, Elements, Float32s, npt.NDArray[np.bool_]], None]:
-    """What puts elements, and ``imm`` in the place of those that are not kept, into ``dst``: given some rows of it and
-    of ``data``, the latter in float32 as well, and which elements are kept."""
+    """Return a function that stores elements in ``dst``, with ``imm`` in place of the elements that are not kept.
+
+    The function takes some rows of ``dst`` and of ``data``, the latter in float32 as well, and a mask of the elements
+    that are kept.
+    """
     replacement, dtype, is_cast = np.full((), imm, np.float32), dst.dtype, dst.dtype != data.dtype
-    cast = np.empty((), held_type(dst))
+    cast = np.empty((), stored_type(dst))
     store_float(cast, replacement, dtype)
 
     def put(into: Elements, elements: Elements, values: Float32s, is_kept: npt.NDArray[np.bool_]) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Instructions that choose between a tile and a constant by where an element is."""
+"""Instructions that choose between a tile and a constant by the position of an element."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ def affine_select(
     cmp_op: Any = OPERATORS["equal"],
     offset: int | DeviceInteger = 0,
 ) -> None:
-    """``on_true_tile`` where ``affine <cmp_op> 0``, else ``on_false_value``.
+    """Copy ``on_true_tile`` where ``affine <cmp_op> 0``, and fill in ``on_false_value`` elsewhere.
 
-    ``affine`` is what ``iota`` generates: ``offset + partition * channel_multiplier + sum(step_k * i_k)`` in 32-bit
-    integers, with partitions counted from the first one of ``dst``. Elements of ``on_true_tile`` are copied bit by bit
-    if ``dst`` has their type, else cast through float32; ``on_false_value`` is a float32, cast to the type of ``dst``.
-    ``offset`` may be a register or an ``NkiScalar`` of int32.
+    ``affine`` is the sequence that ``iota`` generates: ``offset + partition * channel_multiplier + sum(step_k *
+    i_k)`` in 32-bit integers, with partitions counted from the first one of ``dst``. Elements of ``on_true_tile`` are
+    copied bit by bit if ``dst`` has their type, else cast through float32; ``on_false_value`` is a float32, cast to
+    the type of ``dst``. ``offset`` may be a register or an ``NkiScalar`` of int32.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
     require_number("on_false_value", on_false_value)
@@ -113,11 +113,12 @@ def range_select(
     range_start: int = 0,
     on_false_value: Any = _FLOAT32_MIN,
 ) -> None:
-    """``on_true_tile`` where ``k <comp_op0> bound0`` and ``k <comp_op1> bound1``, else the lowest float32; its maximum.
+    """Copy ``on_true_tile`` where ``k <comp_op0> bound0`` and ``k <comp_op1> bound1``, and reduce to the maximum.
 
-    ``k`` is ``range_start`` plus the element's index within its partition, compared in float32: it must stay within
-    2^24, and ``on_false_value`` can be the lowest float32 only. ``reduce_res`` receives the maximum of the float32
-    values, before their cast to ``dst``, which makes -inf of the lowest one in narrower types. trn2 and newer.
+    Other elements become the lowest float32. ``k`` is ``range_start`` plus the element's index within its partition,
+    compared in float32: it must stay within 2^24, and ``on_false_value`` can be the lowest float32 only.
+    ``reduce_res`` receives the maximum of the float32 values, before their cast to ``dst``, which turns the lowest
+    float32 into -inf in narrower types. The instruction needs trn2 or newer.
     """
     same_tile_size({"dst": dst, "on_true_tile": on_true_tile}, "dst", "on_true_tile")
     compare0 = _comparison("comp_op0", comp_op0, _RANGE_COMPARISONS)
@@ -144,7 +145,7 @@ def range_select(
 
 
 def _positions(start: Any, count: int) -> Any:
-    """``start``, ``start + 1``, ... as float32."""
+    """Return ``start``, ``start + 1``, ... as float32."""
     if not isinstance(start, int | np.integer):
         raise NkiValidationError(f"range_start must be a compile-time integer, got {start!r}")
     if start < -_INDEX_MAX or start + count - 1 > _INDEX_MAX:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instruction of the Vector engine that moves data between the partitions of a quadrant."""
+"""``nc_stream_shuffle``: the instruction of the Vector engine that moves data between the partitions of a quadrant."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ _UNCHANGED = 255
     cost=costs.assumed("dst"),
 )
 def nc_stream_shuffle(call: Call, dst: NkiTensor, src: NkiTensor, shuffle_mask: Sequence[int]) -> None:
-    """``dst[32 * q + i] = src[32 * q + shuffle_mask[i]]`` for every partition of ``dst``, in quadrants q of 32.
+    """Copy ``dst[32 * q + i] = src[32 * q + shuffle_mask[i]]`` for every partition of ``dst``, in quadrants q of 32.
 
-    A mask element of 255 leaves its partitions as they are. ``src`` and ``dst`` may have different numbers of
-    partitions, as long as every partition that ``dst`` receives is one of ``src``, and may overlap. Bits are moved,
-    nothing is cast.
+    A mask element of 255 leaves its partitions unchanged. ``src`` and ``dst`` may have different numbers of
+    partitions, if every partition that ``dst`` receives is one of ``src``, and may overlap. Bits are moved, nothing
+    is cast.
 
     Raises:
         OutOfRangeError: if ``src`` lacks a partition that ``dst`` receives.
@@ -91,7 +91,7 @@ def _checked_mask(shuffle_mask: Any) -> npt.NDArray[np.int64]:
 
 
 def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
-    """Both start where an access to as many quadrants as the larger one takes may start."""
+    """Check that both tensors start where an access to as many quadrants as the larger one takes may start."""
     active = -(-max(dst.shape[0], src.shape[0]) // _QUADRANT) * _QUADRANT
     allowed = allowed_starts(active)
     for name, tensor in (("dst", dst), ("src", src)):
@@ -104,7 +104,7 @@ def _check_starts(dst: NkiTensor, src: NkiTensor) -> None:
 
 
 def _mark_received(dst: NkiTensor, received: npt.NDArray[np.int64]) -> None:
-    """Mark what was written, by runs of partitions that follow each other."""
+    """Mark the received partitions as written, in runs of consecutive partitions."""
     for run in np.split(received, np.flatnonzero(np.diff(received) > 1) + 1):
         if run.size:
             dst[int(run[0]) : int(run[-1]) + 1].mark_written()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the analysis knows of a launch: the notes of its cores, and what the model of time assumed."""
+"""The input of the analysis of a launch: the notes of its cores, and the assumptions of the model of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ...timing.transfers import between_triggers_ns
 
 _NS_PER_US = 1000.0
 
-# So many instructions of a core are looked at, the last ones: a path of more of them says the same again.
+# The last instructions of a core up to this number are analysed: a longer path only says the same again.
 MOST_ANALYSED = 200_000
 
 # The engines by the names that plans have for them.
@@ -28,38 +28,38 @@ ENGINES = {engine.name: engine for engine in Engine}
 
 
 class Model(NamedTuple):
-    """What the times come from."""
+    """The hardware and the assumptions that the times come from."""
 
     generation: Generation
     parameters: ModelParameters
 
     def trigger_ns(self, queue: str) -> float:
-        """From one trigger of a DMA queue to the next."""
+        """Return the time between two triggers of a DMA queue."""
         return between_triggers_ns(queue, self.generation.timing.dma, self.parameters)
 
     def issue_ns(self, engine: Engine) -> float:
-        """Between two instructions of an engine that computes."""
+        """Return the pause between two instructions of a compute engine."""
         timing = self.generation.timing
         return 0.0 if engine is Engine.tensor else self.parameters.issue_cycles_of(timing) / timing.clock_ghz[engine]
 
     @property
     def barrier_ns(self) -> float:
-        """From when the last core comes to a meeting until both go on."""
+        """The time from the arrival of the last core at a barrier or exchange until both cores go on."""
         return self.parameters.barrier_us * _NS_PER_US
 
     @property
     def descriptors_ns(self) -> float:
-        """What GpSimd needs for the descriptors of a gather or a scatter."""
+        """The time that GpSimd needs for the descriptors of a gather or a scatter."""
         return self.parameters.indirect_gpsimd_us * _NS_PER_US
 
     def fixed_ns(self, plan: Plan) -> float:
-        """What a transfer takes before its rows."""
+        """Return the time that a transfer takes before its rows."""
         if plan.work is not None and plan.work.is_gathered:
             return self.parameters.indirect_base_us * _NS_PER_US
         return self.generation.timing.dma.fixed_ns
 
     def finish_ns(self, note: Note) -> float:
-        """When others can use what an instruction leaves."""
+        """Return the time at which others can use the result of an instruction."""
         _, plan, _, span, *_ = note
         timing = self.generation.timing
         if plan.work is not None:
@@ -71,11 +71,11 @@ class Core:
     """One core of a launch.
 
     Attributes:
-        number: of the core.
-        is_whole: whether ``notes`` are all; else they are the last ones.
+        number: the number of the core.
+        is_whole: whether ``notes`` are all of its notes; else they are the last ones.
         notes: its instructions, in program order.
         lives: its on-chip tensors.
-        end_ns: when it is done.
+        end_ns: the time at which it is done.
     """
 
     def __init__(self, number: int, notes: Sequence[Note], lives: Sequence[LiveRange], end_ns: float) -> None:
@@ -96,21 +96,21 @@ class Core:
 
     @cached_property
     def _positions(self) -> dict[int, int] | None:
-        """Where the note of an instruction is, if not every instruction left one."""
+        """The position of the note of each instruction, or None if every instruction left a note."""
         if all(note[0] == position for position, note in enumerate(self.notes, self._first)):
             return None
         return {note[0]: position for position, note in enumerate(self.notes)}
 
     def at(self, number: int) -> Note:
-        """The note of an instruction."""
+        """Return the note of an instruction."""
         return self.notes[self.position(number)]
 
     def has(self, number: int) -> bool:
-        """Whether the note of an instruction is among those that are looked at."""
+        """Tell whether the note of an instruction is among the analysed ones."""
         return number >= self._first
 
     def place(self, number: int) -> str:
-        """``file:line`` of an instruction in the kernel."""
+        """Return ``file:line`` of an instruction in the kernel."""
         *_, code, position = self.at(number)
         key = id(code), position
         place = self._places.get(key)
@@ -120,14 +120,14 @@ class Core:
 
     @cached_property
     def meetings(self) -> list[int]:
-        """The instructions that are meetings with the other core."""
+        """The instructions at which the core synchronises with the other core."""
         return [note[0] for note in self.notes if note[3].cause.meets]
 
     @cached_property
     def table_loads(self) -> frozenset[int]:
         """The instructions for which Scalar loads another activation table."""
         loaded: list[int] = []
-        table = "" if self.is_whole else None  # of which nothing is known
+        table = "" if self.is_whole else None  # unknown
         for number, plan, *_ in self.notes:
             if plan.table and plan.table != table:
                 if table is not None:
@@ -136,7 +136,7 @@ class Core:
         return frozenset(loaded)
 
     def last_done(self, model: Model) -> Sequence[int]:
-        """By position, which instruction up to there is done last."""
+        """Return for each position the instruction up to there that is done last."""
         if not self._last_done:
             latest_ns, latest = -1.0, 0
             for note in self.notes:
@@ -147,21 +147,21 @@ class Core:
         return self._last_done
 
     def position(self, number: int) -> int:
-        """Where the note of an instruction is."""
+        """Return the position of the note of an instruction."""
         return number - self._first if self._positions is None else self._positions[number]
 
     def life_of(self, storage: int) -> LiveRange | None:
-        """The on-chip tensor in a storage."""
+        """Return the on-chip tensor in a storage."""
         return next((life for life in self.lives if life.storage == storage), None)
 
 
 class Launch(NamedTuple):
-    """What a launch left.
+    """The notes of a launch.
 
     Attributes:
-        cores: what each of them noted.
-        model: what the times come from.
-        stored_by_every_core: what all cores store, if they do the same work; see :mod:`..division`.
+        cores: the notes of each core.
+        model: the hardware and assumptions that the times come from.
+        stored_by_every_core: the tensors that all cores store, if they do the same work; see :mod:`..division`.
     """
 
     cores: Sequence[Core]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The critical path of a launch: what its time consists of, from the last result back to the start.
+"""The critical path of a launch: the parts of its time, from the last result back to the start.
 
-Each link of it follows from the one before: an instruction starts when what it waited for last is over.
+Each link follows from the previous one: an instruction starts when the last thing that it waited for is over.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .cores import Core, Launch
 
 
 class Kind(Enum):
-    """What the time of a link is spent on."""
+    """The use of the time of a link."""
 
     work = "work"
     rows = "moving rows"
@@ -36,10 +36,10 @@ class Link(NamedTuple):
     """A stretch of the critical path.
 
     Attributes:
-        core: number of the core.
-        number: of the instruction that the time is spent on.
-        kind: what it is spent on.
-        start_ns, end_ns: from when to when.
+        core: the number of the core.
+        number: the number of the instruction that the time is spent on.
+        kind: the use of the time.
+        start_ns, end_ns: the start and the end of the stretch.
     """
 
     core: int
@@ -54,9 +54,9 @@ class Link(NamedTuple):
 
 
 def critical_path(launch: Launch) -> list[Link]:
-    """The links, the first one first: they follow each other without a gap up to the end of the launch.
+    """Return the links in the order of time. They follow each other without a gap up to the end of the launch.
 
-    They start at 0, unless the launch is so long that only its last instructions are looked at.
+    They start at 0, unless the launch is so long that only its last instructions are analysed.
     """
     walk = _Walk(launch)
     walk.run()
@@ -64,7 +64,7 @@ def critical_path(launch: Launch) -> list[Link]:
 
 
 class _Walk:
-    """From the last result back to the start."""
+    """The walk from the last result back to the start."""
 
     def __init__(self, launch: Launch) -> None:
         self._launch = launch
@@ -81,7 +81,7 @@ class _Walk:
         self._until = self._core.end_ns
         self._to_last_done(len(self._core.notes) - 1)
         gap = Kind.result
-        is_trigger = False  # whether it is the trigger of the transfer that counts, not its end
+        is_trigger = False  # whether the trigger of the transfer matters, not its end
         while self._number:
             plan = self._core.at(self._number)[1]
             if is_trigger:
@@ -116,13 +116,13 @@ class _Walk:
                 gap = Kind.descriptors if is_engine else Kind.trigger
 
     def _add(self, kind: Kind, start_ns: float) -> None:
-        """The time from ``start_ns`` on is spent on this, up to where the walk has come."""
+        """Add a link of a kind from ``start_ns`` up to the point that the walk has reached."""
         if start_ns < self._until:
             self.links.append(Link(self._core.number, self._number, kind, start_ns, self._until))
             self._until = start_ns
 
     def _add_own_time(self, gap: Kind) -> None:
-        """The time of an instruction that had to be over, and the gap behind it."""
+        """Add the time of an instruction that had to be over, and the gap after it."""
         _, plan, _, span, *_ = self._core.at(self._number)
         self._add(gap, span.end_ns)
         if plan.work is not None:
@@ -138,7 +138,7 @@ class _Walk:
             self._add(Kind.work, span.start_ns)
 
     def _before_start(self) -> Waited:
-        """What lies between the start of an instruction and what it waited for; returns what that was."""
+        """Add the time between the start of an instruction and the end of what it waited for, and return the cause."""
         _, plan, _, span, *_ = self._core.at(self._number)
         if self._number in self._core.table_loads:
             self._add(Kind.table, self._until - self._model.generation.timing.activation_table_ns)
@@ -149,14 +149,14 @@ class _Walk:
         return span.cause.waited
 
     def _to_last_done(self, position: int) -> None:
-        """Go on with what is done last up to a position; what lies behind it is that of a loop."""
+        """Continue with the instruction that is done last up to a position; the time after it is spent on a loop."""
         self._number = self._core.last_done(self._model)[position]
         self._add(Kind.loop, self._model.finish_ns(self._core.at(self._number)))
 
     def _to_other_core(self) -> bool:
-        """Go on with the instruction of the other core that came to the same meeting, if it is known."""
+        """Continue with the instruction of the other core at the same barrier or exchange, if it is known."""
         other = next(core for core in self._launch.cores if core is not self._core)
-        # Counted from the end, which both cores have.
+        # Counted from the end, which the notes of both cores contain.
         later = len(self._core.meetings) - bisect_left(self._core.meetings, self._number)
         if later > len(other.meetings):
             return False

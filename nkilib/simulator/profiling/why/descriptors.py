@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The finding about transfers whose descriptors are the compiler's choice, with the time under either choice."""
+"""The finding about transfers whose kind of descriptors the compiler chooses, with the time for either choice."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DIFFERS_FROM = 0.05
 
 
 def choice(facts: Facts) -> Iterator[Finding]:
-    """Transfers that name no engine, if the launch takes another time with the other kind of descriptors."""
+    """Yield a finding for transfers that name no engine, if the launch time depends on the kind of descriptors."""
     cores, model = facts.launch.cores, facts.launch.model
     if not facts.links or not all(core.is_whole for core in cores):
         return
@@ -40,26 +40,27 @@ def choice(facts: Facts) -> Iterator[Finding]:
                 counts[line] = counts.get(line, 0.0) + 1.0
                 places.setdefault(line, facts.short(core.place(number)))
     lines = largest(counts)
-    modelled, other = (_said(model, queue) for queue in (plans[0].queue, plans[0].other_queue))
+    modelled, other = (_described(model, queue) for queue in (plans[0].queue, plans[0].other_queue))
     yield Finding(
         "descriptors",
-        f"The time depends on the compiler: the kernel leaves the descriptors of {len(plans):,} transfers to it, most "
-        f"at {joined(f'{line} ({times(int(count))})' for line, count in lines)}. With {modelled}, as modelled here, "
-        f"the launch takes {us(facts.time_ns)}; with {other}, the same instructions would take about "
-        f"{us(facts.time_ns + difference_ns)} ({_compared(facts, difference_ns)}, an estimate). dma_copy(dge_mode=) "
-        f"decides it.",
+        f"The time depends on the compiler: the kernel leaves the kind of descriptors of {len(plans):,} transfers to "
+        f"it, most at {joined(f'{line} ({times(int(count))})' for line, count in lines)}. With {modelled}, as modelled "
+        f"here, the launch takes {us(facts.time_ns)}; with {other}, the same instructions would take about "
+        f"{us(facts.time_ns + difference_ns)} ({_compared(facts, difference_ns)}, an estimate). Choose the kind with "
+        f"dma_copy(dge_mode=).",
         abs(difference_ns) / NS_PER_US,
         places[lines[0][0]],
+        max(0.0, -difference_ns) / NS_PER_US,
     )
 
 
 def _pause_ns(model: Model, plan: Plan) -> float:
-    """How much more time the other choice puts between a transfer and the next one of its queue."""
+    """Return how much more time the other choice puts between a transfer and the next one of its queue."""
     return model.trigger_ns(plan.other_queue) - model.trigger_ns(plan.queue)
 
 
-def _said(model: Model, queue: str) -> str:
-    """The descriptors of a queue, and how often it triggers."""
+def _described(model: Model, queue: str) -> str:
+    """Describe the descriptors of a queue, and how often it triggers."""
     if is_software(queue):
         kind = "software descriptors, which GpSimd writes"
     elif model.generation.timing.dma.has_hardware_descriptors:

@@ -13,7 +13,7 @@ from .words import joined, largest, us
 
 
 def same_work(facts: Facts) -> Iterator[Finding]:
-    """Cores that load the same, compute the same and store it to the same place."""
+    """Yield a finding if the cores load the same data, compute the same and store it to the same place."""
     stored, cores = facts.launch.stored_by_every_core, facts.launch.cores
     if not stored or not facts.links:
         return
@@ -21,9 +21,10 @@ def same_work(facts: Facts) -> Iterator[Finding]:
     (line, _), *_ = largest(facts.by_line(facts.links))
     yield Finding(
         "same work",
-        f"Both cores do the same: they run as many of each instruction, load the same and store the same parts of "
-        f"{joined(stored)}, most of the time at {line}. Let each core take a part, by nl.program_id(0): that would "
-        f"save up to {us(saved_ns)} of {us(facts.time_ns)}.",
+        f"Both cores do the same work: they run equal numbers of each instruction, load the same data and store the "
+        f"same parts of {joined(stored)}. Most of the time is spent at {line}. Give each core a part of the work with "
+        f"nl.program_id(0): that would save up to {us(saved_ns)} of {us(facts.time_ns)}.",
         saved_ns / NS_PER_US,
         line.rpartition(" ")[0],
+        saved_ns / NS_PER_US,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Findings about the engines that compute: what they wait for, and what they could leave to others."""
+"""Findings about the compute engines: what they wait for, and which work other engines could do."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MEETINGS_FROM = 0.05
 
 
 def waits(facts: Facts) -> Iterator[Finding]:
-    """The busiest engine that computes, if it waits although nothing is the limit."""
+    """Yield a finding about the busiest compute engine, if it waits although no engine is the limit."""
     shares = facts.busy_shares
     computing = {name: share for name, share in shares.items() if name != "dma" and share}
     if not computing or max(shares.values()) >= _LIMIT_FROM:
@@ -39,9 +39,9 @@ def waits(facts: Facts) -> Iterator[Finding]:
     causes = largest(summed((_cause(facts, wait), wait.duration_ns) for wait in own))
     yield Finding(
         "waits",
-        f"{engine.capitalize()}, the busiest engine that computes ({percent(computing[engine])}), waits {us(duration)} "
-        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. It "
-        f"would help if these ended earlier, or if there were work on another tile meanwhile.",
+        f"{engine.capitalize()}, the busiest compute engine ({percent(computing[engine])}), waits {us(duration)} "
+        f"({percent(facts.share(duration))}): {joined(f'{us(spent)} {cause}' for cause, spent in causes)}. Let the "
+        f"instructions that it waits for end earlier, or give it work on another tile in the meantime.",
         duration / NS_PER_US,
         facts.short(core.place(max(own, key=lambda wait: wait.duration_ns).number)),
     )
@@ -52,14 +52,16 @@ def _cause(facts: Facts, wait: Wait) -> str:
     if wait.waited is Waited.data and wait.on:
         return f"for the result of {facts.line(core, wait.on)}"
     if wait.waited is Waited.reuse and wait.on:
-        return f"until {facts.line(core, wait.on)} is done with what {facts.line(core, wait.number)} overwrites"
+        return (
+            f"until {facts.line(core, wait.on)} is done with the data that {facts.line(core, wait.number)} overwrites"
+        )
     if wait.waited is Waited.loop:
-        return f"at a loop of the device, before {facts.line(core, wait.number)}"
+        return f"at a device loop, before {facts.line(core, wait.number)}"
     return "for the other core" if wait.waited is Waited.meeting else "at the start"
 
 
 def idle_engines(facts: Facts) -> Iterator[Finding]:
-    """A busy engine beside an idle one that could take some of its work."""
+    """Yield a finding for each busy engine whose work an idle engine could share."""
     if not facts.links:
         return
     core, shares = facts.core, facts.busy_shares
@@ -80,9 +82,9 @@ def idle_engines(facts: Facts) -> Iterator[Finding]:
         lines = largest({line: spent for (name, line), spent in could.items() if name == other})
         yield Finding(
             "idle engine",
-            f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}, "
-            f"which can do {us(idle[other])} of that work as well: "
-            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. Give {other} a part of it with "
+            f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}. "
+            f"Of {busy}'s work, {us(idle[other])} could also run on {other}: "
+            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. Move a part of it there with "
             f"engine=nisa.{other}_engine.",
             idle[other] / NS_PER_US,
             lines[0][0].rpartition(" ")[0],
@@ -90,7 +92,7 @@ def idle_engines(facts: Facts) -> Iterator[Finding]:
 
 
 def small_instructions(facts: Facts) -> Iterator[Finding]:
-    """Instructions that are so short that the pauses between them count."""
+    """Yield a finding about instructions that are so short that the pauses between them matter."""
     links = facts.links_of(Kind.issue)
     duration = sum(link.duration_ns for link in links)
     if facts.share(duration) < _ISSUE_FROM:
@@ -100,17 +102,17 @@ def small_instructions(facts: Facts) -> Iterator[Finding]:
     lines = largest(facts.by_line(links))
     yield Finding(
         "small instructions",
-        f"{len(links):,} instructions on the critical path follow another one of their engine, and the pauses between "
-        f"them take {us(duration)} ({percent(facts.share(duration))}), most behind "
-        f"{joined(line for line, _ in lines)}; an instruction there works {us(mean_ns)} on the "
-        f"average. Let each work on more elements.",
+        f"{len(links):,} instructions on the critical path wait for the previous instruction of their engine, and the "
+        f"pauses in between take {us(duration)} ({percent(facts.share(duration))}), most after "
+        f"{joined(line for line, _ in lines)}. An instruction on the path works for {us(mean_ns)} on average. Let each "
+        f"instruction work on more elements.",
         duration / NS_PER_US,
         lines[0][0].rpartition(" ")[0],
     )
 
 
 def latency(facts: Facts) -> Iterator[Finding]:
-    """A chain of instructions each of which needs the result of the one before."""
+    """Yield a finding about a chain of instructions each of which needs the previous result."""
     links = [link for link in facts.links_of(Kind.result) if facts.engine_of(link) != "dma"]
     duration = sum(link.duration_ns for link in links)
     if facts.share(duration) < _LATENCY_FROM:
@@ -118,16 +120,17 @@ def latency(facts: Facts) -> Iterator[Finding]:
     lines = largest(facts.by_line(links))
     yield Finding(
         "latency",
-        f"The critical path waits {times(len(links))} for a result on its way to the next instruction: {us(duration)} "
-        f"({percent(facts.share(duration))}), most behind {joined(line for line, _ in lines)}. Put the work of another "
-        f"tile between an instruction and the one that needs its result, or let each work on more elements.",
+        f"The critical path waits {times(len(links))} until a result reaches the next instruction: {us(duration)} "
+        f"({percent(facts.share(duration))}), most after {joined(line for line, _ in lines)}. Put the work of another "
+        f"tile between an instruction and the one that needs its result, or let each instruction work on more "
+        f"elements.",
         duration / NS_PER_US,
         lines[0][0].rpartition(" ")[0],
     )
 
 
 def activation_tables(facts: Facts) -> Iterator[Finding]:
-    """Functions of the Scalar engine that take turns."""
+    """Yield a finding about functions of the Scalar engine that alternate."""
     if not facts.links:
         return
     core = facts.core
@@ -143,15 +146,15 @@ def activation_tables(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "activation tables",
         f"Scalar loads an activation table {times(len(loads))}, which takes {us(duration)} "
-        f"({percent(facts.share(duration))}), because functions take turns: {functions}. Do the work of one function "
-        f"on several tiles before that of the next.",
+        f"({percent(facts.share(duration))}), because functions alternate: {functions}. Apply one function to "
+        f"several tiles before you apply the next one.",
         duration / NS_PER_US,
         facts.short(core.place(loads[-1])),
     )
 
 
 def meetings(facts: Facts) -> Iterator[Finding]:
-    """Barriers and exchanges of the cores."""
+    """Yield a finding about barriers and exchanges of the cores."""
     links = facts.links_of(Kind.meeting)
     duration = sum(link.duration_ns for link in links)
     if facts.share(duration) < _MEETINGS_FROM:
@@ -160,9 +163,9 @@ def meetings(facts: Facts) -> Iterator[Finding]:
     count = len({link.number for link in links})
     yield Finding(
         "meetings",
-        f"The cores meet {times(count)} on the critical path, which takes {us(duration)} "
+        f"The cores synchronise {times(count)} on the critical path, which takes {us(duration)} "
         f"({percent(facts.share(duration))}), most at {joined(line for line, _ in lines)}. Exchange more at a time, or "
-        f"let each core finish alone what needs nothing of the other.",
+        f"let each core finish the work that needs nothing from the other core.",
         duration / NS_PER_US,
         lines[0][0].rpartition(" ")[0],
     )

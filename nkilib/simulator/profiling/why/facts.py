@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the findings look at: the critical path summed up, and what the engines of a core do and wait for."""
+"""The facts that findings use: sums over the critical path, and the work and waits of the engines of a core."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ NS_PER_US = 1000.0
 
 
 class Wait(NamedTuple):
-    """An engine that could have started an instruction earlier.
+    """The wait of an engine that could have started an instruction earlier.
 
     Attributes:
-        engine: which one.
-        waited: for what.
+        engine: the name of the engine.
+        waited: the cause of the wait.
         number: the instruction that starts late.
-        on: the instruction that held it up; 0 if none of this core did.
-        duration_ns: how long the engine did nothing.
+        on: the instruction that delayed it; 0 if no instruction of this core did.
+        duration_ns: the time in which the engine did nothing.
     """
 
     engine: str
@@ -42,9 +42,10 @@ class Facts:
 
     Attributes:
         launch: the notes.
-        time_ns: what is looked at: the time of the launch, or of its last instructions.
+        time_ns: the analysed time: the time of the launch, or of its last instructions.
         links: its critical path.
-        busy_shares: by engine, of the time of the whole launch, on the core on which it is busy longest.
+        busy_shares: by engine, the busy share of the time of the whole launch, on the core on which the engine is busy
+            longest.
     """
 
     def __init__(self, launch: Launch, busy_us: Mapping[str, float]) -> None:
@@ -52,7 +53,7 @@ class Facts:
         whole_ns = max((core.end_ns for core in launch.cores), default=0.0)
         self.busy_shares = {name: busy * NS_PER_US / whole_ns if whole_ns else 0.0 for name, busy in busy_us.items()}
         self.links = critical_path(launch)
-        self._said: dict[tuple[str, str], str] = {}
+        self._line_texts: dict[tuple[str, str], str] = {}
         self.time_ns = self.links[-1].end_ns - self.links[0].start_ns if self.links else 0.0
 
     @property
@@ -61,39 +62,39 @@ class Facts:
         return self.of(self.links[-1])
 
     def of(self, link: Link) -> Core:
-        """The core of a link."""
+        """Return the core of a link."""
         return next(core for core in self.launch.cores if core.number == link.core)
 
     def share(self, duration_ns: float) -> float:
-        """A duration as a share of the whole time."""
+        """Return a duration as a share of the analysed time."""
         return duration_ns / self.time_ns if self.time_ns else 0.0
 
     def links_of(self, *kinds: Kind) -> list[Link]:
-        """The links of the path of some kinds."""
+        """Return the links of the path of the given kinds."""
         return [link for link in self.links if link.kind in kinds]
 
     def engine_of(self, link: Link) -> str:
-        """The engine of the instruction that a link's time is spent on."""
+        """Return the engine of the instruction that a link's time is spent on."""
         return self.of(link).at(link.number)[1].engine
 
     def line_of(self, link: Link) -> str:
-        """Line and name of that instruction."""
+        """Return the line and the name of the instruction that a link's time is spent on."""
         return self.line(self.of(link), link.number)
 
     def line(self, core: Core, number: int) -> str:
-        """Line in the kernel and name of an instruction."""
+        """Return the line in the kernel and the name of an instruction."""
         key = core.place(number), core.at(number)[1].name
-        said = self._said.get(key)
-        if said is None:
-            said = self._said[key] = f"{self.short(key[0])} {key[1]}"
-        return said
+        text = self._line_texts.get(key)
+        if text is None:
+            text = self._line_texts[key] = f"{self.short(key[0])} {key[1]}"
+        return text
 
     def by_line(self, links: Iterable[Link]) -> dict[str, float]:
-        """Nanoseconds of links by line and name of the instruction."""
+        """Return the nanoseconds of links by line and name of the instruction."""
         return summed((self.line_of(link), link.duration_ns) for link in links)
 
     def short(self, place: str) -> str:
-        """``file:line`` with as much of the path as tells the files of the kernel apart."""
+        """Return ``file:line`` with as much of the path as tells the files of the kernel apart."""
         path, _, line = place.rpartition(":")
         return f"{self._short_files.get(path, path)}:{line}"
 
@@ -111,7 +112,7 @@ class Facts:
 
     @cached_property
     def waits(self) -> list[Wait]:
-        """What the engines that compute wait for, on the core that is done last."""
+        """The waits of the compute engines, on the core that is done last."""
         return list(self._waits()) if self.links else []
 
     def _waits(self) -> Iterator[Wait]:

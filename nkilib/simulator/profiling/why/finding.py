@@ -16,16 +16,18 @@ class Finding:
         about: ``"triggers"``, ``"small rows"``, ``"first byte"``, ``"descriptors"``, ``"buffers"``, ``"loops"``,
             ``"waits"``, ``"idle engine"``, ``"small instructions"``, ``"latency"``, ``"activation tables"``,
             ``"meetings"`` or ``"same work"``.
-        text: what, where in the kernel, with figures, and what to do.
-        time_us: the part of the time that it is about; parts of several findings may be the same. Of descriptors, how
-            far apart the times of both kinds are.
-        place: ``file:line`` of the kernel, of where most of it is.
+        text: the fault, its place in the kernel, figures, and a remedy.
+        time_us: the part of the time that it is about; several findings may be about the same time. For descriptors,
+            the difference between the times of both kinds.
+        place: ``file:line`` of the kernel at which most of it happens.
+        saved_us: the saving that the text states, an estimate; 0 if it states none.
     """
 
     about: str
     text: str
     time_us: float
     place: str
+    saved_us: float = 0.0
 
     def __str__(self) -> str:
         return self.text

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch timed again under another assumption: some tensors with no end of buffers, loops at which nobody meets, or
+"""The time of a launch under another assumption: some tensors with unlimited buffers, loops without synchronisation, or
 the other kind of descriptors where the compiler chooses.
 
-The causes that were noted say of each instruction for which results it waits, and for which access to what it
-overwrites; with all of them the times come out as they were.
+The noted causes tell for each instruction which results it waits for, and which access to the data that it overwrites.
+With all of them the replayed times equal the original ones.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NS_PER_US = 1000.0
 
 
 class _Known:
-    """A part of a tensor of which the last write, or access, is known."""
+    """A part of a tensor whose last write or access is known."""
 
     storage = 0
 
@@ -46,10 +46,11 @@ class _Known:
 
 
 class _Left(_Known):
-    """Keeps what an instruction leaves.
+    """The times that an instruction leaves.
 
     Attributes:
-        has_read, wrote: when those can go on who overwrite what it reads, or need what it writes.
+        has_read: when an instruction can go on that overwrites what this one reads.
+        wrote: when an instruction can go on that needs what this one writes.
     """
 
     def __init__(self) -> None:
@@ -64,12 +65,12 @@ class _Left(_Known):
 
 
 class Changes(NamedTuple):
-    """What is otherwise than in the launch as it was.
+    """The differences of a replay from the launch as it was.
 
     Attributes:
         buffered: storages whose writes do not wait for reads of what they overwrite.
-        meets_at_loops: whether all engines meet at loops of the device, as far as they did.
-        other_descriptors: whether transfers whose descriptors the compiler chooses have those of the other kind.
+        meets_at_loops: whether all engines synchronise at device loops where they did so in the launch.
+        other_descriptors: whether transfers whose descriptors the compiler chooses have the other kind.
     """
 
     buffered: Set[int] = frozenset()
@@ -77,7 +78,7 @@ class Changes(NamedTuple):
     other_descriptors: bool = False
 
     def queue(self, plan: Plan) -> str:
-        """What triggers a transfer."""
+        """Return the queue that triggers a transfer."""
         return plan.other_queue if self.other_descriptors and plan.other_queue else plan.queue
 
 
@@ -85,7 +86,7 @@ AS_IT_WAS = Changes()
 
 
 def replayed_ns(launch: Launch, changes: Changes = AS_IT_WAS) -> float:
-    """How long a launch takes."""
+    """Return the time that a launch takes with some changes."""
     timelines = [Timeline(launch.model.generation, launch.model.parameters) for _ in launch.cores]
     running = [
         _replay(core, launch.model, timeline, changes) for core, timeline in zip(launch.cores, timelines, strict=True)
@@ -108,10 +109,10 @@ def _send(run: _Replay, met_ns: float) -> float | None:
 
 
 def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _Replay:
-    """Yields when the core comes to a meeting, and is sent when the last core does."""
+    """Yield the time at which the core comes to a barrier or exchange; receive the time at which the last core does."""
     left: dict[int, _Left] = {}
     last_done = core.last_done(model)
-    met_ns = 0.0  # when the engines met last, because of a loop, in the launch as it was
+    met_ns = 0.0  # when the engines synchronised last at a loop in the original launch
     for position, note in enumerate(core.notes):
         number, plan, _, span, *_ = note
         if span.cause.waited is Waited.loop and changes.meets_at_loops:
@@ -143,7 +144,7 @@ def _replay(core: Core, model: Model, timeline: Timeline, changes: Changes) -> _
 
 
 def _places(note: Note, left: dict[int, _Left], own: _Left, buffered: Set[int]) -> tuple[Places, Places]:
-    """What an instruction reads and overwrites; what it leaves goes to ``own``."""
+    """Return the places that an instruction reads and overwrites, with ``own`` to receive the times that it leaves."""
     number, _, _, span, *_ = note
     cause = span.cause
     reads: Places = [_Known(left[number - distance].wrote) for distance in cause.reads]

@@ -40,13 +40,14 @@ _CAUSES = (Waited.data, Waited.reuse, Waited.meeting, Waited.loop)
 
 @dataclass(frozen=True)
 class Report:
-    """What the notes of a launch say.
+    """The analysis of a launch: its findings, its critical path and its waits.
 
     Attributes:
-        findings: what makes it slow, that which takes most of the time first.
-        path_us: microseconds of the critical path by what they are spent on, the most first.
+        findings: the reasons why it is slow, those that state a saving first, the largest saving first; then the one
+            that is about most of the time.
+        path_us: microseconds of the critical path by their use, the most first.
         path_us_by_line: the same by line and name of the instruction.
-        waits_us: by engine that computes and by cause, microseconds in which it could have started an instruction; on
+        waits_us: microseconds in which an engine could have started an instruction, by compute engine and by cause, on
             the core that is done last.
         links: the path itself.
     """
@@ -58,31 +59,31 @@ class Report:
     links: tuple[Link, ...]
 
     def lines(self) -> list[str]:
-        """The table, and the findings."""
+        """Return the lines of the tables and the findings."""
         whole = sum(self.path_us.values())
         if not whole:
             return []
         of_the_end = "" if self.links[0].start_ns == 0.0 else f", last {whole:,.1f} us"
-        said = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
-        said += [
-            f"{what:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
-            for what, spent in self.path_us.items()
+        table = [f"{'critical path' + of_the_end:<52} {'us':>10} {'share':>8}"]
+        table += [
+            f"{purpose:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
+            for purpose, spent in self.path_us.items()
             if spent >= _SHOWN_FROM_US
         ]
-        said += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
-        said += [
+        table += ["", f"{'critical path by line':<52} {'us':>10} {'share':>8}"]
+        table += [
             f"{line:<52} {spent:>10,.1f} {spent / whole:>8.1%}"
             for line, spent in list(self.path_us_by_line.items())[:_MOST_LINES]
         ]
         causes = [waited.name for waited in _CAUSES]
         if self.waits_us:
-            said += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
+            table += ["", "waits, us" + " " * 11 + " ".join(f"{cause:>10}" for cause in causes)]
         for engine, waits in self.waits_us.items():
-            said.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
+            table.append(f"{engine:<20}" + " ".join(f"{waits.get(cause, 0.0):>10,.1f}" for cause in causes))
         return (
-            [*said, "", "why:", *(line for finding in self.findings for line in _wrapped(str(finding)))]
+            [*table, "", "why:", *(line for finding in self.findings for line in _wrapped(str(finding)))]
             if self.findings
-            else said
+            else table
         )
 
 
@@ -98,12 +99,20 @@ def _wrapped(sentence: str) -> list[str]:
 
 
 def report_of(launch: Launch, busy_us: Mapping[str, float]) -> Report:
-    """What the notes of a launch say; ``busy_us`` by engine, of the core on which it is busy longest."""
+    """Analyse the notes of a launch.
+
+    Args:
+        launch: the notes.
+        busy_us: the busy time by engine, on the core on which the engine is busy longest.
+
+    Returns:
+        The report.
+    """
     facts = Facts(launch, busy_us)
-    found = [finding for finder in _FINDERS for finding in finder(facts)] if facts.time_ns else []
+    findings = [finding for finder in _FINDERS for finding in finder(facts)] if facts.time_ns else []
     lines = facts.by_line(facts.links)
     return Report(
-        tuple(sorted(found, key=lambda finding: -finding.time_us)),
+        tuple(sorted(findings, key=lambda finding: (-finding.saved_us, -finding.time_us))),
         _path(facts),
         {line: spent / NS_PER_US for line, spent in largest(lines, len(lines))},
         _waits(facts),
@@ -131,4 +140,4 @@ def _spent_on(facts: Facts, link: Link) -> str:
 
 def _path(facts: Facts) -> dict[str, float]:
     spent = summed((_spent_on(facts, link), link.duration_ns) for link in facts.links)
-    return {what: duration / NS_PER_US for what, duration in largest(spent, len(spent))}
+    return {purpose: duration / NS_PER_US for purpose, duration in largest(spent, len(spent))}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Findings about waits that need not be, with what the launch would take without them: an estimate."""
+"""Findings about avoidable waits, with an estimate of the time of the launch without them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MOST_TRIED = 3
 
 
 def second_buffers(facts: Facts) -> Iterator[Finding]:
-    """Tensors whose reuse is on the critical path, and the time without those waits."""
+    """Yield findings about tensors whose reuse is on the critical path, with the time without those waits."""
     if not all(core.is_whole for core in facts.launch.cores):
         return
     on_path: Counter[str] = Counter()
@@ -40,12 +40,12 @@ def second_buffers(facts: Facts) -> Iterator[Finding]:
         lives = [life for core in facts.launch.cores for life in core.lives if life.place == place]
         saved_ns = as_it_is_ns - replayed_ns(facts.launch, Changes({life.storage for life in lives}))
         if facts.share(saved_ns) >= _SAVED_FROM:
-            # Of several tensors of one line some may not be waited for.
+            # Some of several tensors of one line may not be waited for.
             yield _finding(facts, next(life for life in lives if life.storage in waited_for), saved_ns)
 
 
 def loops(facts: Facts) -> Iterator[Finding]:
-    """Loops of the device, between whose iterations all engines meet."""
+    """Yield a finding about device loops between whose iterations all engines synchronise."""
     on_path = [link for link in facts.links if facts.of(link).at(link.number)[3].cause.waited is Waited.loop]
     if not on_path or not all(core.is_whole for core in facts.launch.cores):
         return
@@ -56,35 +56,38 @@ def loops(facts: Facts) -> Iterator[Finding]:
     (line, count), *_ = held_up.most_common(1)
     yield Finding(
         "loops",
-        f"All engines meet at loops of the device and between their iterations, {times(count)} before {line}. If none "
-        f"waited for the others there, the same instructions would take about "
-        f"{_instead(facts, saved_ns)}. Do the work of several steps in one iteration.",
+        f"All engines synchronise at device loops and between their iterations, {times(count)} before {line}. If no "
+        f"engine waited for the others there, the same instructions would take about "
+        f"{_instead(facts, saved_ns)}. Do the work of several iterations in one.",
         saved_ns / NS_PER_US,
         line.rpartition(" ")[0],
+        saved_ns / NS_PER_US,
     )
 
 
 def _instead(facts: Facts, saved_ns: float) -> str:
-    taken, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
-    return f"{taken} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
+    reduced, whole = us(facts.time_ns - saved_ns), us(facts.time_ns)
+    return f"{reduced} instead of {whole} ({percent(facts.share(saved_ns))} less, an estimate)"
 
 
 def _finding(facts: Facts, life: LiveRange, saved_ns: float) -> Finding:
     core = next(core for core in facts.launch.cores if core.life_of(life.storage) is not None)
     (writer, reader), count = _waiting(facts, core, life.storage).most_common(1)[0]
-    what = life.tensor.removeprefix("tensor ")
+    tensor = life.tensor.removeprefix("tensor ")
     return Finding(
         "buffers",
-        f"The tile {what}, made at {facts.short(life.place)}, is used again too soon: {writer} waits {times(count)} "
-        f"until {reader} has read it. With further buffers, a new tile in each step or two in turn, the same "
-        f"instructions would take about {_instead(facts, saved_ns)}.",
+        f"The tile {tensor}, made at {facts.short(life.place)}, is overwritten too soon: {writer} waits "
+        f"{times(count)} until {reader} has read it. Make two or three such tiles before the loop and use them "
+        f"round-robin, or make a new tile in each iteration, which takes more {str(life.region).upper()}: with "
+        f"enough buffers, the same instructions would take about {_instead(facts, saved_ns)}.",
         saved_ns / NS_PER_US,
         facts.short(life.place),
+        saved_ns / NS_PER_US,
     )
 
 
 def _waiting(facts: Facts, core: Core, storage: int) -> Counter[tuple[str, str]]:
-    """Who waits to overwrite a tensor, until who has read it; how often."""
+    """Count the waits to overwrite a tensor, by the waiting instruction and the reader that it waits for."""
     pairs: Counter[tuple[str, str]] = Counter()
     for number, _, _, span, *_ in core.notes:
         cause = span.cause

@@ -23,7 +23,7 @@ _SMALL_ROWS_FROM_TIME = 0.05
 
 
 def triggers(facts: Facts) -> Iterator[Finding]:
-    """A queue whose triggers follow each other as fast as they can, and take longer than what they trigger."""
+    """Yield findings about queues that trigger as fast as they can, where a trigger takes longer than its transfer."""
     by_queue: dict[str, list[Link]] = defaultdict(list)
     for link in facts.links_of(Kind.trigger):
         by_queue[facts.of(link).at(link.number)[1].queue].append(link)
@@ -32,18 +32,19 @@ def triggers(facts: Facts) -> Iterator[Finding]:
         if facts.share(duration) < _TRIGGERS_FROM:
             continue
         work = [work for link in links if (work := facts.of(link).at(link.number)[1].work) is not None]
-        mean_bytes = sum(one.nbytes for one in work) / len(work)
-        mean_ns = sum(one.longest_ns for one in work) / len(work)
+        mean_bytes = sum(transfer.nbytes for transfer in work) / len(work)
+        mean_ns = sum(transfer.longest_ns for transfer in work) / len(work)
         lines = largest(facts.by_line(links))
         trigger_ns = facts.launch.model.trigger_ns(queue)
         enough = trigger_ns * facts.launch.model.generation.timing.dma.core_gb_per_s
         yield Finding(
             "triggers",
-            f"The queue of {queue}s triggers a transfer every {us(trigger_ns)}: {len(links):,} of them on the critical "
-            f"path make {us(duration)} of it ({percent(facts.share(duration))}), most at "
-            f"{joined(line for line, _ in lines)}. They move {nbytes(mean_bytes)} each, which takes the DMA engines "
-            f"{us(mean_ns)}: move more in one transfer (from {nbytes(enough)} on the engines are the limit), keep what "
-            f"is loaded again in SBUF, or trigger some from another queue with dma_copy(engine=).",
+            f"The queue of {queue}s can trigger a transfer every {us(trigger_ns)}: {len(links):,} of them on the "
+            f"critical path take {us(duration)} of it ({percent(facts.share(duration))}), most at "
+            f"{joined(line for line, _ in lines)}. A transfer moves {nbytes(mean_bytes)} on average, which takes the "
+            f"DMA engines {us(mean_ns)}. Move more in one transfer (from {nbytes(enough)} on the engines are the "
+            f"limit), keep data that is loaded again in SBUF, or trigger some transfers from another queue with "
+            f"dma_copy(engine=).",
             duration / NS_PER_US,
             lines[0][0].rpartition(" ")[0],
         )
@@ -57,7 +58,7 @@ class _Rows(NamedTuple):
 
 
 def small_rows(facts: Facts) -> Iterator[Finding]:
-    """Rows below 2 KiB in what most bytes, or much of the time, go through."""
+    """Yield findings about rows below 2 KiB that carry much of the bytes and take much of the time."""
     if not facts.links:
         return
     dma = facts.launch.model.generation.timing.dma
@@ -76,14 +77,14 @@ def small_rows(facts: Facts) -> Iterator[Finding]:
             f"{rows.line} moves rows of {nbytes(rows.row_bytes)}: {nbytes(count)}, {percent(share)} of the bytes of "
             f"all transfers of a core, at {percent(rate)} of the rate of the DMA engines, which are busy with them for "
             f"{us(duration[rows])} ({percent(taken)} of the time). Move rows of {nbytes(SMALL_ROW_BYTES)} or more: a "
-            f"row is what is contiguous both in HBM and in a partition.",
+            f"row is a run of bytes that is contiguous both in HBM and in a partition.",
             duration[rows] / NS_PER_US,
             rows.line.rpartition(" ")[0],
         )
 
 
 def first_bytes(facts: Facts) -> Iterator[Finding]:
-    """Transfers that nothing hides: what they take before the first row and after the last one."""
+    """Yield a finding about transfers that nothing hides: their time before the first row and after the last one."""
     links = facts.links_of(Kind.first_byte)
     ends = [link for link in facts.links_of(Kind.result) if facts.engine_of(link) == "dma"]
     duration = sum(link.duration_ns for link in [*links, *ends])
@@ -92,10 +93,10 @@ def first_bytes(facts: Facts) -> Iterator[Finding]:
     lines = largest(facts.by_line([*links, *ends]))
     yield Finding(
         "first byte",
-        f"Transfers that are waited for start {times(len(links))} on the critical path: {us(duration)} of it "
-        f"({percent(facts.share(duration))}) pass before their first byte and after their last one, most at "
-        f"{joined(line for line, _ in lines)}. Load the next step's tiles before this step computes, and more in one "
-        f"transfer.",
+        f"The critical path waits {times(len(links))} for a transfer from its start on: {us(duration)} "
+        f"({percent(facts.share(duration))}) pass before the first byte and after the last one, most at "
+        f"{joined(line for line, _ in lines)}. Load the tiles of the next iteration before this iteration computes, "
+        f"and load more in one transfer.",
         duration / NS_PER_US,
         lines[0][0].rpartition(" ")[0],
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Figures and lists as the findings say them."""
+"""Figures and lists in the words of the findings."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 def us(nanoseconds: float) -> str:
-    """A duration in microseconds."""
+    """Format a duration in microseconds."""
     return f"{nanoseconds / 1000.0:,.1f} us"
 
 
 def percent(share: float) -> str:
-    """A share."""
+    """Format a share as a percentage."""
     return f"{share:.0%}"
 
 
 def nbytes(count: float) -> str:
-    """Bytes in the unit that fits."""
+    """Format a number of bytes in the unit that fits."""
     if count < _KIB:
         return f"{count:,.0f} B"
     return f"{count / _KIB:,.1f} KiB" if count < _KIB * _KIB else f"{count / _KIB / _KIB:,.1f} MiB"
 
 
 def times(count: int) -> str:
-    """How often."""
+    """Format a count as "once" or "n times"."""
     return "once" if count == 1 else f"{count:,} times"
 
 
 def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
-    """The sum of what comes with each key."""
+    """Return the sum of the values of each key."""
     sums: dict[Key, float] = {}
     for key, value in pairs:
         sums[key] = sums.get(key, 0.0) + value
@@ -45,11 +45,11 @@ def summed(pairs: Iterable[tuple[Key, float]]) -> dict[Key, float]:
 
 
 def largest(durations: Mapping[str, float], most: int = _MOST_LISTED) -> list[tuple[str, float]]:
-    """Those that take longest, the longest first."""
+    """Return the entries with the longest durations, the longest first."""
     return sorted(durations.items(), key=lambda item: (-item[1], item[0]))[:most]
 
 
 def joined(items: Iterable[str]) -> str:
-    """``a, b and c``."""
+    """Join items as ``a, b and c``."""
     listed: Sequence[str] = list(items)
     return " and ".join([", ".join(listed[:-1]), listed[-1]]) if len(listed) > 1 else "".join(listed)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work whose results nobody reads."""
+"""The pass that removes work whose results nothing reads."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from ..work import Elementwise, Ref, Work
 
 
 class _Needed:
-    """The elements of tiles that somebody reads later."""
+    """The elements of tiles that are read later."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, list[Rectangle]] = {}
 
     def read(self, ref: Ref) -> None:
-        """They are read."""
+        """Note that elements are read."""
         places = self._by_storage.setdefault(ref.storage.number, [])
         if not any(place.contains(ref.place) for place in places):
             places.append(ref.place)
 
     def overwrite(self, ref: Ref) -> None:
-        """They get new values, all of them: nobody needs those from before."""
+        """Note that all of these elements get new values, so that the previous ones are not needed."""
         places = self._by_storage.get(ref.storage.number)
         if places and ref.is_block:
             places[:] = [place for place in places if not ref.place.contains(place)]
 
     def has(self, ref: Ref) -> bool:
-        """Whether somebody reads one of them."""
+        """Tell whether one of these elements is read later."""
         return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
 
 
 def without_dead(works: list[Work]) -> list[Work]:
-    """The work of a core without what nobody reads; results that are only reduced are not stored."""
+    """Return the work of a core without unread results; results that are only reduced are not stored."""
     needed = _Needed()
     kept: list[Work] = []
     for work in reversed(works):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work that goes through its rows together: a few rows of all of it, then the next few, which stay in a cache."""
+"""Grouping of work that goes through its rows together: a few rows of all of it at a time, which stay in a cache."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from ...tensors.view import View
 from ..rows import is_large, needs_all_rows
 from ..work import Elementwise, Reduced, Ref, Work
 
-# More of it seldom follows one another, and each one that is added is compared with those before.
+# Longer groups are rare, and each work that is added is compared with all before it.
 _MOST = 64
 
 
 def grouped(works: Sequence[Work]) -> list[list[Work]]:
-    """The work of a core, in order, where what can go together does."""
+    """Return the work of a core in order, in groups that can go through their rows together."""
     groups: list[list[Work]] = []
     for work in works:
         rows = _Rows.of(work)
@@ -30,7 +30,7 @@ def grouped(works: Sequence[Work]) -> list[list[Work]]:
 
 
 def _trimmed(group: list[Work]) -> list[list[Work]]:
-    """Small work at the ends of a group needs no blocks of rows."""
+    """Split off the small work at the ends of a group, which needs no blocks of rows."""
     if len(group) == 1:
         return [group]
     large = [place for place, work in enumerate(group) if is_large(work)]
@@ -41,13 +41,13 @@ def _trimmed(group: list[Work]) -> list[list[Work]]:
 
 
 class _Rows(tuple[int, int]):
-    """The partitions in which some work stays: the first one, and how many."""
+    """The partitions to which some work is confined: the first one, and their number."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, work: Work) -> _Rows | None:
-        """Those of some work; None if a row of its results may come from another row."""
+        """Return the partitions of some work; None if a row of its results may come from another row."""
         if isinstance(work, Elementwise):
             if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
                 return None
@@ -64,12 +64,12 @@ class _Rows(tuple[int, int]):
 
 
 def _has_a_row_a_partition(ref: Ref) -> bool:
-    """Whether row r of a tile is in partition r, counted from the first."""
+    """Tell whether row r of a tile is in partition r, counted from the first."""
     return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Whether no row of ``work`` meets another row of the group in HBM."""
+    """Tell whether no row of ``work`` shares elements in HBM with another row of the group."""
     for other in group:
         for written in other.writes:
             if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loads that need not be made: a tile that holds what HBM holds is read there."""
+"""The pass that removes unnecessary loads: a tile with the same elements as HBM is read there."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .sizes import SMALLEST
 
 @dataclass(eq=False)
 class _Load:
-    """A tile that was loaded, as long as nobody has overwritten a part of it.
+    """A loaded tile, as long as no part of it has been overwritten.
 
     Attributes:
-        move: that loaded it.
+        move: the load.
         source: the elements in HBM, in as many rows as the tile has.
-        is_current: whether they still are what was loaded.
-        is_needed: whether somebody reads the tile itself.
+        is_current: whether HBM still has the loaded elements.
+        is_needed: whether something reads the tile itself.
     """
 
     move: Move
@@ -30,7 +30,7 @@ class _Load:
     is_needed: bool = False
 
     def place_of(self, ref: Ref) -> Ref | None:
-        """Where in HBM the elements of ``ref`` are, which is a part of the tile; None if it is not."""
+        """Return where in HBM the elements of ``ref``, a part of the tile, are; None if they are not there."""
         tile = self.move.dst
         width = tile.numpy_type.itemsize
         is_part = ref.is_block and tile.place.contains(ref.place) and ref.dtype == tile.dtype
@@ -43,17 +43,18 @@ class _Load:
 
 
 def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
-    """The work of a core without the loads of tiles of which nobody needs a copy.
+    """Return the work of a core without the loads of tiles whose copy nothing needs.
 
     Args:
-        works: of one core; what they read is changed.
-        written: the numbers of the storages that any core writes, of which a core knows nothing after a meeting.
+        works: the work of one core; the reads in it are changed.
+        written: the numbers of the storages that any core writes; after a barrier or exchange a core cannot rely on
+            them.
     """
     loads: dict[int, list[_Load]] = {}
     unneeded: dict[int, _Load] = {}
     for work in works:
         if isinstance(work, Meeting):
-            for load in [load for held in loads.values() for load in held]:
+            for load in [load for tile_loads in loads.values() for load in tile_loads]:
                 load.is_current &= load.move.src.storage.number not in written
         _read(work, loads)
         for ref in work.writes:
@@ -67,7 +68,7 @@ def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
 
 
 def _source_of(move: Move) -> Layout | None:
-    """The source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
+    """Return the source of a load as a matrix with the rows of the tile; None if the tile cannot be read there."""
     dst, src = move.dst, move.src
     if not (dst.is_on_chip and src.is_in_hbm and dst.is_block and dst.size >= SMALLEST):
         return None
@@ -77,19 +78,19 @@ def _source_of(move: Move) -> Layout | None:
 
 
 def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Have ``work`` read in HBM what it can; the tiles of which it reads the rest are needed."""
+    """Redirect the reads of ``work`` to HBM where possible, and mark the tiles of its other reads as needed."""
     for ref in list(work.reads):
-        held = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
-        if not held:
+        overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
+        if not overlapping:
             continue
-        place = held[0].place_of(ref) if len(held) == 1 and held[0].is_current else None
+        place = overlapping[0].place_of(ref) if len(overlapping) == 1 and overlapping[0].is_current else None
         if place is None or ref.size < SMALLEST or not _read_at(work, ref, place):
-            for load in held:
+            for load in overlapping:
                 load.is_needed = True
 
 
 def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
-    """Whether ``work`` can read a tile in another place, where it does so then."""
+    """Redirect a read of ``work`` to another place if it can read there, and tell whether it can."""
     if isinstance(work, Elementwise) and ref in work.tiles:
         work.tiles[work.tiles.index(ref)] = place
     elif isinstance(work, Reduced):
@@ -101,14 +102,14 @@ def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
 
 
 def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
-    """Some elements change: of tiles, or of what was loaded."""
-    held = loads.get(ref.storage.number)
-    if held:
-        for load in held:
+    """Note that some elements change: elements of tiles, or elements of HBM that were loaded."""
+    tile_loads = loads.get(ref.storage.number)
+    if tile_loads:
+        for load in tile_loads:
             if load.move.dst.place.meets(ref.place) and not (ref.is_block and ref.place.contains(load.move.dst.place)):
                 load.is_needed = True  # of a part of it, perhaps
-        held[:] = [load for load in held if not load.move.dst.place.meets(ref.place)]
+        tile_loads[:] = [load for load in tile_loads if not load.move.dst.place.meets(ref.place)]
     if ref.is_in_hbm:
-        for load in [load for held in loads.values() for load in held]:
+        for load in [load for tile_loads in loads.values() for load in tile_loads]:
             if load.move.src.meets(ref):
                 load.is_current = False

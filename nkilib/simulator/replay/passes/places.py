@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where the tiles of a core are in its memory: those that are not alive at one time share it."""
+"""Places of a core's tiles in its memory: tiles that are not alive at the same time share memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..work import Elementwise, Work
 
 @dataclass(eq=False)
 class _Life:
-    """From the first to the last group of work that touches a tile."""
+    """The life of a tile, from the first to the last group of work that touches it."""
 
     ghost: Ghost
     first: int
@@ -24,11 +24,11 @@ class _Life:
 
 @dataclass(frozen=True)
 class Placed:
-    """Where tiles are.
+    """The places of tiles.
 
     Attributes:
-        offsets: of each tile, in bytes.
-        nbytes: of the memory that holds them.
+        offsets: the offset of each tile, in bytes.
+        nbytes: the size of the memory that holds them.
     """
 
     offsets: dict[Ghost, int]
@@ -36,15 +36,15 @@ class Placed:
 
 
 def placed(groups: Sequence[Sequence[Work]], is_own: Callable[[Ghost], bool]) -> Placed:
-    """Places for the tiles of a core; ``is_own`` says of which storages that are."""
+    """Return places for the tiles of a core; ``is_own`` tells which storages are its tiles."""
     offsets: dict[Ghost, int] = {}
     alive: list[tuple[int, int, int]] = []  # last group, offset, end
     nbytes = 0
     for life in sorted(_lives(groups, is_own), key=lambda life: life.first):
-        alive = [each for each in alive if each[0] >= life.first]
+        alive = [span for span in alive if span[0] >= life.first]
         size = -(-max(1, life.ghost.nbytes) // ALIGNMENT) * ALIGNMENT
         offset = 0
-        for _, start, end in sorted(alive, key=lambda each: each[1]):
+        for _, start, end in sorted(alive, key=lambda span: span[1]):
             if offset + size <= start:
                 break
             offset = max(offset, end)
@@ -68,7 +68,7 @@ def _lives(groups: Sequence[Sequence[Work]], is_own: Callable[[Ghost], bool]) ->
 
 
 def _touched(work: Work) -> list[Ghost]:
-    """The storages that some work reads or writes."""
+    """Return the storages that some work reads or writes."""
     is_dead = isinstance(work, Elementwise) and work.is_dst_dead
     writes = work.writes[1:] if is_dead else work.writes
     return [ref.storage for ref in (*work.reads, *writes)]

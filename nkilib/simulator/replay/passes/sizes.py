@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""From how many elements on the passes look at a tile: moving fewer takes no longer than a step does anyway."""
+"""The smallest tile that the passes consider, in elements: moving fewer takes no longer than any step does."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Results that only a store to HBM reads are computed there."""
+"""The pass that computes results in HBM if only a store to HBM reads them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .sizes import SMALLEST
 
 @dataclass(eq=False)
 class _Store:
-    """A store, seen from its end, of a tile that nobody reads after it.
+    """A store of a tile that nothing reads afterwards, in a walk from the end.
 
     Attributes:
         move: the store.
-        target: where it goes, as a matrix with the rows of the tile.
+        target: the destination, as a matrix with the rows of the tile.
     """
 
     move: Move
@@ -25,7 +25,7 @@ class _Store:
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """The work of a core, whose instructions compute in HBM what only a store would read."""
+    """Return the work of a core, whose instructions compute in HBM the results that only a store would read."""
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}
     unneeded: set[int] = set()
@@ -53,7 +53,7 @@ def without_stores(works: list[Work]) -> list[Work]:
 
 
 def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
-    """A store of a tile of which nobody reads a part later; None for other copies."""
+    """Return the store of a tile of which no part is read later; None for other copies."""
     src, dst = move.src, move.dst
     if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
         return None
@@ -66,7 +66,7 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_written_for(work: Elementwise, store: _Store) -> bool:
-    """Whether ``work`` computes just what is stored, from nothing that the store overwrites elsewhere."""
+    """Tell whether ``work`` computes exactly what is stored, and reads nothing that the store overwrites elsewhere."""
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
     if not is_alike or (work.destination is not None and work.destination.meets(dst)):
@@ -75,12 +75,12 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Whether each element that is read is where the result for it goes."""
+    """Tell whether each element that is read is at the place of the result for it."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
 def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Stores cannot be made before some work that touches the tile, or the memory where they go."""
+    """Drop waiting stores whose tile or destination some work touches, because they cannot move before it."""
     for number, store in list(waiting.items()):
         if work is store.move:
             continue
@@ -90,7 +90,7 @@ def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
 
 
 def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
-    """Who reads these elements later reads what is written here."""
+    """Drop later reads of these elements, because they read what is written here."""
     refs = read_later.get(ref.storage.number)
     if refs and ref.is_block:
-        refs[:] = [each for each in refs if not ref.place.contains(each.place)]
+        refs[:] = [read for read in refs if not ref.place.contains(read.place)]

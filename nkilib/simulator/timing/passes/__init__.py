@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a compiler is documented, or plainly seen, to do to a kernel before it runs: passes over its instructions.
+"""Passes over the instructions that model documented or observed changes of the compiler before a kernel runs.
 
 Each pass is a module of this package with its evidence, an entry of :data:`.registry.PASSES`, and a switch of
-:class:`~nkilib.simulator.timing.parameters.ModelParameters`. A pass changes what instructions cost, never what they do:
-the simulator has computed already.
+:class:`~nkilib.simulator.timing.parameters.ModelParameters`. A pass changes the cost of instructions, never their
+results, because the simulator has computed already.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which tensors an instruction reads and writes, as passes ask for them."""
+"""The tensors that an instruction reads and writes, for the passes."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from ..parts import Part
 
 
 def part_of(access: Access) -> Part | None:
-    """The part of its storage that a tensor is, or may be; None if it is empty."""
+    """Return the part of its storage that a tensor is, or may be; None if it is empty."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
 
 
 def reads_of(noted: Noted) -> Iterator[Access]:
-    """The tensors that an instruction may read: the index tensors are among them, and all that a meeting touches."""
+    """Yield the tensors that an instruction may read, including index tensors and everything that a barrier touches."""
     for access in noted.operands[0 if _is_meeting(noted) else len(noted.roles.writes) :]:
         if access is not None:
             yield access
@@ -32,7 +32,7 @@ def reads_of(noted: Noted) -> Iterator[Access]:
 
 
 def writes_of(noted: Noted) -> Iterator[Access]:
-    """The tensors that an instruction writes."""
+    """Yield the tensors that an instruction writes."""
     for access in noted.operands[: len(noted.roles.writes)]:
         if access is not None:
             yield access

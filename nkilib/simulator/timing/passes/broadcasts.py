@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A row that a function of ``nki.language`` broadcasts to all partitions stays in PSUM, where the product left it.
+"""The pass that keeps a row in PSUM, where the product left it, if ``nki.language`` broadcasts it to all partitions.
 
 The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
-is what the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The compiler need
-not copy where Vector or Scalar read the result: ``fused_mamba.rst`` counts a partition broadcast as one instruction of
-Tensor, and its published times of ``mamba_v2`` (512 columns) and ``mamba_v3``, which broadcast two rows in each
-iteration, leave Vector no time for copies, and ask for N cycles for a ``tensor_tensor`` with a broadcast operand, as
+the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The compiler need not
+copy where Vector or Scalar read the result: ``fused_mamba.rst`` counts a partition broadcast as one instruction of
+Tensor. The published times of ``mamba_v2`` (512 columns) and ``mamba_v3`` there, which broadcast two rows in each
+iteration, leave Vector no time for copies, and require N cycles for a ``tensor_tensor`` with a broadcast operand, as
 with an input in PSUM. With copies they model at 1.7 times their time.
 """
 
@@ -23,14 +23,14 @@ from .accesses import reads_of, writes_of
 NAME = "keeps_broadcasts_in_psum"
 
 # A product lies in one bank, and a wider row in several: from 1,024 columns on mamba_v2 is published at 1.33 times
-# mamba_v3, which is what the copies of its two rows take.
+# mamba_v3, which is the time of the copies of its two rows.
 _MOST_BYTES = PSUM_BANK_BYTES
 _PSUM_ELEMENT_BYTES = 4
 _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF that only copies of products were written to so far."""
+    """A tile in SBUF to which only copies of products have been written so far."""
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 
@@ -42,7 +42,7 @@ class _Broadcast:
 
 
 class Broadcasts:
-    """Drops the copies of a broadcast row from PSUM to SBUF if all who read it can read PSUM."""
+    """The pass that drops the copies of a broadcast row from PSUM to SBUF if all its readers can read PSUM."""
 
     constants_of = frozenset[str]()
 
@@ -70,7 +70,7 @@ class Broadcasts:
                     self._keep(known, broadcast)
 
     def _is_copy(self, noted: Noted) -> bool:
-        """Whether it copies a product that the same call of a function has made; entered if so."""
+        """Tell whether an instruction copies a product of the same call of a function, and note the copy if so."""
         target, source = noted.operands
         if target is None or source is None:
             return False
@@ -110,6 +110,6 @@ class Broadcasts:
 
 
 def _reads_psum(noted: Noted) -> bool:
-    """Whether it reads PSUM anyway: the engines take one tile from there."""
+    """Tell whether an instruction already reads PSUM: the engines take one tile from there."""
     inputs: list[Access | None] = list(noted.operands[len(noted.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Fills that nobody reads: a ``memset`` all of whose bytes are overwritten before anything reads one of them.
+"""The pass that drops unread fills: a ``memset`` all of whose bytes are overwritten before anything reads one of them.
 
-Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language asked them to once; the
-first product overwrites what it finds. As issued, the fills stand on Vector among the evictions of the sums before,
-and Tensor waits for them. The device does not: the two products of 2048 x 2048 x 2048 of awslabs/nki-autotune
-(kernel_library) are published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533 ns each on the way
-of the sums; they model at 2.2 times their time with the fills and at 0.95 without.
+Kernels fill a PSUM tile with zeros before the first ``nc_matmul`` into it, as the language once required; the first
+product overwrites the zeros. As issued, the fills stand on Vector among the evictions of the previous sums, and Tensor
+waits for them. The device does not: the two products of 2048 x 2048 x 2048 of awslabs/nki-autotune (kernel_library) are
+published at 90.92% of Tensor's rate, which leaves no room for 64 fills of 533 ns each in the path of the sums. They
+model at 2.2 times their time with the fills and at 0.95 without.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NAME = "drops_dead_stores"
 
 
 class _Fill:
-    """A ``memset`` that may turn out to be dead, with the parts of it that were overwritten so far."""
+    """A ``memset`` that may turn out to be dead, with its parts that were overwritten so far."""
 
     __slots__ = ("is_zero", "noted", "overwritten", "part", "size")
 
@@ -37,29 +37,31 @@ class _Fill:
         self.overwritten: list[Part] = []
 
     def overwrite(self, part: Part) -> bool:
-        """Enter a write; returns whether nothing of the fill is left."""
+        """Note a write, and tell whether nothing of the fill is left."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):
             return True
         apart = all(
-            not one.meets(other) for number, one in enumerate(self.overwritten) for other in self.overwritten[:number]
+            not earlier.meets(other)
+            for number, earlier in enumerate(self.overwritten)
+            for other in self.overwritten[:number]
         )
-        inside = all(self.part.covers(one) for one in self.overwritten)
+        inside = all(self.part.covers(earlier) for earlier in self.overwritten)
         return apart and inside and sum(map(_size, self.overwritten)) == self.size
 
     def is_seen_by(self, part: Part) -> bool:
-        """Whether a read of ``part`` may see what it filled in."""
+        """Tell whether a read of ``part`` may see the filled value."""
         return part.meets(self.part) and not any(known.covers(part) for known in self.overwritten)
 
 
 class DeadStores:
-    """Drops a ``memset`` that is overwritten before it is read."""
+    """The pass that drops a ``memset`` that is overwritten before it is read."""
 
     constants_of = frozenset[str]()
 
     def __init__(self, version: nc_version) -> None:
-        # On trn3 a matmul adds to whatever was written, on the others only to what another one left.
+        # On trn3 a matmul adds to whatever was written; on the others only to the result of another matmul.
         self._adds_to_fills = version is nc_version.gen4
         self._open: dict[Tracked, _Fill] = {}
 

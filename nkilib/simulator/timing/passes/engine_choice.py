@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""On which engine an instruction runs whose engine the kernel leaves open.
+"""The choice of the engine for an instruction whose engine the kernel leaves open.
 
 The text of ``nisa.tensor_copy`` (``nki/api/nki/isa/__init__.py``) says of ``engine.unknown``, its default, that the
-"compiler selects best engine based on engine workload", and that of ``memset`` that the compiler selects the best one.
-Here it is the engine that is done first. GpSimd cannot access PSUM. On trn1 they stay on Vector: Scalar has no
-``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
+"compiler selects best engine based on engine workload", and the text of ``memset`` that the compiler selects the best
+one. The model takes the engine that is done first. GpSimd cannot access PSUM. On trn1 both stay on Vector: Scalar has
+no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
 
-Functions of ``nki.language`` that an activation could compute stay where they are issued;
+Functions of ``nki.language`` that an activation could compute stay on the engine on which they are issued;
 docs/performance-model.md says why.
 """
 
@@ -28,7 +28,7 @@ BY_WORKLOAD = frozenset({"tensor_copy", "memset"})
 
 
 def engines_for(noted: Noted, forms: Sequence[Form | None], generation: Generation) -> Sequence[Engine]:
-    """The engines that can run an instruction of :data:`BY_WORKLOAD`, in the order in which they are asked."""
+    """Return the engines that can run an instruction of :data:`BY_WORKLOAD`, in the order in which they are tried."""
     if noted.decided("engine") is not Engine.unknown or generation.version is nc_version.gen2:
         return (noted.engine,)
     in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a loop computes again from unchanged inputs: it is done once.
+"""The pass that runs once what a loop computes again from unchanged inputs.
 
-A kernel's line that computes in every iteration what it has computed before, from the same bytes and into a new tile of
-the same form, is moved out of the loop: constants that fill a tile, a row that is broadcast to all partitions, a
-product of two tiles that stay. Evidence: ``nki/guides/tutorials/fused_mamba.rst`` publishes 1.61 ms for ``mamba_v2``,
+A line of the kernel that computes in every iteration what it has computed before, from the same bytes and into a new
+tile of the same form, is moved out of the loop: constants that fill a tile, a row that is broadcast to all partitions,
+a product of two tiles that stay. Evidence: ``nki/guides/tutorials/fused_mamba.rst`` publishes 1.61 ms for ``mamba_v2``,
 512 iterations of 512 columns on trn1; Vector alone needs 2.1 ms for the listed instructions, and 1.6 ms without the
-product ``delta * u``, whose inputs are loaded outside the loop. A load is never taken for invariant: the same page
-gains 31% by moving the loads out of the loop by hand.
+product ``delta * u``, whose inputs are loaded outside the loop. A load never counts as invariant: the same page gains
+31% by moving the loads out of the loop by hand.
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ PURE = frozenset(
         "tensor_tensor",
     }
 )
-# A line whose inputs changed so many times in a row is not looked at any more.
+# A line whose inputs changed this many times in a row is not examined any more.
 _PATIENCE = 4
-# As many values are remembered; a kernel with more of them starts anew.
+# The most values that are remembered; beyond that the record is cleared.
 _KEPT = 4096
-# A tile that is written more often is not looked at any more.
+# A tile that is written more often is not examined any more.
 _MOST_WRITES = 64
 # The share of SBUF that tiles may take that stay because their contents are needed again.
 _SHARE = 0.5
 
 
 class Contents:
-    """What is known of the contents of an on-chip tile.
+    """The record of the contents of an on-chip tile.
 
     Attributes:
         written: the number of the instruction that wrote it last.
-        values: what was written to it, one after the other; None if something else was.
-        same_as: the tile that held the same already.
+        values: the values that were written to it, one after the other; None if something else was written.
+        same_as: the tile that already had the same contents.
         hoisted: its instructions that are dropped.
         is_read: whether something read what they would have written.
-        copies: the tiles that hold the same as this one.
+        copies: the tiles with the same contents as this one.
     """
 
     __slots__ = ("copies", "hoisted", "is_read", "same_as", "values", "written")
@@ -73,7 +73,7 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """The instructions run after all, as far as they are not on the timeline yet: those after ``since``."""
+        """Run the dropped instructions after all, if they come after ``since`` and are not on the timeline yet."""
         for noted in self.hoisted:
             if noted.number > since and noted.dropped_by == NAME:
                 noted.dropped_by = ""
@@ -82,7 +82,7 @@ class Contents:
 
 
 class _Line:
-    """A place in the kernel's code where an instruction stands: when it ran last, and how often in vain."""
+    """A place of an instruction in the kernel's code, with its last run and the number of failed attempts."""
 
     __slots__ = ("failures", "ran")
 
@@ -92,7 +92,7 @@ class _Line:
 
 
 class Invariants:
-    """Drops an instruction that wrote the same into a tile of the same form when its line last ran."""
+    """The pass that drops an instruction that wrote the same into a tile of the same form when its line last ran."""
 
     constants_of = PURE
 
@@ -133,7 +133,7 @@ class Invariants:
         self._open = still_open
 
     def _is_hoisted(self, noted: Noted) -> bool:
-        """Whether it writes a known value, which is entered; with a tile that has it already, it is dropped."""
+        """Tell whether an instruction writes a known value, and note it; drop the instruction if a tile has it."""
         target = _only_target(noted)
         if target is None:
             return False
@@ -172,20 +172,20 @@ class Invariants:
         return True
 
     def _drop(self, noted: Noted, known: Tracked, contents: Contents, holder: Tracked) -> bool:
-        held = _contents(holder)
-        assert held is not None
+        holder_contents = _contents(holder)
+        assert holder_contents is not None
         if contents.same_as is None:
             contents.same_as = holder
-            held.copies.append(contents)
+            holder_contents.copies.append(contents)
             self._open.append(known)
             self._stay(holder)
-        contents.written = held.written
+        contents.written = holder_contents.written
         contents.hoisted.append(noted)
         noted.dropped_by = NAME
         return True
 
     def _stay(self, holder: Tracked) -> None:
-        """The tile keeps its place; others that were not needed for longer lose theirs."""
+        """Keep a tile in its place; tiles that have not been needed for longer lose theirs."""
         if holder.views.region is not MemoryRegion.sbuf:
             return
         self._staying[holder] = holder.views.bytes_each
@@ -197,7 +197,7 @@ class Invariants:
                 lost_contents.values = None
 
     def _forget(self, known: Tracked, number: int) -> None:
-        """Something else writes to a tile."""
+        """Note that something else writes to a tile."""
         if known.views.region not in ON_CHIP:
             return
         contents = _contents(known)
@@ -213,12 +213,12 @@ class Invariants:
 
 
 def _contents(known: Tracked) -> Contents | None:
-    found = known.contents
-    return found if isinstance(found, Contents) else None
+    contents = known.contents
+    return contents if isinstance(contents, Contents) else None
 
 
 def _only_target(noted: Noted) -> Access | None:
-    """The one tile that an instruction writes, if it does nothing else and the addresses are known."""
+    """Return the one tile that an instruction writes, if it does nothing else and the addresses are known."""
     if len(noted.roles.writes) == 0 or noted.besides or noted.decided("reduce_cmd") not in (None, reduce_cmd.idle):
         return None
     targets = list(writes_of(noted))
@@ -228,7 +228,7 @@ def _only_target(noted: Noted) -> Access | None:
 
 
 def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
-    """What an instruction writes, as far as its inputs were last written before instruction ``before``; else None."""
+    """Return the value that an instruction writes if its inputs were last written before ``before``; else None."""
     inputs: list[Hashable] = []
     for access in noted.operands[len(noted.roles.writes) :]:
         if access is None:
@@ -251,6 +251,6 @@ def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
 
 
 def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
-    """Whether a tile was given a value as its write number ``at`` and nothing else since."""
+    """Tell whether write number ``at`` gave a tile this value and nothing else has been written since."""
     contents = _contents(holder)
     return contents is not None and contents.values is not None and contents.values[at : at + 1] == [value]

@@ -16,13 +16,13 @@ from .window import Pass, Window
 
 @dataclass(frozen=True)
 class Entry:
-    """A pass.
+    """A pass of the registry.
 
     Attributes:
         switch: the field of :class:`ModelParameters` that turns it on.
-        does: what it does to instructions.
+        does: the effect of the pass on instructions.
         evidence: the document or the measurement that shows it.
-        make: a pass for one core.
+        make: a function that makes the pass for one core.
     """
 
     switch: str
@@ -55,5 +55,5 @@ PASSES: tuple[Entry, ...] = (
 
 
 def window_for(generation: Generation, parameters: ModelParameters) -> Window:
-    """The passes that are switched on, for one core."""
+    """Return the window of the passes that are switched on, for one core."""
     return Window([entry.make(generation) for entry in PASSES if getattr(parameters, entry.switch)])
