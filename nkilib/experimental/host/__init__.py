@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""For host code that goes through all kernels."""
+"""Host code that works on all public kernels of the library."""

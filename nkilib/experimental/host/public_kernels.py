@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The public kernels of the library, for host code that goes through all of them."""
+"""The public kernels of the library, for host code that iterates over all of them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ FAMILIES: Final[Sequence[ModuleType]] = (loss, softmax)
 
 
 def public_kernels() -> dict[str, Callable[..., Any]]:
-    """What ``nki.jit`` returned, by name; the names of kernels end with a direction."""
+    """Return the public kernels, as ``nki.jit`` returned them, by name; each name ends with a direction."""
     return {name: getattr(family, name) for family in FAMILIES for name in family.__all__ if name.endswith(_DIRECTIONS)}
 
 
 def guarantee_of(kernel: Callable[..., Any]) -> Guarantee | None:
-    """What was stated of the function of a kernel; None if nothing was."""
+    """Return the :class:`Guarantee` that is registered for a kernel's function; None if there is none."""
     return stated_guarantee(getattr(kernel, "func", kernel))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the family
+"""The losses of large models: cross-entropy, of logits or of hidden states and output weights (linear), and the losses
 of ``torch.nn.functional``.
 
-The kernels, and the choice of their tiling.
+This package exports the kernels and the functions that choose their tiling.
 """
 
 from pkgutil import extend_path

@@ -3,30 +3,30 @@
 
 """Binary cross-entropy of probabilities, ``torch.nn.functional.binary_cross_entropy(x, t)``.
 
-``-(t A + (1 - t) B)`` with the logarithms A of x and B of 1 - x, of which none is below -100. Derivatives
-``(x - t) / max(x (1 - x), 1e-12)``, which is PyTorch's, and ``B - A``.
+The loss is ``-(t A + (1 - t) B)``, where A is the logarithm of x and B that of 1 - x, each at least -100. The
+derivatives are ``(x - t) / max(x (1 - x), 1e-12)``, like PyTorch's, and ``B - A``.
 
-NKI documents ``log`` on [2^-64, 2^64] alone. A number below 2^-32 is raised by 2^81 first, and A is the logarithm of
-x + exp(-100): that is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding of
-y = 1 - x is known, (y - 1) + x, and subtracted from log y: so small probabilities keep their loss at t = 0.
+NKI documents ``log`` on [2^-64, 2^64] only. A number below 2^-32 is multiplied by 2^81 first, and A is the logarithm of
+x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of
+y = 1 - x is known, (y - 1) + x, and is subtracted from log y, so that small probabilities keep their loss at t = 0.
 
 Errors of float32 arithmetic.
 
-Binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
+The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
 
-A: a logarithm to u / 2. That of a number below 2^-32 is raised by 2^81: the number and exp(-100), which it is added to,
-round once, u / 2 of 1; the logarithm is u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u of 1; the difference
-rounds. x + exp(-100) in the place of x adds exp(-100) / x, which counts near 2^-126 alone.
+A: a logarithm has an error of u / 2. A number below 2^-32 is multiplied by 2^81: the number and exp(-100), which is
+added to it, round once, u / 2 of 1; the logarithm adds u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u of 1; the
+difference rounds. Using x + exp(-100) in place of x adds exp(-100) / x, which matters near 2^-126 only.
 
-B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm is u / 2 of at most |B| + r;
-r x / (1 - x) is what remains of the error of y, and the difference rounds. x = 1 gives log(exp(-36)) - 64.
+B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm adds u / 2 of at most
+|B| + r; r x / (1 - x) is what remains of the error of y, and the difference rounds. x = 1 gives log(exp(-36)) - 64.
 
     |error| <= t |error of A| + (1 - t) |error of B| + u (t |A| + (1 - t) |B| + [t < 1/2] |B| / 2 + loss) / 2
 
-u more of log: u (t |A or A + 56.2| + (1 - t) (|B| + r)).
+An additional error of u in log adds u (t |A or A + 56.2| + (1 - t) (|B| + r)).
 
-Of the derivative: 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
-u / 2 each, and the inverse root counts twice.
+In the derivative, 1 - x, the product with x, x - t, the square of the inverse root and the product with it round once,
+u / 2 each, and the error of the inverse root counts twice.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
-from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
-from nkilib.experimental.loss.skeletons.elementwise.kind import (
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
     WEIGHT,
     Combination,
     Derivative,
-    Kind,
+    LossDefinition,
     Losses,
     Piece,
     Prepared,
 )
+from nkilib.experimental.loss.skeletons.elementwise.host.reference import WeightedReference
+from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.experimental.loss.skeletons.elementwise.weighted import Weighted
 from nkilib.nki import nisa, nl
@@ -68,24 +68,25 @@ LEAST_LOG, LEAST_PRODUCT = -100.0, 1e-12
 SMALL, RAISED = 2.0**-32, 2.0**81
 _LOG_RAISED = log(RAISED)
 _FLOOR = exp(LEAST_LOG + _LOG_RAISED)
-# 1 - x is 0 or at least 2^-24, and so is 1 - x + exp(LEAST_LOG + LOWERED) in float32, but for 0. A bfloat16.
+# 1 - x is 0 or at least 2^-24, and 1 - x + exp(LEAST_LOG + LOWERED) equals it in float32, except at 0. LOWERED is a
+# bfloat16.
 LOWERED = 64.0
 _FLOOR_OF_COMPLEMENT = exp(LEAST_LOG + LOWERED)
 
 
 @dataclass(frozen=True)
 class Bce:
-    """The loss."""
+    """The definition of the binary cross-entropy of probabilities."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 6
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """The target is needed for the gradient of the input alone."""
+        """Return the tensors needed for the derivatives; only the gradient of the input needs the target."""
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """A and B, and two tiles that are free again. What GpSimd begins with comes first."""
+        """Return A, B and two tiles that are free again. The work that GpSimd waits for is issued first."""
         columns = piece.shape[1]
         flags_sbuf = piece.float32().view(nl.bfloat16)
         complement_log_sbuf, spare_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
@@ -93,7 +94,7 @@ class Bce:
         return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """-(t A + (1 - t) B)."""
+        """Compute -(t A + (1 - t) B)."""
         log_sbuf, complement_log_sbuf, _, _ = prepared
         losses.two_combinations(
             Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
@@ -101,12 +102,12 @@ class Bce:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """(x - t) / max(x (1 - x), 1e-12), B - A."""
-        found = {}
+        """Return (x - t) / max(x (1 - x), 1e-12) and B - A."""
+        derivatives = {}
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
             difference(complement_log_sbuf, complement_log_sbuf, log_sbuf)
-            found[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
+            derivatives[TARGET] = Derivative(complement_log_sbuf, on_scalar=True)
         else:
             inverse_sbuf, slope_sbuf = piece.float32(), piece.float32()
         if INPUT in wanted:
@@ -116,12 +117,14 @@ class Bce:
             transform(inverse_sbuf, inverse_sbuf, nl.multiply, -1.0, nl.maximum, LEAST_PRODUCT)
             nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
             nisa.activation(dst=inverse_sbuf, op=nl.square, data=inverse_sbuf)
-            found[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
-        return found
+            derivatives[INPUT] = Derivative(slope_sbuf, on_scalar=True, times_sbuf=inverse_sbuf)
+        return derivatives
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """A, of small numbers raised, less what that adds; and a tile that is free again."""
+    """Return A, with small numbers scaled up before the logarithm and corrected after it, and a tile that is free
+    again.
+    """
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
     # 2^81 is a bfloat16, which Vector writes fast
     transform(raised_sbuf, piece[INPUT], nl.less, SMALL, nl.multiply, RAISED)
@@ -134,7 +137,7 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """B, of 0 lowered from the logarithm of a floor; and a tile that is free again."""
+    """Return B and a tile that is free again; B at 1 - x = 0 is lowered from the logarithm of a floor to -100."""
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()
     transform(lowered_sbuf, piece[INPUT], nl.greater_equal, 1.0, nl.multiply, LOWERED)
@@ -148,47 +151,47 @@ def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.Nki
 
 ERROR: Final = TermError(3.0, {"log": 2.0})
 
-# How far the float32 nearest to log(RAISED) is from it, in u of 1.
+# The distance from log(RAISED) to its nearest float32, in u of 1.
 _RAISED_LOG_UNITS = 10.8
 
 
 class _Logarithm(NamedTuple):
-    """What float32 gives for one of the two.
+    """The float32 result for A or B.
 
     Attributes:
         value: the logarithm.
-        units: its error in u, with logarithms to u / 2.
-        taken: the size of the logarithm that is taken for it.
+        units: its error in u, with logarithms that have an error of u / 2.
+        computed: the magnitude of the logarithm that the activation function computes for it.
     """
 
     value: Float64Array
     units: Float64Array
-    taken: Float64Array
+    computed: Float64Array
 
     def error(self, functions: FunctionErrors) -> Float64Array:
-        """With another logarithm."""
-        return UNIT * (self.units + functions.further("log") * self.taken)
+        """Return the error for activation functions with the given errors."""
+        return UNIT * (self.units + functions.further("log") * self.computed)
 
 
 @dataclass(frozen=True)
-class BceTruth:
-    """``torch.nn.functional.binary_cross_entropy(input.double(), target.double())``."""
+class BceReference:
+    """The float64 reference, ``torch.nn.functional.binary_cross_entropy(input.double(), target.double())``."""
 
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """-(t A + (1 - t) B)."""
+        """Return -(t A + (1 - t) B)."""
         x, t = tensors[INPUT], tensors[TARGET]
         of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
         first, second = -t * of_input.value, (t - 1.0) * of_rest.value
         loss = first + second
         own = np.abs(t) * of_input.units + np.abs(1.0 - t) * of_rest.units
         own += 0.5 * (np.abs(first) + np.abs(second) + np.abs(loss)) + 0.25 * (t < 0.5) * np.abs(of_rest.value)
-        taken = np.abs(t) * of_input.taken + np.abs(1.0 - t) * of_rest.taken
-        return Derived.of_units(loss, (first, second), own, {"log": taken})
+        computed = np.abs(t) * of_input.computed + np.abs(1.0 - t) * of_rest.computed
+        return Derived.of_units(loss, (first, second), own, {"log": computed})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """(x - t) / max(x (1 - x), 1e-12) and B - A."""
+        """Return (x - t) / max(x (1 - x), 1e-12) and B - A."""
         x, t = tensors[INPUT], tensors[TARGET]
         slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)
         of_slope = (2.5 + 2.0 * functions.rsqrt) * UNIT * np.abs(slope)
@@ -199,7 +202,7 @@ class BceTruth:
 
 
 def _exact_log(x: Float64Array) -> _Logarithm:
-    """A."""
+    """Return A and its error."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log(x), LEAST_LOG)
         floor = np.where(x > 0.0, np.exp(LEAST_LOG) / x, 0.0)
@@ -214,15 +217,15 @@ def _exact_log(x: Float64Array) -> _Logarithm:
 
 
 def _exact_log_of_complement(x: Float64Array) -> _Logarithm:
-    """B."""
+    """Return B and its error."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log1p(-x), LEAST_LOG)
         rounded = np.where(x < 0.5, np.minimum(np.abs(x), 0.25 * UNIT), 0.0)
         remaining = np.where(x < 0.5, rounded / UNIT * np.abs(x) / (1.0 - x) + 0.5 * np.abs(value), 0.0)
     is_one, lowered = x >= 1.0, abs(LEAST_LOG + LOWERED)
-    taken = np.where(is_one, lowered, np.abs(value) + rounded)
-    units = 0.5 * taken + np.where(is_one, 0.5 + 0.5 * np.abs(value), remaining)
-    return _Logarithm(value, units, taken)
+    computed = np.where(is_one, lowered, np.abs(value) + rounded)
+    units = 0.5 * computed + np.where(is_one, 0.5 + 0.5 * np.abs(value), remaining)
+    return _Logarithm(value, units, computed)
 
 
 def binary_cross_entropy_forward(
@@ -234,8 +237,8 @@ def binary_cross_entropy_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Binary cross-entropy of probabilities, element by element: ``-(t log x + (1 - t) log(1 - x))``, logarithms being
-    at least -100, times a weight if there is one.
+    """Compute the binary cross-entropy of probabilities, elementwise: ``-(t log x + (1 - t) log(1 - x))``, with
+    logarithms of at least -100, times a weight if there is one.
 
     Equivalent to ``F.binary_cross_entropy(input, target, weight, reduction=reduction)`` in PyTorch, computed in
     float32. Launch with ``binary_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -246,22 +249,22 @@ def binary_cross_entropy_forward(
     Args:
         input_hbm: x, in [0, 1], bfloat16, float16 or float32, of any dense shape, in HBM. Subnormal ones are 0.
         target_hbm: t, in [0, 1], of the input's shape, in any of these types.
-        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
-            a copy; None: 1.
+        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row,
+            [R, 1], or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "binary_cross_entropy_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
-    return run_forward(function, _kind(function, weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(function, _definition(function, weight_hbm), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def binary_cross_entropy_backward(
@@ -276,27 +279,25 @@ def binary_cross_entropy_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of binary cross-entropy: ``(x - t) / max(x (1 - x), 1e-12)`` by the input and ``log(1 - x) - log x``
-    by the target, times the weight and the upstream gradient.
+    """Compute the gradients of binary cross-entropy: ``(x - t) / max(x (1 - x), 1e-12)`` with respect to the input and
+    ``log(1 - x) - log x`` with respect to the target, times the weight and the upstream gradient.
 
-    Equivalent to the gradients of the forward's expression in PyTorch. Launch as the forward.
+    Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: what the forward
-            was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted: which gradients are
-            computed, at least one.
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with
-        ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm: the requested gradients, each of the shape and type of its tensor; with
+            ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -304,11 +305,11 @@ def binary_cross_entropy_backward(
     function = "binary_cross_entropy_backward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
-    kind = _kind(function, weight_hbm)
-    return run_backward(function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
+    definition = _definition(function, weight_hbm)
+    return run_backward(function, definition, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
 
 
-def _kind(function: str, weight_hbm: nl.NkiTensor | None) -> Kind:
+def _definition(function: str, weight_hbm: nl.NkiTensor | None) -> LossDefinition:
     return Bce() if weight_hbm is None else Weighted(Bce())
 
 
@@ -327,10 +328,10 @@ BCE: Final = elementwise_loss(
         "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
     ),
     functions=Functions(forward=2, backward=1),
-    held=((3.8, 2.65), (1.65, 1.05)),
+    time_limits=((3.8, 2.65), (1.65, 1.05)),
     forms=(
-        Form(BceTruth(), _PROBABILITIES),
-        Form(WeightedTruth(BceTruth()), {**_PROBABILITIES, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+        Form(BceReference(), _PROBABILITIES),
+        Form(WeightedReference(BceReference()), {**_PROBABILITIES, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
     edges="logarithms are at least -100",
     differences="a subnormal probability may count as 0, or nearly so; "

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far the kernels may be from the truth, derived: numpy only, for host code."""
+"""Derived bounds of the distance between the kernels and the reference. For host code; needs numpy only."""
 
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.bounds import (

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cosine embedding: the cosine of two rows should be 1 where the target is 1, and at most the margin where it is -1.
+"""Cosine embedding loss: the cosine of two rows should be 1 where the target is 1, and at most the margin where it is
+-1.
 
-``1 - cos`` or ``max(0, cos - margin)``; 0 for other targets: ``torch.nn.functional.cosine_embedding_loss``. Like
-PyTorch it adds 1e-12 to the squared norms, so that the cosine of a row of zeros is 0.
+The loss is ``1 - cos`` or ``max(0, cos - margin)``, and 0 for other targets:
+``torch.nn.functional.cosine_embedding_loss``. Like PyTorch it adds 1e-12 to the squared norms, so that the cosine of a
+row of zeros is 0.
 
-Gradients are ``k (r1 r2 y - cos r1^2 x)`` with the inverse norms r and k the derivative of the loss by the cosine: sums
-of the two rows, with coefficients that the forward makes.
+The gradients are ``k (r1 r2 y - cos r1^2 x)`` with the inverse norms r and k, the derivative of the loss with respect
+to the cosine. They are sums of the two rows, with coefficients that the forward computes.
 
 Errors of float32 arithmetic.
 
 With n additions in a row, the product of the rows is off by (n + 1) u / 2 of the sum of magnitudes, and a squared norm,
-with its constant, by (n + 2) u / 2 of itself; the inverse root by half of that and by its root and its reciprocal, to
-u / 2 each. The cosine: that of the product by the norms, and of itself those of both inverse norms and u of products.
-The loss: that of the cosine, and u / 2 of itself and of the margin.
+with its constant, by (n + 2) u / 2 of itself. The inverse root is off by half of that, and by its root and its
+reciprocal, u / 2 each. The error of the cosine is the error of the product times the norms, plus the cosine times the
+errors of both inverse norms and u for products. The error of the loss is that of the cosine, plus u / 2 of the loss and
+of the margin.
 
-    |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)        u more of roots or reciprocals: 2 u |cos|
+    |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)
 
-A gradient k (y / (|x| |y|) - cos x / |x|^2): of the first term those of the inverse norms and 4 u; of the second those
-and the error of the cosine.
+An additional error of u in roots or reciprocals adds 2 u |cos|.
+
+In a gradient k (y / (|x| |y|) - cos x / |x|^2), the first term has the errors of the inverse norms and 4 u; the second
+one has those and the error of the cosine.
 """
 
 from __future__ import annotations
@@ -40,16 +45,16 @@ from nkilib.core.losses.checks import require_floats, require_reduction
 from nkilib.core.losses.upstream import Upstream
 from nkilib.core.rows.checks import require_flag, require_vector
 from nkilib.core.rows.tiles import product, scaled, selected
-from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
+from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
 from nkilib.experimental.loss.skeletons.rowwise.backward import backward_of_core
 from nkilib.experimental.loss.skeletons.rowwise.combination import Term, combine
+from nkilib.experimental.loss.skeletons.rowwise.definition import RowResults, Statistic, Sum
 from nkilib.experimental.loss.skeletons.rowwise.forward import forward_of_core
 from nkilib.experimental.loss.skeletons.rowwise.geometry import RowLaunch
+from nkilib.experimental.loss.skeletons.rowwise.host.reference import Tensors, additions, summed
 from nkilib.experimental.loss.skeletons.rowwise.host.row import RowGradients, RowTensors, rowwise_loss
-from nkilib.experimental.loss.skeletons.rowwise.host.truth import Tensors, additions, summed
-from nkilib.experimental.loss.skeletons.rowwise.kind import RowResults, Statistic, Sum
 from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
-from nkilib.experimental.loss.skeletons.rowwise.row_numbers import (
+from nkilib.experimental.loss.skeletons.rowwise.row_scalars import (
     at_least_zero,
     combined,
     compared,
@@ -81,11 +86,11 @@ SQUARED_EPS = 1e-12
 
 @dataclass(frozen=True)
 class CosineFactors:
-    """What the rows are multiplied by, float32 [partitions, rows] each.
+    """The factors of the rows in the gradients, float32 [partitions, rows] each.
 
     Attributes:
-        of_other: in the gradient of either.
-        of_itself: by tensor.
+        of_other: the factor of the other row, the same in both gradients.
+        of_itself: the factor of the row itself, by tensor.
     """
 
     of_other: nl.NkiTensor
@@ -94,10 +99,10 @@ class CosineFactors:
 
 @dataclass(frozen=True)
 class CosineEmbedding:
-    """The loss with its option.
+    """The definition of the cosine embedding loss.
 
     Attributes:
-        margin: a number.
+        margin: the largest cosine without a loss where the target is -1.
     """
 
     margin: float
@@ -106,22 +111,22 @@ class CosineEmbedding:
     statistics: tuple[Statistic, ...] = (Sum(), Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """Both."""
+        """Return both inputs, which every gradient needs."""
         return FIRST, SECOND
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Nothing: the engines wait for the loads alone."""
+        """Return no tiles: the engines wait for the loads only."""
         return ()
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Products on Vector, squares on Scalar."""
+        """Add up products on Vector, and squares on Scalar."""
         first_sbuf, second_sbuf = piece.tensors[FIRST], piece.tensors[SECOND]
         piece.add_product(_DOT, piece.float32(), first_sbuf, second_sbuf)
         piece.add_function(_FIRST_SQUARES, nl.square, piece.float32(), first_sbuf)
         piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Losses of rows, and what the other row and the row itself are multiplied by in the gradients."""
+        """Compute the row-wise losses, and the coefficients of the other row and of the row itself in the gradients."""
         (target_sbuf,) = vectors_sbuf
         inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
         cosine_sbuf = product(product(statistics_sbuf[_DOT], inverses[0]), inverses[1])
@@ -136,17 +141,17 @@ class CosineEmbedding:
         is_beyond_sbuf = product(is_unlike_sbuf, compared(beyond_sbuf, nl.greater_equal, 0.0))
         by_cosine_sbuf = combined(is_beyond_sbuf, is_alike_sbuf, nl.subtract)
         of_other_sbuf = product(product(by_cosine_sbuf, inverses[0]), inverses[1])
-        turned_sbuf = scaled(product(by_cosine_sbuf, cosine_sbuf), -1.0)
-        of_itself = [product(product(turned_sbuf, inverse), inverse) for inverse in inverses]
+        negative_sbuf = scaled(product(by_cosine_sbuf, cosine_sbuf), -1.0)
+        of_itself = [product(product(negative_sbuf, inverse), inverse) for inverse in inverses]
         return RowResults(loss_sbuf, [of_other_sbuf, *of_itself])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> CosineFactors:
-        """Coefficients times upstream gradients."""
-        of_other, *of_itself = (product(upstream_sbuf, each) for each in coefficients_sbuf)
+        """Return the coefficients times the upstream gradients."""
+        of_other, *of_itself = (product(upstream_sbuf, coefficient_sbuf) for coefficient_sbuf in coefficients_sbuf)
         return CosineFactors(of_other, of_itself)
 
     def gradients(self, piece: Piece, factors: CosineFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Sums of both rows."""
+        """Write the gradients, which are weighted sums of both rows."""
         for tensor, gradient_sbuf in dst_sbuf.items():
             other = SECOND if tensor == FIRST else FIRST
             terms = [
@@ -164,18 +169,18 @@ ERROR: Final = TermError(5.5, {"sqrt": 2.0, "reciprocal": 2.0}, "1 and margin", 
 
 
 @dataclass(frozen=True)
-class CosineTruth:
-    """``F.cosine_embedding_loss(..., reduction="none")`` in float64.
+class CosineReference:
+    """The reference, ``F.cosine_embedding_loss(..., reduction="none")`` in float64.
 
     Attributes:
-        margin: of it.
+        margin: the margin of the loss.
     """
 
     margin: float = 0.0
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """1 - cos, or max(0, cos - margin), by the target."""
+        """Return 1 - cos, max(0, cos - margin) or 0, depending on the target."""
         of_rows, target = _cosine(tensors), tensors[TARGET]
         cosine, margin = of_rows.exact, abs(self.margin)
         beyond = np.maximum(0.0, cosine.value - self.margin)
@@ -187,13 +192,13 @@ class CosineTruth:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Undefined where cos - margin may have another sign."""
+        """Return the gradients, undefined where the computed cos - margin may have the other sign."""
         of_rows = _cosine(tensors, functions)
         cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
         target, beyond = tensors[TARGET], cosine.value - self.margin
         is_unsure = (target == -1.0) & (np.abs(beyond) <= cosine.error + UNIT * (1.0 + abs(self.margin)))
         by_cosine = np.where(target == 1.0, -1.0, 0.0) + np.where((target == -1.0) & (beyond >= 0.0), 1.0, 0.0)
-        found = {}
+        gradients = {}
         for name, other, inverse in ((INPUT1, INPUT2, inverses[0]), (INPUT2, INPUT1, inverses[1])):
             of_other = (by_cosine * inverses[0] * inverses[1])[:, None] * tensors[other]
             of_itself = (by_cosine * inverse**2)[:, None] * tensors[name]
@@ -201,18 +206,18 @@ class CosineTruth:
                 cosine.error + (relative + 6.0 * UNIT) * np.abs(cosine.value)
             )[:, None]
             value = of_other - of_itself * cosine.value[:, None]
-            found[name] = Exact(value, np.where(is_unsure[:, None], np.inf, error))
-        return found
+            gradients[name] = Exact(value, np.where(is_unsure[:, None], np.inf, error))
+        return gradients
 
 
 @dataclass(frozen=True)
 class _Cosine:
-    """Of rows.
+    """The cosines of rows.
 
     Attributes:
-        exact: the cosines.
-        inverses: of the norms of either row.
-        relative: what the product of two of these is off by.
+        exact: the cosines and their errors.
+        inverses: the inverse norms of the rows, for each of the two inputs.
+        relative: the relative error of the product of two inverse norms.
     """
 
     exact: Exact
@@ -224,7 +229,7 @@ def _cosine(tensors: Tensors, functions: FunctionErrors = CORRECT) -> _Cosine:
     first, second = tensors[INPUT1], tensors[INPUT2]
     terms = first * second
     product = summed(terms, 0.5 * UNIT * np.abs(terms))
-    inverses = [1.0 / np.sqrt((each * each).sum(axis=1) + SQUARED_EPS) for each in (first, second)]
+    inverses = [1.0 / np.sqrt((rows * rows).sum(axis=1) + SQUARED_EPS) for rows in (first, second)]
     of_inverses = 2.0 * (functions.sqrt + functions.reciprocal)
     relative = (0.5 * (additions(first.shape[1]) + 2.0) + of_inverses) * UNIT
     value = product.value * inverses[0] * inverses[1]
@@ -232,7 +237,7 @@ def _cosine(tensors: Tensors, functions: FunctionErrors = CORRECT) -> _Cosine:
     return _Cosine(Exact(value, error), inverses, relative)
 
 
-# Of a row: what the other row, and either row itself, is multiplied by in the gradients.
+# Per row: the factor of the other row in the gradients, and the factor of each row itself.
 _COEFFICIENTS = 3
 
 
@@ -248,7 +253,8 @@ def cosine_embedding_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Cosine embedding loss of rows: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1.
+    """Compute the cosine embedding loss, row-wise: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it
+    is -1.
 
     It is 0 for any other target. Equivalent to ``F.cosine_embedding_loss(input1, input2, target, margin=margin,
     reduction=reduction)`` in PyTorch, computed in float32. Launch with ``cosine_embedding_loss_forward[2](...)`` on a
@@ -259,19 +265,20 @@ def cosine_embedding_loss_forward(
         D: elements of a row, D > 0.
 
     Args:
-        input1_hbm, input2_hbm: [N, D], each bfloat16, float16 or float32, in HBM. 1e-12 is added to squared norms.
-        target_hbm: [N], float32.
-        margin: a number.
+        input1_hbm, input2_hbm: the rows, [N, D], each bfloat16, float16 or float32, in HBM. 1e-12 is added to squared
+            norms.
+        target_hbm: the targets, [N], float32.
+        margin: the largest cosine without a loss where the target is -1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
-        coefficients_wanted: return what the backward takes.
-        dtype: of the losses for ``"none"``; None: that of ``input1_hbm``.
-        columns: of a chunk of a row; None: chosen from shape and types.
-        each: rows that a partition takes at a time, of which columns are all; None: chosen.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        coefficients_wanted: whether to return the coefficients that the backward takes.
+        dtype: the type of the losses for ``"none"``; None: the type of ``input1_hbm``.
+        columns: the number of columns of a chunk of a row; None: chosen from shape and types.
+        each: the number of rows that a partition holds at a time, if ``columns`` is a whole row; None: chosen.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: [N] for ``"none"``, else [1], float32.
-        coefficients_hbm: [3, N], float32, where they are wanted.
+        loss_hbm: the losses, [N], for ``"none"``; else their sum or mean, [1], float32.
+        coefficients_hbm: the coefficients of the gradients, [3, N], float32, if ``coefficients_wanted``.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -284,11 +291,11 @@ def cosine_embedding_loss_forward(
     require_flag(function, "coefficients_wanted", coefficients_wanted)
     dtype = input1_hbm.dtype if dtype is None else dtype
     require_floats(function, "dtype", dtype)
-    kind = CosineEmbedding(margin)
+    definition = CosineEmbedding(margin)
     streamed = [input1_hbm.dtype, input2_hbm.dtype]
-    tiling = checked_tiling(function, (rows, size), streamed, kind.forward_tiles, columns, each, buffers)
+    tiling = checked_tiling(function, (rows, size), streamed, definition.forward_tiles, columns, each, buffers)
     outputs = new_outputs(rows, dtype, factor_of(reduction, rows), _COEFFICIENTS, coefficients_wanted)
-    forward_of_core(RowLaunch((input1_hbm, input2_hbm), tiling, (target_hbm,)), kind, outputs)
+    forward_of_core(RowLaunch((input1_hbm, input2_hbm), tiling, (target_hbm,)), definition, outputs)
     return returned(outputs)
 
 
@@ -305,25 +312,26 @@ def cosine_embedding_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the cosine embedding loss: sums of both rows, times coefficients.
+    """Compute the gradients of the cosine embedding loss: sums of both rows, times coefficients.
 
-    Equivalent to the gradients of ``F.cosine_embedding_loss`` in PyTorch. Launch as the forward.
+    Equivalent to the gradients of ``F.cosine_embedding_loss`` in PyTorch. Launch it like the forward.
 
     Dimensions:
         N: rows, N > 0.
         D: elements of a row, D > 0.
 
     Args:
-        input1_hbm, input2_hbm, reduction: what the forward was given.
+        input1_hbm, input2_hbm, reduction: the arguments of the forward.
         coefficients_hbm: [3, N], float32, which the forward returned.
-        grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_input1_wanted, grad_input2_wanted: which gradients are computed, at least one.
+        grad_loss_hbm: the upstream gradient: [N] for ``"none"``, bfloat16, float16 or float32; else one float32,
+            which is read on the device.
+        grad_input1_wanted, grad_input2_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the first input over ``input1_hbm``; else into a new tensor.
-        columns, each, buffers: as in the forward.
+        columns, each, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input1_hbm, grad_input2_hbm: those that are wanted, of shape and type of their tensor; with ``inplace`` the
-        first is ``input1_hbm``.
+        grad_input1_hbm, grad_input2_hbm: the requested gradients, each of the shape and type of its tensor; with
+            ``inplace`` the first is ``input1_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -342,13 +350,13 @@ def cosine_embedding_loss_backward(
         "input2": input2_hbm if grad_input2_wanted else None,
     }
     streamed = [each_hbm.dtype for each_hbm in (*tensors, *likes.values()) if each_hbm is not None]
-    kind = CosineEmbedding(0.0)
-    tiling = checked_tiling(function, (rows, size), streamed, kind.backward_tiles, columns, each, buffers)
+    definition = CosineEmbedding(0.0)
+    tiling = checked_tiling(function, (rows, size), streamed, definition.backward_tiles, columns, each, buffers)
     gradients = new_gradients(likes, inplace)
     coefficients = [coefficients_hbm[number, :] for number in range(_COEFFICIENTS)]
-    backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), coefficients, gradients)
-    found = tuple(gradients.values())
-    return found[0] if len(found) == 1 else found
+    backward_of_core(RowLaunch(tensors, tiling), definition, Upstream(grad_loss_hbm, factor), coefficients, gradients)
+    results = tuple(gradients.values())
+    return results[0] if len(results) == 1 else results
 
 
 COSINE_EMBEDDING: Final = rowwise_loss(
@@ -364,10 +372,10 @@ COSINE_EMBEDDING: Final = rowwise_loss(
         "gradients are computed on request",
     ),
     rows=RowTensors(vectors=(TARGET,), coefficients=lambda arguments: _COEFFICIENTS),
-    held=((1.5, 1.05), (1.05, 1.05)),
+    time_limits=((1.5, 1.05), (1.05, 1.05)),
     forms=(
         Form(
-            CosineTruth(0.01),
+            CosineReference(0.01),
             {INPUT1: Sample.NUMBERS, INPUT2: Sample.NUMBERS, TARGET: Sample.SIMILARITIES_OF_ROWS},
             {"margin": 0.01},
         ),

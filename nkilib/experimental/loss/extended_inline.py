@@ -3,7 +3,8 @@
 
 """Cross-entropy with the options of training recipes, as plain functions to call from NKI code.
 
-They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as those of :mod:`.inline` to the plain ones.
+They relate to the kernels of :mod:`nkilib.experimental.loss.extended` as the functions of
+:mod:`nkilib.experimental.loss.inline` relate to the plain kernels.
 """
 
 from nkilib.experimental.loss.cross_entropy.extended_kernels import (

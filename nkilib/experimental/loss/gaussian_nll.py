@@ -3,22 +3,23 @@
 
 """Negative log-likelihood of the normal distribution, ``torch.nn.functional.gaussian_nll_loss(x, t, var)``.
 
-With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``: ``q^2 / 2 - log s``, and ``full`` adds ``log(2 pi) / 2``, so
-that one function gives the logarithm and the quotient. Derivatives ``q s``, its negative and ``s^2 (1 - q^2) / 2``, the
-last one as if ``var`` had been ``max(var, eps)``, as PyTorch has it.
+With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``, the loss is ``q^2 / 2 - log s``, so that one function gives
+the logarithm and the quotient; ``full`` adds ``log(2 pi) / 2``. The derivatives are ``q s``, its negative and
+``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were ``max(var, eps)``, as in PyTorch.
 
 Errors of float32 arithmetic.
 
-The normal distribution's likelihood, with v = max(var, eps), s = 1 / sqrt(v) to u / 2, and q = (x - t) s.
+Let v = max(var, eps), s = 1 / sqrt(v), whose error is u / 2, and q = (x - t) s.
 
-x - t, its product with s and the square round once, and s counts twice: q^2 / 2 is off by 7 u / 2 of itself. The error
-of s moves log s by u / 2, and that of the constant of ``full``, and its product with s, by u more; the logarithm is
-good to u / 2:
+x - t, its product with s and the square round once, and the error of s counts twice: q^2 / 2 is off by 7 u / 2 of
+itself. The error of s moves log s by u / 2; the error of the constant of ``full``, and of its product with s, moves it
+by u more; the logarithm has an error of u / 2:
 
     |error| <= u (7 q^2 / 4 + |log s| / 2 + 1 / 2 + loss / 2), and u more for ``full``
 
-u more of the inverse root: u (q^2 + 1); of the logarithm: u |log s|. Of derivatives: q s is off by 1.5 u and twice the
-error e of the inverse root; s^2 (1 - q^2) / 2 by its products and sums, and e counts twice in s^2 and in q^2.
+An additional error of u in the inverse root adds u (q^2 + 1), and one in the logarithm u |log s|. In the derivatives,
+q s is off by 1.5 u and twice the error e of the inverse root; s^2 (1 - q^2) / 2 is off by its products and sums, and e
+counts twice in s^2 and in q^2.
 """
 
 from __future__ import annotations
@@ -39,28 +40,28 @@ from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, multiply_on_gpsimd, product, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.numbers import LEAST_ARGUMENT_OF_LOG, require_option
-from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.kind import (
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
     VARIANCE,
     Derivative,
-    Kind,
+    LossDefinition,
     Losses,
     Piece,
     Prepared,
 )
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
 class GaussianNll:
-    """The loss.
+    """The definition of the Gaussian negative log-likelihood.
 
     Attributes:
-        full: with the constant.
-        eps: the least variance.
+        full: whether to add the constant log(2 pi) / 2.
+        eps: the lower limit of the variance.
     """
 
     full: bool
@@ -69,11 +70,11 @@ class GaussianNll:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """All, whatever is wanted."""
+        """Return all tensors, whichever gradients are wanted."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """q and log(s k), where k = 1 / sqrt(2 pi) adds the constant."""
+        """Return q and log(s k), where k = 1 / sqrt(2 pi) adds the constant of ``full``; else k is 1."""
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         log_sbuf = piece.float32()
         scale = 1.0 / sqrt(2.0 * pi) if self.full else 1.0
@@ -81,7 +82,7 @@ class GaussianNll:
         return quotient_sbuf, log_sbuf
 
     def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """q and s."""
+        """Return q and s."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
         transform(inverse_sbuf, piece[VARIANCE], nl.maximum, self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
@@ -90,28 +91,28 @@ class GaussianNll:
         return quotient_sbuf, inverse_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """q^2 / 2 - log(s k)."""
+        """Compute q^2 / 2 - log(s k)."""
         square_sbuf, log_sbuf = prepared
         product(square_sbuf, square_sbuf, square_sbuf)
         losses.scalar_tensor_tensor(square_sbuf, nl.multiply, 0.5, nl.subtract, log_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """q s, -q s, s^2 (1 - q^2) / 2."""
+        """Return q s, -q s and s^2 (1 - q^2) / 2."""
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
-        found = {}
+        derivatives = {}
         if VARIANCE in wanted:
             slope_sbuf = piece.float32()
             nisa.activation(dst=slope_sbuf, op=nl.square, data=quotient_sbuf)
             combine(slope_sbuf, slope_sbuf, nl.subtract, 1.0, nl.multiply, inverse_sbuf)
             product(slope_sbuf, slope_sbuf, inverse_sbuf)
-            found[VARIANCE] = Derivative(slope_sbuf, -0.5, on_scalar=True)
+            derivatives[VARIANCE] = Derivative(slope_sbuf, -0.5, on_scalar=True)
         times_sbuf: nl.NkiTensor | None = inverse_sbuf
         if INPUT in wanted and TARGET in wanted:
             product(quotient_sbuf, quotient_sbuf, inverse_sbuf)
             times_sbuf = None
-        found[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True, times_sbuf=times_sbuf)
-        found[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True, times_sbuf=times_sbuf)
-        return found
+        derivatives[INPUT] = Derivative(quotient_sbuf, 1.0, on_scalar=True, times_sbuf=times_sbuf)
+        derivatives[TARGET] = Derivative(quotient_sbuf, -1.0, on_scalar=True, times_sbuf=times_sbuf)
+        return derivatives
 
 
 ERROR: Final = TermError(4.5, {"rsqrt": 3.0, "log": 1.0}, "(x - t)^2 / (2 v), log(v) / 2 and 1")
@@ -119,11 +120,11 @@ FULL_ERROR: Final = TermError(5.5, {"rsqrt": 3.0, "log": 1.0}, "(x - t)^2 / (2 v
 
 
 @dataclass(frozen=True)
-class GaussianTruth:
-    """``torch.nn.functional.gaussian_nll_loss(input.double(), target.double(), var.double())``.
+class GaussianReference:
+    """The reference, ``torch.nn.functional.gaussian_nll_loss(input.double(), target.double(), var.double())``.
 
     Attributes:
-        full, eps: of the function.
+        full, eps: the options of the function.
     """
 
     full: bool = False
@@ -131,11 +132,11 @@ class GaussianTruth:
 
     @property
     def stated(self) -> TermError:
-        """Of this form."""
+        """The stated error with these options."""
         return FULL_ERROR if self.full else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """(log v + (x - t)^2 / v) / 2."""
+        """Return (log v + (x - t)^2 / v) / 2, plus the constant of ``full``."""
         variance = self._variance(tensors)
         square = 0.5 * (tensors[INPUT] - tensors[TARGET]) ** 2 / variance
         logs = 0.5 * np.log(variance) + (0.5 * np.log(2.0 * np.pi) if self.full else 0.0)
@@ -145,7 +146,7 @@ class GaussianTruth:
         return Derived.of_units(loss, (square, logs, 1.0), own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """(x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2."""
+        """Return (x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2."""
         variance = self._variance(tensors)
         distance = tensors[INPUT] - tensors[TARGET]
         slope = distance / variance
@@ -175,7 +176,7 @@ def gaussian_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Negative log-likelihood of the normal distribution, element by element: ``(log v + (x - t)^2 / v) / 2`` for
+    """Compute the negative log-likelihood of the normal distribution, elementwise: ``(log v + (x - t)^2 / v) / 2`` for
     ``v = max(var, eps)``.
 
     Equivalent to ``F.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)`` in PyTorch,
@@ -187,23 +188,23 @@ def gaussian_nll_loss_forward(
     Args:
         input_hbm: x, means, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the input's shape, in any of these types.
-        var_hbm: variances, likewise.
+        var_hbm: the variances, of the input's shape, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        full: add ``log(2 pi) / 2``.
-        eps: the least variance that is computed with, at least 2^-64.
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        full: whether to add ``log(2 pi) / 2``.
+        eps: the lower limit of the variance, at least 2^-64.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "gaussian_nll_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, VARIANCE: var_hbm}
-    return run_forward(function, _kind(function, full, eps), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(function, _definition(function, full, eps), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def gaussian_nll_loss_backward(
@@ -221,27 +222,27 @@ def gaussian_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the likelihood of the normal distribution: ``(x - t) / v`` by the input, its negative by the
-    target, and ``(1 / v - (x - t)^2 / v^2) / 2`` by the variance, whether it was raised to ``eps`` or not.
+    """Compute the gradients of the Gaussian negative log-likelihood: ``(x - t) / v`` with respect to the input, its
+    negative with respect to the target, and ``(1 / v - (x - t)^2 / v^2) / 2`` with respect to the variance, whether the
+    variance was raised to ``eps`` or not; each times the upstream gradient.
 
-    Equivalent to the gradients of the forward's expression in PyTorch. Launch as the forward.
+    Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, var_hbm, reduction, full, eps: what the forward
-            was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_var_wanted: which gradients are
-            computed, at least one.
+        input_hbm, target_hbm, var_hbm, reduction, full, eps: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_var_wanted: whether to compute each gradient; at least one is
+            True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_var_hbm: those that are wanted, of shape and type of their tensor; with
-        ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm, grad_var_hbm: the requested gradients, each of the shape and type of its
+            tensor; with ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -249,11 +250,11 @@ def gaussian_nll_loss_backward(
     function = "gaussian_nll_loss_backward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, VARIANCE: var_hbm}
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted, VARIANCE: grad_var_wanted}
-    kind = _kind(function, full, eps)
-    return run_backward(function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
+    definition = _definition(function, full, eps)
+    return run_backward(function, definition, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
 
 
-def _kind(function: str, full: bool, eps: float) -> Kind:
+def _definition(function: str, full: bool, eps: float) -> LossDefinition:
     require_flag(function, "full", full)
     require_option(function, "eps", eps, least=LEAST_ARGUMENT_OF_LOG)
     return GaussianNll(full, eps)
@@ -272,10 +273,10 @@ GAUSSIAN_NLL: Final = elementwise_loss(
         "3.5 u of (x - t) / v; by the variance 3.5 u of 1 / (2 v) and 7 u of (x - t)^2 / (2 v^2)", {"rsqrt": 4.0}
     ),
     functions=Functions(forward=3, backward=1),
-    held=((1.7, 1.05), (1.3, 1.05)),
+    time_limits=((1.7, 1.05), (1.3, 1.05)),
     forms=(
-        Form(GaussianTruth(), _SAMPLES),
-        Form(GaussianTruth(full=True, eps=0.25), _SAMPLES, {"full": True, "eps": 0.25}, ", full"),
+        Form(GaussianReference(), _SAMPLES),
+        Form(GaussianReference(full=True, eps=0.25), _SAMPLES, {"full": True, "eps": 0.25}, ", full"),
     ),
     edges="the gradient of the variance is that of v",
     differences="eps is at least 2^-64",

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Error of similarity: x where t is 1, ``max(margin - x, 0)`` where it is -1, and their sum where it is neither.
+"""Hinge embedding loss: x where t is 1, ``max(margin - x, 0)`` where it is -1, and their sum where it is neither.
 
-``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is taken as ``max(x, margin)``, which it is. The derivative
-is ``[t != -1] - [t != 1] [x <= margin]``. Terms are chosen, not multiplied by 0: an infinite one would be NaN.
+This is ``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is computed as ``max(x, margin)``, which equals it.
+The derivative is ``[t != -1] - [t != 1] [x <= margin]``. Terms are selected, not multiplied by 0, because 0 times
+infinity would be NaN.
 
 Errors of float32 arithmetic.
 
-Error of similarity: ``margin - x`` rounds once, u / 2 of itself; the rest chooses numbers. Derivatives are exact.
+``margin - x`` rounds once, u / 2 of itself; the rest selects numbers. Derivatives are exact.
 """
 
 from __future__ import annotations
@@ -26,8 +27,16 @@ from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, subtract_on_gpsimd, transform
 from nkilib.core.rows.numbers import require_option
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
+    INPUT,
+    TARGET,
+    Derivative,
+    LossDefinition,
+    Losses,
+    Piece,
+    Prepared,
+)
 from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl
 
@@ -36,10 +45,10 @@ _LOWEST = -(2.0**128) * (1.0 - 2.0**-24)
 
 @dataclass(frozen=True)
 class HingeEmbedding:
-    """The error of similarity.
+    """The definition of the hinge embedding loss.
 
     Attributes:
-        margin: up to which what is not similar counts; finite.
+        margin: the value of x from which on a dissimilar pair (t = -1) has no loss; finite.
     """
 
     margin: float
@@ -48,11 +57,11 @@ class HingeEmbedding:
     scratch_tiles = 6  # two more than a piece takes, so that Vector does not wait for the sums of Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Both; the input alone has a gradient."""
+        """Return both tensors; only the input has a gradient."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """max(margin - x, 0), [t = -1], and the larger one of x and margin, or x alone where t is 1."""
+        """Return max(margin - x, 0), the maximum of x and margin (x where t is 1), and [t = -1]."""
         hinge_sbuf, other_sbuf = piece.float32(), piece.float32()
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()
         nisa.activation(dst=hinge_sbuf, op=nl.relu, data=piece[INPUT], scale=-1.0, bias=piece.constant(self.margin))
@@ -66,13 +75,13 @@ class HingeEmbedding:
         return hinge_sbuf, other_sbuf, is_unlike_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Of the two what t says."""
+        """Select one of the two values by the target."""
         hinge_sbuf, other_sbuf, is_unlike_sbuf = prepared
         nisa.tensor_copy_predicated(dst=other_sbuf, src=hinge_sbuf, predicate=is_unlike_sbuf.view(nl.uint16))
         losses.activation(nl.copy, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """[t != -1] - [t != 1] [x <= margin], on GpSimd at the end: numbers that are exact in bfloat16."""
+        """Return [t != -1] - [t != 1] [x <= margin], subtracted on GpSimd; these numbers are exact in bfloat16."""
         near_sbuf, slope_sbuf = piece.bfloat16(), piece.bfloat16()
         transform(near_sbuf, piece[INPUT], nl.less_equal, self.margin)
         combine(near_sbuf, piece[TARGET], nl.not_equal, 1.0, nl.multiply, near_sbuf)
@@ -85,25 +94,25 @@ ERROR: Final = TermError(0.5)
 
 
 @dataclass(frozen=True)
-class HingeEmbeddingTruth:
-    """``torch.nn.functional.hinge_embedding_loss(input.double(), target.double(), margin)``.
+class HingeEmbeddingReference:
+    """The reference, ``torch.nn.functional.hinge_embedding_loss(input.double(), target.double(), margin)``.
 
     Attributes:
-        margin: rounded to float32.
+        margin: the margin of the loss, which is rounded to float32.
     """
 
     margin: float
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """x, max(margin - x, 0), or their sum, which is the larger one of x and margin."""
+        """Return x, max(margin - x, 0), or their sum, which is the maximum of x and margin."""
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         hinge = np.maximum(margin - x, 0.0)
-        found = np.where(t == -1.0, hinge, np.where(t == 1.0, x, np.maximum(x, margin)))
-        return Derived.of_units(found, (), np.where(t == -1.0, 0.5 * hinge, 0.0))
+        loss = np.where(t == -1.0, hinge, np.where(t == 1.0, x, np.maximum(x, margin)))
+        return Derived.of_units(loss, (), np.where(t == -1.0, 0.5 * hinge, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """[t != -1] - [t != 1] [x <= margin]."""
+        """Return [t != -1] - [t != 1] [x <= margin], which is exact."""
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         slope = (t != -1.0).astype(np.float64) - ((t != 1.0) & (x <= margin))
         return {INPUT: Exact(slope, np.zeros_like(slope))}
@@ -118,8 +127,8 @@ def hinge_embedding_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Error of similarity, element by element: x where t is 1, ``max(margin - x, 0)`` where it is -1, their sum where
-    t is neither.
+    """Compute the hinge embedding loss, elementwise: x where t is 1, ``max(margin - x, 0)`` where it is -1, their sum
+    where t is neither.
 
     Equivalent to ``F.hinge_embedding_loss(input, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -131,20 +140,20 @@ def hinge_embedding_loss_forward(
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        margin: up to which what is not similar counts, finite.
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        margin: the value of x from which on a dissimilar pair (t = -1) has no loss, finite.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "hinge_embedding_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
-    return run_forward(function, _kind(function, margin), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(function, _definition(function, margin), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def hinge_embedding_loss_backward(
@@ -157,8 +166,8 @@ def hinge_embedding_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradient of the error of similarity by the input: ``[t != -1] - [t != 1] [x <= margin]``, times the upstream
-    gradient.
+    """Compute the gradient of the hinge embedding loss with respect to the input:
+    ``[t != -1] - [t != 1] [x <= margin]``, times the upstream gradient.
 
     Equivalent to the gradient of the forward's expression in PyTorch.
 
@@ -166,14 +175,14 @@ def hinge_embedding_loss_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, reduction, margin: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
+        input_hbm, target_hbm, reduction, margin: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or float32;
+            else one float32, which is read on the device.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm: of shape and type of the input; with ``inplace`` it is ``input_hbm``.
+        grad_input_hbm: the gradient, of the shape and type of the input; with ``inplace`` it is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -182,11 +191,19 @@ def hinge_embedding_loss_backward(
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
     wanted = {INPUT: True}
     return run_backward(
-        function, _kind(function, margin), tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers
+        function,
+        _definition(function, margin),
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
     )
 
 
-def _kind(function: str, margin: float) -> Kind:
+def _definition(function: str, margin: float) -> LossDefinition:
     return HingeEmbedding(require_option(function, "margin", margin))
 
 
@@ -200,8 +217,8 @@ HINGE_EMBEDDING: Final = elementwise_loss(
     errors=(ERROR,),
     gradient_error=GradientError("u of the gradient", notes="there is no gradient by the target"),
     functions=Functions(forward=1),
-    held=((1.9, 1.3), (1.05, 1.05)),
-    forms=(Form(HingeEmbeddingTruth(0.8), {INPUT: Sample.NUMBERS, TARGET: Sample.SIMILARITIES}, {"margin": 0.8}),),
+    time_limits=((1.9, 1.3), (1.05, 1.05)),
+    forms=(Form(HingeEmbeddingReference(0.8), {INPUT: Sample.NUMBERS, TARGET: Sample.SIMILARITIES}, {"margin": 0.8}),),
     edges="another target than 1 and -1 gives both terms",
     differences="the sum of both terms is max(x, margin), which is margin where x is -inf (PyTorch: NaN); margin "
     "must be finite",

@@ -2,11 +2,11 @@
 # Copyright The nkilib authors
 
 """The losses and their gradients as plain functions to call from NKI code: cross-entropy for large vocabularies, of
-logits or of hidden states and output weights (linear), and the family of ``torch.nn.functional``.
+logits or of hidden states and output weights (linear), and the losses of ``torch.nn.functional``.
 
-A kernel of yours calls these: the NKI compiler inlines functions, and refuses a call of something that is a kernel
-itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch them on their own, take the
-kernels of the same names in :mod:`nkilib.experimental.loss`.
+Call these functions from your own kernel: the NKI compiler inlines functions, and rejects a call of a function that
+is a kernel itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch a loss on its
+own, use the kernel of the same name in :mod:`nkilib.experimental.loss`.
 """
 
 from nkilib.experimental.loss.bce import binary_cross_entropy_backward, binary_cross_entropy_forward

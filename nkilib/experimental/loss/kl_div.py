@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kullback-Leibler divergence of elements: input x are log-probabilities, target t probabilities or their logarithms.
+"""Kullback-Leibler divergence, elementwise: the input x is a log-probability, the target t a probability or its
+logarithm.
 
-``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``. Both factor what
-PyTorch writes as a difference of products, so that nothing cancels but what cancels in the truth.
+The loss is ``t * (log t - x)``, or ``exp(t) * (t - x)`` for ``log_target``: ``torch.nn.functional.kl_div(x, t)``. Both
+factor PyTorch's difference of products, so that nothing cancels beyond what cancels in the reference.
 
 The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
-``t * log t``. NKI documents ``log`` on [2^-64, 2^64] alone.
+``t * log t``. NKI documents ``log`` on [2^-64, 2^64] only.
 
 Errors of float32 arithmetic.
 
-Kullback-Leibler divergence of log-probabilities x, with l = log t to u / 2. The difference and the product round.
+Let x be log-probabilities, and l = log t, whose error is u / 2. The difference and the product round.
 
     t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    2^-64 is added to t, which adds at most as much to t l
     e^t (t - x)     |error| <= 3 u / 2 of it                      the exponential, the difference and the product
 
-u more of log: u |t l|; of exp: u of the loss. Of derivatives: 1 and the difference round once, u / 2 each; a target
-below 2^-32 is raised by 2^64 before its logarithm is taken, which is of at most 2 |l| and subtracted from 2 |l|.
+An additional error of u in log adds u |t l|; one in exp adds u of the loss. In the derivatives, 1 and the difference
+round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is computed, which is at most
+2 |l| and is subtracted from 2 |l|.
 """
 
 from __future__ import annotations
@@ -38,62 +40,72 @@ from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import add_on_gpsimd, combine, subtract_in_turns, subtract_on_gpsimd, transform
 from nkilib.core.rows.checks import require_flag
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
+    INPUT,
+    TARGET,
+    Derivative,
+    LossDefinition,
+    Losses,
+    Piece,
+    Prepared,
+)
 from nkilib.experimental.loss.skeletons.elementwise.host.row import (
     Functions,
     GradientError,
     elementwise_loss,
     launch_of,
 )
-from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import BATCHMEAN, run_backward, run_forward
 from nkilib.nki import nisa, nl
 
 # Added to a target before its logarithm is taken.
 LEAST_TARGET = 1.0 / LIMIT_OF_LOG
-# Below it a target is multiplied by 2^64 before its logarithm is taken exactly.
+# A target below _SMALL is multiplied by 2^64 before its logarithm is computed exactly.
 _SMALL, _RAISED = 2.0**-32, LIMIT_OF_LOG
 
 
 def needed_tensors(wanted: tuple[str, ...]) -> tuple[str, ...]:
-    """What gradients are made of: that of the input of the target alone."""
+    """Return the tensors needed for the derivatives; the gradient of the input needs only the target."""
     return (INPUT, TARGET) if TARGET in wanted else (TARGET,)
 
 
 @dataclass(frozen=True)
 class KlDiv:
-    """The divergence from targets that are probabilities."""
+    """The definition of the divergence from targets that are probabilities."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 4
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """As :func:`needed_tensors`."""
+        """Return the tensors needed for the derivatives, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """log(t + 2^-64) - x."""
+        """Return log(t + 2^-64) - x."""
         log_sbuf = piece.float32()
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
         subtract_in_turns(piece.number, log_sbuf, log_sbuf, piece[INPUT])
         return (log_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """(log t - x) * t; NaN where t is 0 and x infinite, as PyTorch has it."""
+        """Compute (log t - x) * t, which is NaN where t is 0 and x infinite, as in PyTorch."""
         (log_sbuf,) = prepared
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """-t, or log t + 1 - x, which is NaN at t = 0 as in PyTorch."""
-        found = {INPUT: Derivative(piece[TARGET], -1.0)}
+        """Return -t, and log t + 1 - x, which is NaN at t = 0 as in PyTorch."""
+        derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
             log_sbuf = _logarithm(piece)
             combine(log_sbuf, log_sbuf, nl.add, 1.0, nl.subtract, piece[INPUT])
-            found[TARGET] = Derivative(log_sbuf, on_scalar=True)
-        return found
+            derivatives[TARGET] = Derivative(log_sbuf, on_scalar=True)
+        return derivatives
 
 
 def _logarithm(piece: Piece) -> nl.NkiTensor:
-    """log t of every normal number, NaN of 0: small targets are raised into the documented range of ``log`` first."""
+    """Return log t for every normal number, and NaN for 0: small targets are scaled into the documented range of
+    ``log``.
+    """
     target_sbuf = piece[TARGET]
     raised_sbuf, log_sbuf, none_sbuf = piece.bfloat16(), piece.float32(), piece.float32()
     # 2^64 is a bfloat16, which Vector writes fast
@@ -109,49 +121,51 @@ def _logarithm(piece: Piece) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class KlDivOfLogTarget:
-    """The divergence from targets that are log-probabilities."""
+    """The definition of the divergence from targets that are log-probabilities."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """As :func:`needed_tensors`."""
+        """Return the tensors needed for the derivatives, see :func:`needed_tensors`."""
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """exp(t) and t - x, on Scalar and mostly on GpSimd, which leaves Vector little more than one pass."""
+        """Return exp(t), computed on Scalar, and t - x, mostly on GpSimd; Vector then has little more than one pass."""
         exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         subtract_in_turns(piece.number, difference_sbuf, piece[TARGET], piece[INPUT])
         return exponential_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """(t - x) * exp(t); NaN where t is -inf, as PyTorch has it. Vector sums it: Scalar has the exponentials."""
+        """Compute (t - x) * exp(t), NaN where t is -inf as in PyTorch. Vector adds up sums, since Scalar has the
+        exponentials.
+        """
         exponential_sbuf, difference_sbuf = prepared
         losses.scalar_tensor_tensor(difference_sbuf, nl.multiply, 1.0, nl.multiply, exponential_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """-exp(t), or exp(t) * (t - x + 1)."""
+        """Return -exp(t) and exp(t) * (t - x + 1)."""
         exponential_sbuf = piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
-        found = {INPUT: Derivative(exponential_sbuf, -1.0)}
+        derivatives = {INPUT: Derivative(exponential_sbuf, -1.0)}
         if TARGET in wanted:
             sum_sbuf = piece.float32()
             subtract_on_gpsimd(sum_sbuf, piece[TARGET], piece[INPUT])
             combine(sum_sbuf, sum_sbuf, nl.add, 1.0, nl.multiply, exponential_sbuf)
-            found[TARGET] = Derivative(sum_sbuf, on_scalar=True)
-        return found
+            derivatives[TARGET] = Derivative(sum_sbuf, on_scalar=True)
+        return derivatives
 
 
 class KlDivGradients(NamedTuple):
-    """By the input and by the target, before the upstream gradient."""
+    """The gradients with respect to the input and the target, before the multiplication by the upstream gradient."""
 
     input: Float64Array
     target: Float64Array
 
 
 def kl_div_reference(input: np.ndarray, target: np.ndarray, log_target: bool) -> Float64Array:
-    """The divergence of each element.
+    """Compute the divergence of each element in float64.
 
     PyTorch equivalent: ``F.kl_div(input.double(), target.double(), reduction="none", log_target=log_target)``.
     """
@@ -163,7 +177,7 @@ def kl_div_reference(input: np.ndarray, target: np.ndarray, log_target: bool) ->
 
 
 def kl_div_gradients_reference(input: np.ndarray, target: np.ndarray, log_target: bool) -> KlDivGradients:
-    """Derivatives of the divergence of each element, NaN by a target of 0 as autograd gives it in PyTorch."""
+    """Compute the derivatives of the divergence of each element, NaN for a target of 0, as autograd does in PyTorch."""
     x, t = input.astype(np.float64), target.astype(np.float64)
     with np.errstate(all="ignore"):
         if log_target:
@@ -176,32 +190,32 @@ ERROR_OF_LOG_TARGET: Final = TermError(1.5, {"exp": 1.0}, form="of log-probabili
 
 
 @dataclass(frozen=True)
-class KlDivTruth:
-    """``torch.nn.functional.kl_div(input.double(), target.double(), log_target=log_target)``.
+class KlDivReference:
+    """The reference, ``torch.nn.functional.kl_div(input.double(), target.double(), log_target=log_target)``.
 
     Attributes:
-        log_target: of the function.
+        log_target: whether the target is a log-probability.
     """
 
     log_target: bool = False
 
     @property
     def stated(self) -> TermError:
-        """Of this form."""
+        """The stated error with this option."""
         return ERROR_OF_LOG_TARGET if self.log_target else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """t (log t - x), or exp(t) (t - x)."""
+        """Return t (log t - x), or exp(t) (t - x)."""
         x, t = tensors[INPUT], tensors[TARGET]
-        found = kl_div_reference(x, t, self.log_target)
+        loss = kl_div_reference(x, t, self.log_target)
         if self.log_target:
-            return Derived.of_units(found, (), 1.5 * np.abs(found), {"exp": found})
+            return Derived.of_units(loss, (), 1.5 * np.abs(loss), {"exp": loss})
         log, size = np.log(t + LEAST_TARGET), np.abs(t)
         own = size * (0.5 * np.abs(log) + np.abs(log - x))
-        return Derived.of_units(found, (t * log, t * x), own, {"log": t * log}, beside=2.0 * LEAST_TARGET / UNIT)
+        return Derived.of_units(loss, (t * log, t * x), own, {"log": t * log}, beside=2.0 * LEAST_TARGET / UNIT)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """-t and log t + 1 - x, or -exp(t) and exp(t) (t - x + 1)."""
+        """Return -t and log t + 1 - x, or -exp(t) and exp(t) (t - x + 1)."""
         x, t = tensors[INPUT], tensors[TARGET]
         exact = kl_div_gradients_reference(x, t, self.log_target)
         if self.log_target:
@@ -223,7 +237,7 @@ def kl_div_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Kullback-Leibler divergence, element by element: ``t * (log t - x)``, or ``exp(t) * (t - x)``.
+    """Compute the Kullback-Leibler divergence, elementwise: ``t * (log t - x)``, or ``exp(t) * (t - x)``.
 
     Equivalent to ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch, computed in
     float32. Launch with ``kl_div_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -233,25 +247,25 @@ def kl_div_forward(
 
     Args:
         input_hbm: x, log-probabilities, bfloat16, float16 or float32, of any dense shape, in HBM.
-        target_hbm: t, of the shape of the input, in any of these types. Probabilities that are 0 give 0; of those below
-            2^-64, log t is log(t + 2^-64).
-        log_target: the target holds log-probabilities.
-        reduction: ``"none"``, ``"sum"``, ``"mean"`` (over elements) or ``"batchmean"`` (the sum over the first
-            dimension's size).
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        target_hbm: t, of the shape of the input, in any of these types. A probability of 0 gives 0; below 2^-64, log t
+            is log(t + 2^-64).
+        log_target: whether the target holds log-probabilities.
+        reduction: ``"none"``, ``"sum"``, ``"mean"`` (over elements) or ``"batchmean"`` (the sum divided by the size of
+            the first dimension).
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "kl_div_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
-    kind = _kind(function, log_target)
-    return run_forward(function, kind, tensors_hbm, reduction, dtype, columns, buffers, further=(BATCHMEAN,))
+    definition = _definition(function, log_target)
+    return run_forward(function, definition, tensors_hbm, reduction, dtype, columns, buffers, further=(BATCHMEAN,))
 
 
 def kl_div_backward(
@@ -266,40 +280,50 @@ def kl_div_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the divergence: by the input ``-t`` or ``-exp(t)``, by the target ``log t + 1 - x`` or
-    ``exp(t) * (t - x + 1)``, times the upstream gradient.
+    """Compute the gradients of the divergence: ``-t`` or ``-exp(t)`` with respect to the input, ``log t + 1 - x`` or
+    ``exp(t) * (t - x + 1)`` with respect to the target, times the upstream gradient.
 
     Equivalent to the gradients of ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch.
-    Launch as the forward.
+    Launch it like the forward.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, log_target, reduction: what the forward was given. The input is read for the gradient of
-            the target alone.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted: which gradients are computed, at least one.
+        input_hbm, target_hbm, log_target, reduction: the arguments of the forward. Only the gradient of the target
+            reads the input.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or float32;
+            else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with ``inplace`` the
-        first is ``input_hbm``. At a probability of 0 the gradient of the target is NaN, as in PyTorch.
+        grad_input_hbm, grad_target_hbm: the requested gradients, each of the shape and type of its tensor; with
+            ``inplace`` the first is ``input_hbm``. At a probability of 0 the gradient of the target is NaN, as in
+            PyTorch.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
     function = "kl_div_backward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
-    kind, wanted = _kind(function, log_target), {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
+    definition, wanted = _definition(function, log_target), {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
     return run_backward(
-        function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers, further=(BATCHMEAN,)
+        function,
+        definition,
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
+        further=(BATCHMEAN,),
     )
 
 
-def _kind(function: str, log_target: bool) -> Kind:
+def _definition(function: str, log_target: bool) -> LossDefinition:
     require_flag(function, "log_target", log_target)
     return KlDivOfLogTarget() if log_target else KlDiv()
 
@@ -317,11 +341,11 @@ KL_DIV: Final = elementwise_loss(
         "u of -t, or 1.5 u of -exp(t), and 4 u of the terms by the target", {"exp": 1.0, "log": 2.0}
     ),
     functions=Functions(1, backward=1, flags=("log_target", "grad_target_wanted"), needed=needed_tensors),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
-        Form(KlDivTruth(), {INPUT: Sample.LOG_PROBABILITIES, TARGET: Sample.PROBABILITIES}),
+        Form(KlDivReference(), {INPUT: Sample.LOG_PROBABILITIES, TARGET: Sample.PROBABILITIES}),
         Form(
-            KlDivTruth(log_target=True),
+            KlDivReference(log_target=True),
             dict.fromkeys((INPUT, TARGET), Sample.LOG_PROBABILITIES),
             {"log_target": True},
             ", log_target",

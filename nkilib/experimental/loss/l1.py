@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Absolute error: ``|x - t|``, ``torch.nn.functional.l1_loss(x, t)``. Derivatives ``sign(x - t)`` and its negative.
+"""Absolute error: ``|x - t|``, ``torch.nn.functional.l1_loss(x, t)``.
+
+The derivatives are ``sign(x - t)`` and its negative.
 
 Errors of float32 arithmetic.
 
-Absolute error: the difference rounds once, u / 2 of itself. A sign is exact.
+The difference rounds once, u / 2 of itself. A sign is exact.
 """
 
 from __future__ import annotations
@@ -22,9 +24,7 @@ from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, difference, subtract_on_gpsimd, transform
-from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
-from nkilib.experimental.loss.skeletons.elementwise.kind import (
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
     WEIGHT,
@@ -33,6 +33,8 @@ from nkilib.experimental.loss.skeletons.elementwise.kind import (
     Piece,
     Prepared,
 )
+from nkilib.experimental.loss.skeletons.elementwise.host.reference import WeightedReference
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.experimental.loss.skeletons.elementwise.weighted import weighted
 from nkilib.nki import nisa, nl
@@ -40,28 +42,28 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class L1:
-    """The absolute error."""
+    """The definition of the absolute error."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Both, whatever is wanted."""
+        """Return both tensors, whichever gradients are wanted."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """x - t."""
+        """Return x - t."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """|x - t|."""
+        """Compute |x - t|."""
         (difference_sbuf,) = prepared
         losses.activation(nl.abs, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """The sign s of x - t as [s > 0] - [s < 0]: a NaN gives 0, as PyTorch has it. Signs are exact in bfloat16."""
+        """Return the sign s of x - t as [s > 0] - [s < 0]: NaN gives 0, as in PyTorch. Signs are exact in bfloat16."""
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         nisa.activation(dst=sign_sbuf, op=nl.sign, data=difference_sbuf)
@@ -74,18 +76,18 @@ ERROR: Final = TermError(0.5)
 
 
 @dataclass(frozen=True)
-class L1Truth:
-    """``torch.nn.functional.l1_loss(input.double(), target.double())``."""
+class L1Reference:
+    """The float64 reference, ``torch.nn.functional.l1_loss(input.double(), target.double())``."""
 
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """|x - t|."""
-        found = np.abs(tensors[INPUT] - tensors[TARGET])
-        return Derived.of_units(found, (), 0.5 * found)
+        """Return |x - t|."""
+        loss = np.abs(tensors[INPUT] - tensors[TARGET])
+        return Derived.of_units(loss, (), 0.5 * loss)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """The sign of x - t, 0 of a NaN, and its negative."""
+        """Return the sign of x - t, 0 for NaN, and its negative."""
         sign = np.nan_to_num(np.sign(tensors[INPUT] - tensors[TARGET]))
         return {INPUT: Exact(sign, np.zeros_like(sign)), TARGET: Exact(-sign, np.zeros_like(sign))}
 
@@ -99,10 +101,10 @@ def l1_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Absolute error, element by element: ``|x - t|``, times a weight if there is one.
+    """Compute the absolute error, elementwise: ``|x - t|``, times a weight if there is one.
 
-    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight
-    ``(weight * F.l1_loss(input, target, reduction="none"))``, reduced, whose mean is over elements.
+    Equivalent to ``F.l1_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight,
+    to ``(weight * F.l1_loss(input, target, reduction="none"))``, reduced, where the mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -110,15 +112,15 @@ def l1_loss_forward(
     Args:
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
-        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
-            a copy; None: 1.
+        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row,
+            [R, 1], or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -141,8 +143,9 @@ def l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the absolute error: ``sign(x - t) w`` by the input, its negative by the target, ``|x - t|`` by the
-    weight, each times the upstream gradient. The sign of 0 and of NaN is 0.
+    """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input, its negative with
+    respect to the target, ``|x - t|`` with respect to the weight, each times the upstream gradient. The sign of 0 and
+    of NaN is 0.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -150,16 +153,16 @@ def l1_loss_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
-            of rows or of columns has none.
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
+            True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the requested gradients, each of the shape and type of its
             tensor; with ``inplace`` the first is ``input_hbm``.
 
     Raises:
@@ -191,10 +194,10 @@ L1_LOSS: Final = elementwise_loss(
     errors=(ERROR,),
     gradient_error=GradientError("u of the gradient"),
     functions=Functions(forward=1, backward=1),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
-        Form(L1Truth(), NUMBERS),
-        Form(WeightedTruth(L1Truth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+        Form(L1Reference(), NUMBERS),
+        Form(WeightedReference(L1Reference()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
     edges="the gradient at 0 and at NaN is 0",
     differences="no complex tensors",

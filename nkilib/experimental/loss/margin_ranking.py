@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Error of an order: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``.
+"""Margin ranking loss: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``.
 
-Where it is not below 0, 0 included, the derivatives are ``-t``, ``t`` and ``-(x1 - x2)``; else 0.
+Where ``margin - t (x1 - x2)`` is 0 or more, the derivatives are ``-t``, ``t`` and ``-(x1 - x2)``; else 0.
 
 Errors of float32 arithmetic.
 
-Error of an order, with d = x1 - x2: d rounds once and so does p = t d, u / 2 of p each, and z = margin - p too.
+With d = x1 - x2: d rounds once and so does p = t d, u / 2 of p each, and so does z = margin - p.
 
 |error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z    of a derivative: 0, or u |d| / 2
 
@@ -30,8 +30,15 @@ from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import combine, product, subtract_on_gpsimd
 from nkilib.core.rows.numbers import require_option
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
+    TARGET,
+    Derivative,
+    LossDefinition,
+    Losses,
+    Piece,
+    Prepared,
+)
 from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.kind import TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nl
 
@@ -40,10 +47,10 @@ INPUT1, INPUT2 = "input1", "input2"
 
 @dataclass(frozen=True)
 class MarginRanking:
-    """The error of an order.
+    """The definition of the margin ranking loss.
 
     Attributes:
-        margin: by which the numbers are to differ; finite.
+        margin: the difference of the two inputs from which on there is no loss; finite.
     """
 
     margin: float
@@ -52,36 +59,38 @@ class MarginRanking:
     scratch_tiles = 3
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """All, whatever is wanted."""
+        """Return all tensors, whichever gradients are wanted."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """x1 - x2 on GpSimd, and t (x1 - x2)."""
+        """Return x1 - x2, computed on GpSimd, and t (x1 - x2)."""
         difference_sbuf, product_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT1], piece[INPUT2])
         product(product_sbuf, difference_sbuf, piece[TARGET])
         return difference_sbuf, product_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """max(margin - t (x1 - x2), 0)."""
+        """Compute max(margin - t (x1 - x2), 0)."""
         _, product_sbuf = prepared
         losses.activation(nl.relu, product_sbuf, scale=-1.0, bias_sbuf=piece.constant(self.margin))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """[t (x1 - x2) <= margin] times t, or times the difference."""
+        """Return [t (x1 - x2) <= margin] times t, or times the difference."""
         difference_sbuf, product_sbuf = self.prepare(piece)
-        found = {}
+        derivatives = {}
         if TARGET in wanted:
-            self._where_it_counts(difference_sbuf, product_sbuf, difference_sbuf)
-            found[TARGET] = Derivative(difference_sbuf, -1.0, on_scalar=True)
+            self._where_below_margin(difference_sbuf, product_sbuf, difference_sbuf)
+            derivatives[TARGET] = Derivative(difference_sbuf, -1.0, on_scalar=True)
         if INPUT1 in wanted or INPUT2 in wanted:
             target_sbuf = piece.float32()
-            self._where_it_counts(target_sbuf, product_sbuf, piece[TARGET])
-            found[INPUT1] = Derivative(target_sbuf, -1.0, on_scalar=True)
-            found[INPUT2] = Derivative(target_sbuf, on_scalar=True)
-        return found
+            self._where_below_margin(target_sbuf, product_sbuf, piece[TARGET])
+            derivatives[INPUT1] = Derivative(target_sbuf, -1.0, on_scalar=True)
+            derivatives[INPUT2] = Derivative(target_sbuf, on_scalar=True)
+        return derivatives
 
-    def _where_it_counts(self, dst_sbuf: nl.NkiTensor, product_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
+    def _where_below_margin(
+        self, dst_sbuf: nl.NkiTensor, product_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor
+    ) -> None:
         combine(dst_sbuf, product_sbuf, nl.less_equal, self.margin, nl.multiply, factor_sbuf)
 
 
@@ -89,24 +98,25 @@ ERROR: Final = TermError(1.5, terms="margin and t (x1 - x2)")
 
 
 @dataclass(frozen=True)
-class MarginRankingTruth:
-    """``torch.nn.functional.margin_ranking_loss(input1.double(), input2.double(), target.double(), margin)``.
+class MarginRankingReference:
+    """The reference: ``torch.nn.functional.margin_ranking_loss(input1.double(), input2.double(), target.double(),
+    margin)``.
 
     Attributes:
-        margin: rounded to float32.
+        margin: the margin of the loss, which is rounded to float32.
     """
 
     margin: float
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """max(margin - t d, 0)."""
+        """Return max(margin - t d, 0)."""
         product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
         return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """-t, t and -d where the loss counts."""
+        """Return -t, t and -d where margin - t d is 0 or more, else 0."""
         reach = self._reach(tensors)
         error = self.value(tensors).own
         target, difference = tensors[TARGET], tensors[INPUT1] - tensors[INPUT2]
@@ -121,12 +131,12 @@ class MarginRankingTruth:
         }
 
     def _reach(self, tensors: Tensors) -> Float64Array:
-        """margin - t d."""
+        """Return margin - t d."""
         return float(np.float32(self.margin)) - _product(tensors)
 
 
 def _product(tensors: Tensors) -> Float64Array:
-    """t d."""
+    """Return t d."""
     return tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
 
 
@@ -140,7 +150,7 @@ def margin_ranking_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Error of an order, element by element: ``max(margin - t (x1 - x2), 0)``.
+    """Compute the margin ranking loss, elementwise: ``max(margin - t (x1 - x2), 0)``.
 
     Equivalent to ``F.margin_ranking_loss(input1, input2, target, margin, reduction=reduction)`` in PyTorch, computed in
     float32.
@@ -151,22 +161,23 @@ def margin_ranking_loss_forward(
     Args:
         input1_hbm: x1, bfloat16, float16 or float32, of any dense shape, in HBM.
         input2_hbm: x2, of the shape of input1, in any of these types.
-        target_hbm: t, likewise; 1 where x1 is to be the larger one, -1 where x2 is.
+        target_hbm: t, of the shape of input1, in any of these types: 1 where x1 should be larger, -1 where x2 should
+            be.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        margin: by which the numbers are to differ, finite.
-        dtype: of the losses for ``"none"``; None: that of input1.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        margin: the difference of the two inputs from which on there is no loss, finite.
+        dtype: the type of the losses for ``"none"``; None: the type of input1.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of input1 for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the shape of input1, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "margin_ranking_loss_forward"
     tensors_hbm = {INPUT1: input1_hbm, INPUT2: input2_hbm, TARGET: target_hbm}
-    return run_forward(function, _kind(function, margin), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(function, _definition(function, margin), tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def margin_ranking_loss_backward(
@@ -183,8 +194,8 @@ def margin_ranking_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the error of an order: ``-t`` by input1, ``t`` by input2 and ``x2 - x1`` by the target where
-    ``t (x1 - x2) <= margin``, else 0, each times the upstream gradient.
+    """Compute the gradients of the margin ranking loss: where ``t (x1 - x2) <= margin``, ``-t`` with respect to input1,
+    ``t`` with respect to input2 and ``x2 - x1`` with respect to the target, else 0; each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -192,16 +203,17 @@ def margin_ranking_loss_backward(
         E: elements of input1, E > 0, of any shape.
 
     Args:
-        input1_hbm, input2_hbm, target_hbm, reduction, margin: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input1_wanted, grad_input2_wanted, grad_target_wanted: which gradients are computed, at least one.
+        input1_hbm, input2_hbm, target_hbm, reduction, margin: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input1_wanted, grad_input2_wanted, grad_target_wanted: whether to compute each gradient; at least one
+            is True.
         inplace: write the gradient of input1 over ``input1_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input1_hbm, grad_input2_hbm, grad_target_hbm: those that are wanted, of shape and type of their
-            tensor; with ``inplace`` the first is ``input1_hbm``.
+        grad_input1_hbm, grad_input2_hbm, grad_target_hbm: the requested gradients, each of the shape and type of
+            its tensor; with ``inplace`` the first is ``input1_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -210,11 +222,19 @@ def margin_ranking_loss_backward(
     tensors_hbm = {INPUT1: input1_hbm, INPUT2: input2_hbm, TARGET: target_hbm}
     wanted = {INPUT1: grad_input1_wanted, INPUT2: grad_input2_wanted, TARGET: grad_target_wanted}
     return run_backward(
-        function, _kind(function, margin), tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers
+        function,
+        _definition(function, margin),
+        tensors_hbm,
+        grad_loss_hbm,
+        wanted,
+        reduction,
+        inplace,
+        columns,
+        buffers,
     )
 
 
-def _kind(function: str, margin: float) -> Kind:
+def _definition(function: str, margin: float) -> LossDefinition:
     return MarginRanking(require_option(function, "margin", margin))
 
 
@@ -231,10 +251,10 @@ MARGIN_RANKING: Final = elementwise_loss(
         "side"
     ),
     functions=Functions(forward=1),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
         Form(
-            MarginRankingTruth(0.3),
+            MarginRankingReference(0.3),
             {INPUT1: Sample.NUMBERS, INPUT2: Sample.NUMBERS, TARGET: Sample.SIGNS},
             {"margin": 0.3},
         ),

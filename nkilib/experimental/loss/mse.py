@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Squared error: ``(x - t)^2``, ``torch.nn.functional.mse_loss(x, t)``. Derivatives ``2 (x - t)`` and its negative.
+"""Squared error: ``(x - t)^2``, ``torch.nn.functional.mse_loss(x, t)``.
+
+The derivatives are ``2 (x - t)`` and its negative.
 
 Errors of float32 arithmetic.
 
-Squared error: the difference d rounds once, u / 2 of itself; its square twice that, and u / 2 of its own.
+The difference d rounds once, u / 2 of itself; its square has twice that error, and u / 2 of its own.
 
 |error| <= 1.5 u d^2        of a derivative 2 d: u |d|
 """
@@ -25,9 +27,7 @@ from nkilib.core.host.loss import Form
 from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import difference
-from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
-from nkilib.experimental.loss.skeletons.elementwise.kind import (
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
     WEIGHT,
@@ -36,6 +36,8 @@ from nkilib.experimental.loss.skeletons.elementwise.kind import (
     Piece,
     Prepared,
 )
+from nkilib.experimental.loss.skeletons.elementwise.host.reference import WeightedReference
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward, run_forward_backward
 from nkilib.experimental.loss.skeletons.elementwise.weighted import weighted
 from nkilib.nki import nl
@@ -43,28 +45,28 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class Mse:
-    """The squared error."""
+    """The definition of the squared error."""
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 1
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Both, whatever is wanted."""
+        """Return both tensors, whichever gradients are wanted."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """x - t."""
+        """Return x - t."""
         difference_sbuf = piece.float32()
         difference(difference_sbuf, piece[INPUT], piece[TARGET])
         return (difference_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """(x - t)^2."""
+        """Compute (x - t)^2."""
         (difference_sbuf,) = prepared
         losses.activation(nl.square, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """2 (x - t) and -2 (x - t)."""
+        """Return 2 (x - t) and -2 (x - t)."""
         (difference_sbuf,) = self.prepare(piece)
         return {
             INPUT: Derivative(difference_sbuf, 2.0, on_scalar=True),
@@ -76,18 +78,18 @@ ERROR: Final = TermError(1.5)
 
 
 @dataclass(frozen=True)
-class MseTruth:
-    """``torch.nn.functional.mse_loss(input.double(), target.double())``."""
+class MseReference:
+    """The float64 reference, ``torch.nn.functional.mse_loss(input.double(), target.double())``."""
 
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """(x - t)^2."""
+        """Return (x - t)^2."""
         square = (tensors[INPUT] - tensors[TARGET]) ** 2
         return Derived.of_units(square, (), 1.5 * square)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """2 (x - t), and its negative."""
+        """Return 2 (x - t), and its negative."""
         slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
         error = 0.5 * UNIT * np.abs(slope)
         return {INPUT: Exact(slope, error), TARGET: Exact(-slope, error)}
@@ -102,10 +104,10 @@ def mse_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Squared error, element by element: ``(x - t)^2``, times a weight if there is one.
+    """Compute the squared error, elementwise: ``(x - t)^2``, times a weight if there is one.
 
-    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight
-    ``(weight * F.mse_loss(input, target, reduction="none"))``, reduced, whose mean is over elements.
+    Equivalent to ``F.mse_loss(input, target, reduction=reduction)`` in PyTorch, computed in float32; with a weight,
+    to ``(weight * F.mse_loss(input, target, reduction="none"))``, reduced, where the mean is over elements.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -113,15 +115,15 @@ def mse_loss_forward(
     Args:
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
-        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
-            a copy; None: 1.
+        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row,
+            [R, 1], or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -143,8 +145,8 @@ def mse_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the squared error: ``2 (x - t) w`` by the input, its negative by the target, ``(x - t)^2`` by the
-    weight, each times the upstream gradient.
+    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input, its negative with respect
+    to the target, ``(x - t)^2`` with respect to the weight, each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -152,17 +154,17 @@ def mse_loss_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
-            of rows or of columns has none.
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
+            True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their tensor; with
-        ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the requested gradients, each of the shape and type of its
+            tensor; with ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -196,23 +198,25 @@ def mse_loss_forward_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Squared error and its gradients in one launch, for callers that know the upstream gradient before the loss.
+    """Compute the squared error and its gradients in a single launch, for callers that know the upstream gradient in
+    advance.
 
     Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the forward,
-    and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so it takes two thirds of the
-    time of both launches; the loss of another tiling may have other last bits than the forward's.
+    and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so the launch takes two thirds of
+    the time of both launches. With another tiling than the forward's, the last bits of the loss may differ from the
+    forward's.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction, dtype: as in the forward.
-        grad_loss_hbm, grad_input_wanted, grad_target_wanted, grad_weight_wanted, inplace: as in the backward.
-        columns, buffers: as in the forward.
+        input_hbm, target_hbm, weight_hbm, reduction, dtype: see the forward.
+        grad_loss_hbm, grad_input_wanted, grad_target_wanted, grad_weight_wanted, inplace: see the backward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        loss_hbm: as from the forward.
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, as from the backward.
+        loss_hbm: the losses, see the forward.
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the requested gradients, see the backward.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -236,15 +240,15 @@ MSE: Final = elementwise_loss(
     "MSELoss",
     mse_loss_forward,
     mse_loss_backward,
-    both=mse_loss_forward_backward,
+    forward_backward=mse_loss_forward_backward,
     formula="(x - t)^2",
     derivative="2 (x - t)",
     errors=(ERROR,),
     gradient_error=GradientError("1.5 u of the gradient"),
     functions=Functions(forward=1),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
-        Form(MseTruth(), NUMBERS),
-        Form(WeightedTruth(MseTruth()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
+        Form(MseReference(), NUMBERS),
+        Form(WeightedReference(MseReference()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
 )

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Negative log-likelihood of Poisson's distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
+"""Negative log-likelihood of the Poisson distribution, ``torch.nn.functional.poisson_nll_loss(x, t)``.
 
-``exp(x) - t x`` of the logarithm x of the rate, or ``x - t log(x + eps)`` of the rate itself; with ``full`` Stirling's
-``t log t - t + log(2 pi t) / 2``, an estimate of ``log t!``, where t > 1. Derivatives ``exp(x) - t`` and ``-x``, or
-``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds ``log t + 1 / (2 t)`` by the target, where t > 1.
+The loss is ``exp(x) - t x`` if x is the logarithm of the rate, or ``x - t log(x + eps)`` if x is the rate itself; with
+``full`` it includes Stirling's ``t log t - t + log(2 pi t) / 2``, an approximation of ``log t!``, where t > 1. The
+derivatives are ``exp(x) - t`` and ``-x``, or ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
+``log t + 1 / (2 t)`` to the derivative with respect to the target, where t > 1.
 
 Errors of float32 arithmetic.
 
-Poisson's likelihood. Products and sums round once, u / 2 each; exponentials and logarithms are good to u / 2.
+Products and sums round once, u / 2 each; exponentials and logarithms have an error of u / 2.
 
     exp(x) - t x         |error| <= u (exp(x) + |t x| + loss) / 2                  u more of exp: u exp(x)
     x - t log(x + eps)   |error| <= u (2 |t log(x + eps)| + |t| + loss) / 2        u more of log: u |t log(x + eps)|
 
-where u t / 2 is what the rounding of x + eps costs its logarithm. Stirling's estimate where t > 1, with S = (t + 1/2)
-log t and c = log(2 pi) / 2, which is a rounded number: S is off by 3 u / 2, and with three more sums
+where u t / 2 is what the rounding of x + eps costs its logarithm. In Stirling's approximation, where t > 1, let
+S = (t + 1/2) log t and c = log(2 pi) / 2, which is a rounded number: S is off by 3 u / 2, and with three more sums
 
     |error| <= the above + u (3 S + c + (S + c) + estimate + loss) / 2             u more of log: u S
 
-Derivatives likewise, with the error of a reciprocal.
+The errors of the derivatives are derived likewise, with the error of a reciprocal.
 """
 
 from __future__ import annotations
@@ -49,18 +50,26 @@ from nkilib.core.rows.arithmetic import (
 )
 from nkilib.core.rows.checks import require_flag
 from nkilib.core.rows.numbers import LEAST_ARGUMENT_OF_LOG, require_option
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
+    INPUT,
+    TARGET,
+    Derivative,
+    LossDefinition,
+    Losses,
+    Piece,
+    Prepared,
+)
 from nkilib.experimental.loss.skeletons.elementwise.host.row import Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET, Derivative, Kind, Losses, Piece, Prepared
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
 class PoissonOfLogRate:
-    """The loss of the logarithm of the rate.
+    """The definition of the loss for the logarithm of the rate.
 
     Attributes:
-        full: with Stirling's estimate.
+        full: whether to add Stirling's approximation.
     """
 
     full: bool
@@ -68,11 +77,13 @@ class PoissonOfLogRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """The gradient of the target is the input, but for Stirling's."""
+        """Return the tensors needed for the derivatives; the gradient of the target needs only the input, without
+        ``full``.
+        """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """exp(x) and t x; or their difference, and what Stirling's estimate begins with."""
+        """Return exp(x) and t x; or for ``full`` their difference, and log max(t, 1) for Stirling's approximation."""
         rate_sbuf, product_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
         if not self.full:
@@ -83,7 +94,7 @@ class PoissonOfLogRate:
         return rate_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """exp(x) - t x, and Stirling's estimate."""
+        """Compute exp(x) - t x, plus Stirling's approximation for ``full``."""
         rate_sbuf, other_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.add, stirling(piece, other_sbuf))
@@ -91,29 +102,29 @@ class PoissonOfLogRate:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """exp(x) - t, -x."""
-        found = {}
+        """Return exp(x) - t and -x, plus the slope of Stirling's approximation for ``full``."""
+        derivatives = {}
         if INPUT in wanted:
             rate_sbuf = piece.float32()
             nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
             difference(rate_sbuf, rate_sbuf, piece[TARGET])
-            found[INPUT] = Derivative(rate_sbuf, on_scalar=True)
+            derivatives[INPUT] = Derivative(rate_sbuf, on_scalar=True)
         if TARGET in wanted and not self.full:
-            found[TARGET] = Derivative(piece[INPUT], -1.0)
+            derivatives[TARGET] = Derivative(piece[INPUT], -1.0)
         elif TARGET in wanted:
             slope_sbuf = stirling_slope(piece)
             difference(slope_sbuf, slope_sbuf, piece[INPUT])
-            found[TARGET] = Derivative(slope_sbuf)
-        return found
+            derivatives[TARGET] = Derivative(slope_sbuf)
+        return derivatives
 
 
 @dataclass(frozen=True)
 class PoissonOfRate:
-    """The loss of the rate.
+    """The definition of the loss for the rate.
 
     Attributes:
-        full: with Stirling's estimate.
-        eps: that is added to the rate.
+        full: whether to add Stirling's approximation.
+        eps: the number that is added to the rate before its logarithm is computed.
     """
 
     full: bool
@@ -122,11 +133,13 @@ class PoissonOfRate:
     scratch_tiles = 5
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """The gradient of the target is a function of the input, but for Stirling's."""
+        """Return the tensors needed for the derivatives; the gradient of the target needs only the input, without
+        ``full``.
+        """
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """t log(x + eps); or x less that, and what Stirling's estimate begins with."""
+        """Return t log(x + eps); or for ``full`` x minus this, and log max(t, 1) for Stirling's approximation."""
         log_sbuf = self._logarithm(piece)
         if not self.full:
             multiply_in_turns(piece.number, log_sbuf, log_sbuf, piece[TARGET])
@@ -136,7 +149,7 @@ class PoissonOfRate:
         return log_sbuf, _log_target(piece)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """x - t log(x + eps), and Stirling's estimate."""
+        """Compute x - t log(x + eps), plus Stirling's approximation for ``full``."""
         first_sbuf, *others_sbuf = prepared
         if self.full:
             losses.scalar_tensor_tensor(first_sbuf, nl.add, 0.0, nl.add, stirling(piece, others_sbuf[0]))
@@ -144,8 +157,8 @@ class PoissonOfRate:
             losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """1 - t / (x + eps), -log(x + eps)."""
-        found = {}
+        """Return 1 - t / (x + eps) and -log(x + eps), plus the slope of Stirling's approximation for ``full``."""
+        derivatives = {}
         if INPUT in wanted:
             share_sbuf = piece.float32()
             nisa.activation(dst=share_sbuf, op=nl.copy, data=piece[INPUT], bias=piece.constant(self.eps))
@@ -153,13 +166,13 @@ class PoissonOfRate:
             nisa.activation(dst=share_sbuf, op=nl.reciprocal, data=share_sbuf)
             product(share_sbuf, share_sbuf, piece[TARGET])
             transform(share_sbuf, share_sbuf, nl.subtract, 1.0)
-            found[INPUT] = Derivative(share_sbuf, -1.0, on_scalar=True)
+            derivatives[INPUT] = Derivative(share_sbuf, -1.0, on_scalar=True)
         if TARGET in wanted:
             log_sbuf = self._logarithm(piece)
             if self.full:
                 difference(log_sbuf, log_sbuf, stirling_slope(piece))
-            found[TARGET] = Derivative(log_sbuf, -1.0)
-        return found
+            derivatives[TARGET] = Derivative(log_sbuf, -1.0)
+        return derivatives
 
     def _logarithm(self, piece: Piece) -> nl.NkiTensor:
         log_sbuf = piece.float32()
@@ -168,7 +181,7 @@ class PoissonOfRate:
 
 
 def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0; over log max(t, 1)."""
+    """Return ``(t + 1/2) log t - t + log(2 pi) / 2`` where t > 1, else 0, written over log max(t, 1)."""
     combine(log_sbuf, piece[TARGET], nl.add, 0.5, nl.multiply, log_sbuf)
     combine(log_sbuf, log_sbuf, nl.add, 0.5 * log(2.0 * pi), nl.subtract, piece[TARGET])
     _keep_above_one(log_sbuf, piece)
@@ -176,7 +189,7 @@ def stirling(piece: Piece, log_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def stirling_slope(piece: Piece) -> nl.NkiTensor:
-    """``log t + 1 / (2 t)`` where t > 1, else 0."""
+    """Return ``log t + 1 / (2 t)`` where t > 1, else 0."""
     inverse_sbuf, log_sbuf = piece.float32(), _log_target(piece)
     transform(inverse_sbuf, piece[TARGET], nl.maximum, 1.0, nl.multiply, 2.0)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)
@@ -186,7 +199,7 @@ def stirling_slope(piece: Piece) -> nl.NkiTensor:
 
 
 def _log_target(piece: Piece) -> nl.NkiTensor:
-    """log max(t, 1)."""
+    """Return log max(t, 1)."""
     log_sbuf, raised_sbuf = piece.float32(), piece.like(TARGET)
     transform(raised_sbuf, piece[TARGET], nl.maximum, 1.0)
     nisa.activation(dst=log_sbuf, op=nl.log, data=raised_sbuf)
@@ -214,11 +227,11 @@ _HALF_LOG_TAU = 0.5 * np.log(2.0 * np.pi)
 
 
 @dataclass(frozen=True)
-class PoissonTruth:
-    """``torch.nn.functional.poisson_nll_loss(input.double(), target.double())``.
+class PoissonReference:
+    """The float64 reference, ``torch.nn.functional.poisson_nll_loss(input.double(), target.double())``.
 
     Attributes:
-        log_input, full, eps: of the function.
+        log_input, full, eps: the options of the function.
     """
 
     log_input: bool = True
@@ -227,16 +240,18 @@ class PoissonTruth:
 
     @property
     def stated(self) -> TermError:
-        """Of this form."""
+        """The stated error with these options."""
         return _STATED[self.log_input, self.full]
 
     def value(self, tensors: Tensors) -> Derived:
-        """exp(x) - t x, or x - t log(x + eps); and Stirling's estimate."""
-        found = self._plain(tensors)
-        return _with_estimate(found, tensors[TARGET]) if self.full else found
+        """Return exp(x) - t x, or x - t log(x + eps), plus Stirling's approximation for ``full``."""
+        loss = self._plain(tensors)
+        return _with_estimate(loss, tensors[TARGET]) if self.full else loss
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """exp(x) - t and -x, or 1 - t / (x + eps) and -log(x + eps); and that of the estimate by the target."""
+        """Return exp(x) - t and -x, or 1 - t / (x + eps) and -log(x + eps), plus the slope of the approximation for
+        ``full``.
+        """
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
             slope, by_target = np.exp(x) - t, -x
@@ -255,7 +270,7 @@ class PoissonTruth:
         return {INPUT: Exact(slope, UNIT * error), TARGET: Exact(by_target, UNIT * of_target)}
 
     def _plain(self, tensors: Tensors) -> Derived:
-        """Without the estimate."""
+        """Return the loss without Stirling's approximation."""
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
             rate, product = np.exp(x), t * x
@@ -272,12 +287,12 @@ class PoissonTruth:
         return float(np.float32(self.eps))
 
     def _log(self, x: Float64Array) -> Float64Array:
-        found: Float64Array = np.log(x + self._eps)
-        return found
+        result: Float64Array = np.log(x + self._eps)
+        return result
 
 
 def _with_estimate(plain: Derived, t: Float64Array) -> Derived:
-    """The loss and Stirling's estimate of the target."""
+    """Add Stirling's approximation to the loss."""
     above, logs = t > 1.0, np.log(np.maximum(t, 1.0))
     product = np.where(above, (t + 0.5) * logs, 0.0)
     with_constant = np.where(above, product + _HALF_LOG_TAU, 0.0)
@@ -302,8 +317,8 @@ def poisson_nll_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Negative log-likelihood of Poisson's distribution, element by element: ``exp(x) - t x``, or ``x - t log(x +
-    eps)`` without ``log_input``.
+    """Compute the negative log-likelihood of the Poisson distribution, elementwise: ``exp(x) - t x``, or without
+    ``log_input`` ``x - t log(x + eps)``.
 
     Equivalent to ``F.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps, reduction=reduction)`` in
     PyTorch, computed in float32. Launch with ``poisson_nll_loss_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -315,22 +330,25 @@ def poisson_nll_loss_forward(
         input_hbm: x, the rate or its logarithm, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, counts, of the input's shape, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        log_input: the input is the logarithm of the rate.
-        full: add Stirling's estimate of ``log t!`` where t > 1.
-        eps: added to a rate before its logarithm is taken, at least 2^-64: what ``log`` is documented from.
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        log_input: whether the input is the logarithm of the rate.
+        full: whether to add Stirling's approximation of ``log t!`` where t > 1.
+        eps: the number that is added to a rate before its logarithm is computed, at least 2^-64, the least argument for
+            which ``log`` is documented.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "poisson_nll_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
-    return run_forward(function, _kind(function, log_input, full, eps), tensors_hbm, reduction, dtype, columns, buffers)
+    return run_forward(
+        function, _definition(function, log_input, full, eps), tensors_hbm, reduction, dtype, columns, buffers
+    )
 
 
 def poisson_nll_loss_backward(
@@ -347,27 +365,26 @@ def poisson_nll_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the likelihood of Poisson's distribution: ``exp(x) - t`` by the input and ``-x`` by the target, or
-    ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds ``log t + 1 / (2 t)`` by the target where t > 1.
+    """Compute the gradients of the Poisson negative log-likelihood: ``exp(x) - t`` with respect to the input and ``-x``
+    with respect to the target, or without ``log_input`` ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
+    ``log t + 1 / (2 t)`` to the gradient of the target where t > 1. Each is multiplied by the upstream gradient.
 
-    Equivalent to the gradients of the forward's expression in PyTorch. Launch as the forward.
+    Equivalent to the gradients of the forward's expression in PyTorch. Launch it like the forward.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, reduction, log_input, full, eps: what the forward
-            was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted: which gradients are
-            computed, at least one.
+        input_hbm, target_hbm, reduction, log_input, full, eps: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their tensor; with
-        ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm: the requested gradients, each of the shape and type of its tensor; with
+            ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -375,11 +392,11 @@ def poisson_nll_loss_backward(
     function = "poisson_nll_loss_backward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm}
     wanted = {INPUT: grad_input_wanted, TARGET: grad_target_wanted}
-    kind = _kind(function, log_input, full, eps)
-    return run_backward(function, kind, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
+    definition = _definition(function, log_input, full, eps)
+    return run_backward(function, definition, tensors_hbm, grad_loss_hbm, wanted, reduction, inplace, columns, buffers)
 
 
-def _kind(function: str, log_input: bool, full: bool, eps: float) -> Kind:
+def _definition(function: str, log_input: bool, full: bool, eps: float) -> LossDefinition:
     for name, flag in (("log_input", log_input), ("full", full)):
         require_flag(function, name, flag)
     require_option(function, "eps", eps, least=LEAST_ARGUMENT_OF_LOG)
@@ -390,11 +407,11 @@ _EPS: Final = 1e-4
 
 
 def _form(log_input: bool, full: bool) -> Form:
-    """Of logarithms of rates, or of rates."""
+    """Return the form of the loss for logarithms of rates, or for rates."""
     samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
     label = f"{'' if log_input else ' of rates'}{', full' if full else ''}"
     options = {"log_input": log_input, "full": full, "eps": _EPS}
-    return Form(PoissonTruth(log_input, full, _EPS), samples, options, label)
+    return Form(PoissonReference(log_input, full, _EPS), samples, options, label)
 
 
 POISSON_NLL: Final = elementwise_loss(
@@ -410,7 +427,7 @@ POISSON_NLL: Final = elementwise_loss(
         {"exp": 1.0, "reciprocal": 1.0, "log": 1.0},
     ),
     functions=Functions(forward=1, backward=1),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(_form(True, False), _form(True, True), _form(False, False), _form(False, True)),
     edges="full counts where t > 1",
     differences="eps is at least 2^-64; with full the gradient of a target of at most 1 has no NaN",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""The modelled time of a launch of the kernels, from shapes only. For host code, and in the simulator only."""
 
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
 from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch

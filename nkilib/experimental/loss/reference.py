@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels should give, in float64 from the very inputs that they get: numpy only, for host code."""
+"""The float64 reference results of the kernels, from the very inputs that the kernels get. For host code; needs numpy
+only.
+"""
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (
     BackwardInputs,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry of losses: one row for each, in the order of the pages.
+"""The registry of losses: one entry per loss, in the order of the pages.
 
-From the rows come the tables of docs/losses.md, the names and launches of ``python -m nkilib profile``, the cases of
-``python -m nkilib verify``, the benchmarks, and the parameters of tests. For host code.
+The entries determine the tables of docs/reference/losses.md, the names and launches of ``python -m nkilib profile``,
+the cases of ``python -m nkilib verify``, the benchmarks, and the parameters of tests. For host code.
 """
 
 from __future__ import annotations

@@ -3,25 +3,25 @@
 
 """Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
 
-With d = x - t and c = d, clipped to [-b, b]: ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. The
-smooth error has f = 1 and b = beta, Huber's f = b = delta. Derivatives ``f c / b`` and its negative.
+With d = x - t and c = d, clipped to [-b, b], the loss is ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing
+cancels. Smooth L1 has f = 1 and b = beta, Huber's loss f = b = delta. The derivatives are ``f c / b`` and its negative.
 
-Vector makes c and |d| - b. Of every fifth piece Scalar takes ``max(d - b, 0) + max(-d - b, 0)`` from d, which is the
-same number: in 16 bits both engines then have as much to do.
+Vector computes c and |d| - b. For every fifth piece Scalar computes ``max(d - b, 0) + max(-d - b, 0)`` from d instead,
+which is the same number, so that both engines have equal work in 16 bits.
 
 Errors of float32 arithmetic.
 
-Smooth absolute error, with d = x - t, b the width and f the factor, both float32 numbers.
+Let d = x - t, b be the width and f the factor, both float32 numbers.
 
-d rounds once, u / 2 of itself. Within b the loss is a square: d costs it u, the rounded scale sqrt(f / (2 b)) at most
-another u, the product with it u and the square u / 2. Beyond b the square is the number f b / 2, off by what the scale,
-the product and the square cost it; |d| - b is off by u |d| / 2 and rounds once, and so does its product with f, if that
-is not 1, and the sum. The scale of Huber's error is sqrt(1 / 2), which costs 0.3 u.
+d rounds once, u / 2 of itself. Within b the loss is a square: the error of d adds u, the rounded scale sqrt(f / (2 b))
+at most another u, the product with it u and the square u / 2. Beyond b the square is the number f b / 2, off by the
+errors of the scale, the product and the square; |d| - b is off by u |d| / 2 and rounds once, and so does its product
+with f, if f is not 1, and the sum. The scale of Huber's loss is sqrt(1 / 2), which adds 0.3 u.
 
-    |d| <= b    |error| <= 3.5 u of the loss, 2.8 u of Huber's
+    |d| <= b    |error| <= 3.5 u of the loss, 2.8 u for Huber's
     |d| > b     |error| <= u f (5 b / 4 + |d| / 2 + (|d| - b) / 2 (or |d| - b) + (|d| - b / 2) / 2): 2.5 u of f |d|
 
-Of a derivative f c / b: 2 u.
+The error of a derivative f c / b is 2 u.
 """
 
 from __future__ import annotations
@@ -41,35 +41,35 @@ from nkilib.core.host.rounding import UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.core.rows.arithmetic import subtract_on_gpsimd, transform
 from nkilib.core.rows.numbers import LEAST_NORMAL, require_option
-from nkilib.experimental.loss.l1 import L1, L1Truth
-from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
-from nkilib.experimental.loss.skeletons.elementwise.host.truth import WeightedTruth
-from nkilib.experimental.loss.skeletons.elementwise.kind import (
+from nkilib.experimental.loss.l1 import L1, L1Reference
+from nkilib.experimental.loss.skeletons.elementwise.definition import (
     INPUT,
     TARGET,
     WEIGHT,
     Activation,
     Derivative,
-    Kind,
+    LossDefinition,
     Losses,
     Piece,
     Prepared,
 )
+from nkilib.experimental.loss.skeletons.elementwise.host.reference import WeightedReference
+from nkilib.experimental.loss.skeletons.elementwise.host.row import NUMBERS, Functions, GradientError, elementwise_loss
 from nkilib.experimental.loss.skeletons.elementwise.run import run_backward, run_forward
 from nkilib.experimental.loss.skeletons.elementwise.weighted import weighted
 from nkilib.nki import nl
 
-# Of so many pieces Scalar makes what is beyond of one, in two passes more, and Vector in one pass less.
+# Scalar computes the part beyond b of one in so many pieces, with two passes more, and Vector has one pass less.
 _SHARE = 5
 
 
 @dataclass(frozen=True)
 class SmoothL1:
-    """The smooth error.
+    """The definition of the smooth L1 loss and of Huber's loss.
 
     Attributes:
-        width: b, up to which an error is squared; positive.
-        factor: f, of the losses.
+        width: b, the magnitude up to which the difference is squared; positive.
+        factor: f, the factor of the losses.
     """
 
     width: float
@@ -79,23 +79,23 @@ class SmoothL1:
     scratch_tiles = 4  # one more than a piece takes, so that GpSimd does not wait for Scalar
 
     def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
-        """Both, whatever is wanted."""
+        """Return both tensors, whichever gradients are wanted."""
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """c, and d, or |d| - b in its place."""
+        """Return c, and d if Scalar computes the part beyond b, else |d| - b."""
         difference_sbuf, clipped_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, difference_sbuf)
-        if not self._is_of_scalar(piece):
+        if not self._scalar_computes_excess(piece):
             transform(difference_sbuf, difference_sbuf, nl.abs, None, nl.subtract, self.width)
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """The square of c, and what is beyond: Scalar keeps one table, since a square needs none."""
+        """Compute the square of c plus the part beyond b. Scalar needs no other activation table for the square."""
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
-        if self._is_of_scalar(piece):
+        if self._scalar_computes_excess(piece):
             bias_sbuf = piece.constant(-self.width)
             scratch_sbuf = piece.float32() if losses.are_kept else None
             above = Activation(nl.relu, other_sbuf, scratch_sbuf=scratch_sbuf, bias_sbuf=bias_sbuf)
@@ -104,7 +104,7 @@ class SmoothL1:
             losses.activations(square, Activation(nl.relu, other_sbuf, self.factor))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """f c / b, and its negative."""
+        """Return f c / b, and its negative."""
         clipped_sbuf = piece.float32()
         subtract_on_gpsimd(clipped_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, clipped_sbuf)
@@ -114,8 +114,8 @@ class SmoothL1:
             TARGET: Derivative(clipped_sbuf, -slope, on_scalar=True),
         }
 
-    def _is_of_scalar(self, piece: Piece) -> bool:
-        """What is beyond is made on Scalar, from d; where f is 1, so that nothing cancels."""
+    def _scalar_computes_excess(self, piece: Piece) -> bool:
+        """Return whether Scalar computes the part beyond b, from d; only where f is 1, so that nothing cancels."""
         return self.factor == 1.0 and piece.number % _SHARE == 0
 
     def _clip(self, dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor) -> None:
@@ -127,12 +127,13 @@ HUBER_ERROR: Final = TermError(3.0)
 
 
 @dataclass(frozen=True)
-class SmoothL1Truth:
-    """``torch.nn.functional.smooth_l1_loss(input.double(), target.double(), beta=width)``, times the factor.
+class SmoothL1Reference:
+    """The reference, ``torch.nn.functional.smooth_l1_loss(input.double(), target.double(), beta=width)``, times the
+    factor.
 
     Attributes:
-        width: up to which an error is squared.
-        factor: of the losses; None: 1. The width for ``huber_loss``.
+        width: the magnitude up to which the difference is squared.
+        factor: the factor of the losses; None means 1. It is the width for ``huber_loss``.
     """
 
     width: float
@@ -140,22 +141,22 @@ class SmoothL1Truth:
 
     @property
     def stated(self) -> TermError:
-        """Of the smooth or of Huber's error."""
+        """The stated error of the smooth L1 loss or of Huber's loss."""
         return SMOOTH_L1_ERROR if self.factor is None else HUBER_ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """f d^2 / (2 b), or f (|d| - b / 2) beyond b."""
+        """Return f d^2 / (2 b), or f (|d| - b / 2) beyond b."""
         width, factor = self._numbers()
         size = np.abs(tensors[INPUT] - tensors[TARGET])
         is_beyond, beyond = size > width, factor * (size - width)
-        found = np.where(is_beyond, factor * (size - 0.5 * width), 0.5 * factor * size**2 / width)
+        loss = np.where(is_beyond, factor * (size - 0.5 * width), 0.5 * factor * size**2 / width)
         of_scale = 1.0 if self.factor is None else 0.3
-        of_beyond = 0.5 * factor * size + (0.5 if self.factor is None else 1.0) * beyond + 0.5 * found
-        own = np.where(is_beyond, (1.5 + of_scale) * 0.5 * factor * width + of_beyond, (2.5 + of_scale) * found)
-        return Derived.of_units(found, (np.where(is_beyond, factor * size, 0.0),), own)
+        of_beyond = 0.5 * factor * size + (0.5 if self.factor is None else 1.0) * beyond + 0.5 * loss
+        own = np.where(is_beyond, (1.5 + of_scale) * 0.5 * factor * width + of_beyond, (2.5 + of_scale) * loss)
+        return Derived.of_units(loss, (np.where(is_beyond, factor * size, 0.0),), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """f c / b, and its negative; the number f / b rounds once more than c."""
+        """Return f c / b, and its negative; the number f / b rounds once more than c."""
         width, factor = self._numbers()
         slope = factor * np.clip(tensors[INPUT] - tensors[TARGET], -width, width) / width
         error = UNIT * np.abs(slope)
@@ -175,8 +176,8 @@ def smooth_l1_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Smooth absolute error, element by element: ``d^2 / (2 beta)`` up to ``|d| = beta``, ``|d| - beta / 2`` beyond,
-    with ``d = x - t``.
+    """Compute the smooth L1 loss, elementwise: ``d^2 / (2 beta)`` up to ``|d| = beta``, ``|d| - beta / 2`` beyond, with
+    ``d = x - t``.
 
     Equivalent to ``F.smooth_l1_loss(input, target, reduction=reduction, beta=beta)`` in PyTorch, computed in float32.
 
@@ -187,13 +188,13 @@ def smooth_l1_loss_forward(
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        beta: up to which an error is squared; 0: never, as in ``l1_loss_forward``.
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        beta: the magnitude up to which the difference is squared; 0: never squared, as in ``l1_loss_forward``.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -215,8 +216,8 @@ def smooth_l1_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the smooth absolute error: ``clip(x - t, -beta, beta) / beta`` by the input and its negative by the
-    target, each times the upstream gradient; the sign of the difference for beta 0.
+    """Compute the gradients of the smooth L1 loss: ``clip(x - t, -beta, beta) / beta`` with respect to the input and
+    its negative with respect to the target, each times the upstream gradient; for beta 0 the sign of the difference.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -224,16 +225,16 @@ def smooth_l1_loss_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, reduction, beta: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted: which gradients are computed, at least one.
+        input_hbm, target_hbm, reduction, beta: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm: those that are wanted, of shape and type of their
-            tensor; with ``inplace`` the first is ``input_hbm``.
+        grad_input_hbm, grad_target_hbm: the requested gradients, each of the shape and type of its tensor; with
+            ``inplace`` the first is ``input_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -246,9 +247,9 @@ def smooth_l1_loss_backward(
     )
 
 
-def _smooth_l1(function: str, beta: float) -> Kind:
+def _smooth_l1(function: str, beta: float) -> LossDefinition:
     beta = require_option(function, "beta", beta, least=0.0)
-    # One below the normal numbers is no option of an engine: the loss differs from the absolute error by less than it.
+    # An engine cannot take a beta below the normal numbers; the loss differs from the absolute error by less than beta.
     return L1() if beta < LEAST_NORMAL else SmoothL1(beta)
 
 
@@ -262,11 +263,11 @@ def huber_loss_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Huber's error, element by element: ``d^2 / 2`` up to ``|d| = delta``, ``delta (|d| - delta / 2)`` beyond, with
+    """Compute Huber's loss, elementwise: ``d^2 / 2`` up to ``|d| = delta``, ``delta (|d| - delta / 2)`` beyond, with
     ``d = x - t``, times a weight if there is one.
 
     Equivalent to ``F.huber_loss(input, target, reduction=reduction, delta=delta)`` in PyTorch, computed in float32;
-    with a weight ``(weight * F.huber_loss(input, target, reduction="none", delta=delta))``, reduced.
+    with a weight, to ``(weight * F.huber_loss(input, target, reduction="none", delta=delta))``, reduced.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
@@ -274,24 +275,24 @@ def huber_loss_forward(
     Args:
         input_hbm: x, bfloat16, float16 or float32, of any dense shape, in HBM.
         target_hbm: t, of the shape of the input, in any of these types.
-        weight_hbm: of each element, likewise; or of an input [R, C] one of rows, [R, 1], or of columns, [1, C], without
-            a copy; None: 1.
+        weight_hbm: the weight of each element, of the input's shape; or for an input [R, C] one weight per row, [R, 1],
+            or per column, [1, C], which is not expanded in memory; in any of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over elements).
-        delta: up to which an error is squared, positive.
-        dtype: of the losses for ``"none"``; None: that of the input.
-        columns: elements of a partition of a tile; None: chosen from shape and types.
-        buffers: tiles of each tensor on chip at a time; None: 3.
+        delta: the magnitude up to which the difference is squared, positive.
+        dtype: the type of the losses for ``"none"``; None: the type of the input.
+        columns: the number of elements per partition of a tile; None: chosen from shape and types.
+        buffers: the number of tiles of each tensor on chip at a time; None: 3.
 
     Returns:
-        loss_hbm: of the shape of the input for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the input's shape, for ``"none"``; else their sum or mean, [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
     function = "huber_loss_forward"
     tensors_hbm = {INPUT: input_hbm, TARGET: target_hbm, WEIGHT: weight_hbm}
-    kind = weighted(_huber(function, delta), weight_hbm)
-    return run_forward(function, kind, tensors_hbm, reduction, dtype, columns, buffers)
+    definition = weighted(_huber(function, delta), weight_hbm)
+    return run_forward(function, definition, tensors_hbm, reduction, dtype, columns, buffers)
 
 
 def huber_loss_backward(
@@ -308,8 +309,8 @@ def huber_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of Huber's error: ``clip(x - t, -delta, delta) w`` by the input, its negative by the target, the error
-    itself by the weight, each times the upstream gradient.
+    """Compute the gradients of Huber's loss: ``clip(x - t, -delta, delta) w`` with respect to the input, its negative
+    with respect to the target, the unweighted loss with respect to the weight, each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -317,16 +318,16 @@ def huber_loss_backward(
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction, delta: what the forward was given.
-        grad_loss_hbm: of the shape of the losses for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one; a weight
-            of rows or of columns has none.
+        input_hbm, target_hbm, weight_hbm, reduction, delta: the arguments of the forward.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: whether to compute each gradient; at least one is
+            True, and a weight per row or per column has no gradient.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, buffers: as in the forward.
+        columns, buffers: the tiling, see the forward.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the requested gradients, each of the shape and type of its
             tensor; with ``inplace`` the first is ``input_hbm``.
 
     Raises:
@@ -363,10 +364,10 @@ SMOOTH_L1: Final = elementwise_loss(
     errors=(SMOOTH_L1_ERROR,),
     gradient_error=GradientError("2 u of the gradient"),
     functions=Functions(forward=1),
-    held=((1.5, 1.05), (1.05, 1.05)),
+    time_limits=((1.5, 1.05), (1.05, 1.05)),
     forms=(
-        Form(SmoothL1Truth(0.7), NUMBERS, {"beta": 0.7}),
-        Form(L1Truth(), NUMBERS, {"beta": 0.0}, ", beta 0"),
+        Form(SmoothL1Reference(0.7), NUMBERS, {"beta": 0.7}),
+        Form(L1Reference(), NUMBERS, {"beta": 0.0}, ", beta 0"),
     ),
     edges="beta = 0 is l1_loss",
     differences="beta must be finite; one below 2^-126 is 0",
@@ -381,11 +382,11 @@ HUBER: Final = elementwise_loss(
     errors=(HUBER_ERROR,),
     gradient_error=GradientError("2 u of the gradient"),
     functions=Functions(forward=1),
-    held=((1.5, 1.05), (1.05, 1.05)),
+    time_limits=((1.5, 1.05), (1.05, 1.05)),
     forms=(
-        Form(SmoothL1Truth(1.3, 1.3), NUMBERS, {"delta": 1.3}),
+        Form(SmoothL1Reference(1.3, 1.3), NUMBERS, {"delta": 1.3}),
         Form(
-            WeightedTruth(SmoothL1Truth(0.6, 0.6)),
+            WeightedReference(SmoothL1Reference(0.6, 0.6)),
             {**NUMBERS, WEIGHT: Sample.POSITIVE},
             {"delta": 0.6},
             ", weighted",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How to cut up a launch of the kernels: arithmetic only, for host code."""
+"""The choice of the tiling of a launch of the kernels. For host code; arithmetic only."""
 
 from nkilib.experimental.loss.cross_entropy.host.tiling import (
     CORES,

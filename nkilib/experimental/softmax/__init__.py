@@ -3,7 +3,7 @@
 
 """Softmax and log-softmax along any axis, and their gradients from the saved output, as kernels to launch.
 
-:mod:`nkilib.experimental.softmax.inline` has them as functions to call from NKI code.
+:mod:`nkilib.experimental.softmax.inline` offers them as functions to call from NKI code.
 
 y = softmax_forward[2](x, axis)
 grad_x = softmax_backward[2](grad, y, axis)

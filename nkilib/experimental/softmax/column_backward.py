@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward's arithmetic on items [columns, elements]: a column is what a partition has.
+"""The arithmetic of the backward on items [columns, elements], with one column per partition.
 
-With s the sum over a column of dy, or of y dy, in float32: the sums of the segments, added up,
+With s the sum over a column of dy, or of y dy, in float32, which is the sum of the segments' sums,
 
     log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
-Tensor turns dy and y into PSUM, of which an instruction reads one: the other one goes through SBUF, as exp(y) or as it
-is.
+The Tensor engine transposes dy and y into PSUM. An instruction reads one of them from there; the other one goes through
+SBUF, as exp(y) or unchanged.
 """
 
 from __future__ import annotations
@@ -28,40 +28,41 @@ STAGES = 1
 
 @dataclass(frozen=True)
 class WindowSums:
-    """Of the columns of a window, float32.
+    """The sums of the columns of a window, float32.
 
     Attributes:
-        sums_sbuf: of segments, negative for log-softmax, [columns, turns, segments].
-        row_sum_sbuf: s, likewise, [columns, turns]; of one segment, a view of the sums.
+        sums_sbuf: the sums of segments, negative for log-softmax, [columns, strips, segments].
+        row_sum_sbuf: s, negative for log-softmax, [columns, strips]; for one segment, a view of ``sums_sbuf``.
     """
 
     sums_sbuf: nl.NkiTensor
     row_sum_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, turns: int, segments: int) -> WindowSums:
-        """For so many turns. Partitions without a column hold what does no harm."""
+    def make(cls, strips: int, segments: int) -> WindowSums:
+        """Allocate the tiles for a number of strips. Partitions without a column hold harmless values."""
         partitions = nl.tile_size.pmax
-        sums_sbuf = nl.ndarray((partitions, turns, segments), dtype=nl.float32, buffer=nl.sbuf)
+        sums_sbuf = nl.ndarray((partitions, strips, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         if segments == 1:
             return cls(sums_sbuf, sums_sbuf[:, :, 0])
-        return cls(sums_sbuf, nl.ndarray((partitions, turns), dtype=nl.float32, buffer=nl.sbuf))
+        return cls(sums_sbuf, nl.ndarray((partitions, strips), dtype=nl.float32, buffer=nl.sbuf))
 
 
 @dataclass
 class BackwardArithmetic:
-    """Both passes of the backward; views are those of dy and of y.
+    """The arithmetic of both passes of the backward; the views of an item are those of dy and of y.
 
     Attributes:
-        kind: which function.
-        segments: of a column.
-        in_psum: whether the views are.
-        kept: copies of y in SBUF that wait for the second pass, taken in turn; empty if that makes them anew.
-        copies_sbuf: exp(y), or y where nothing is kept, of the first pass and of the second, in turn.
-        scratch_sbuf: takes what only the sum of counts.
-        windows: sums of those in flight.
-        taken: tiles so far, by each phase.
+        kind: softmax or log-softmax.
+        segments: the number of segments of a column.
+        in_psum: whether the views are in PSUM.
+        kept: the copies of y in SBUF that wait for the second pass, used round-robin; empty if the second pass copies y
+            again.
+        copies_sbuf: tiles of exp(y), or of y if nothing is kept, used round-robin in the first pass and in the second.
+        scratch_sbuf: a tile for values of which only the sum is used.
+        windows: the sums of the windows in flight, by the number of the window.
+        taken: the number of tiles that each phase has used.
     """
 
     kind: Kind
@@ -77,7 +78,7 @@ class BackwardArithmetic:
     def make(
         cls, kind: Kind, segments: int, longest: int, dtype: nl.DType, in_psum: bool, kept: int
     ) -> BackwardArithmetic:
-        """For segments of at most ``longest`` elements; ``dtype`` is that of y."""
+        """Allocate the tiles for segments of at most ``longest`` elements; ``dtype`` is the type of y."""
         shape = (nl.tile_size.pmax, longest)
         copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
         waiting = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(kept)]
@@ -86,15 +87,15 @@ class BackwardArithmetic:
         return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """y of softmax to SBUF."""
+        """Copy y of softmax to SBUF."""
         if self.kind is Kind.SOFTMAX and self.in_psum:
             tiles = self.kept or self.copies_sbuf[:_COPIES]
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """The sum of an item."""
-        columns, number = item.turn.columns, item.segment.number
-        sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.turn.number, number : number + 1]
+        """Compute the sum of an item."""
+        columns, number = item.strip.columns, item.segment.number
+        sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.strip.number, number : number + 1]
         scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(
@@ -119,7 +120,7 @@ class BackwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """s of all turns of a group."""
+        """Compute s for all strips of a group."""
         if self.segments == 1:
             return
         of_window = self._of_window(group.window)
@@ -128,16 +129,16 @@ class BackwardArithmetic:
         nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """exp(y); or y to SBUF, unless it was kept."""
+        """Compute exp(y), or copy y to SBUF unless it was kept."""
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
         elif self.in_psum and not self.kept:
             nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """The gradient of an item; it may be written over dy."""
-        turn = item.turn.number
-        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.turn.columns, turn : turn + 1]
+        """Compute the gradient of an item, which may be written over dy."""
+        strip = item.strip.number
+        row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.strip.columns, strip : strip + 1]
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.scalar_tensor_tensor(
                 dst=dst_sbuf,
@@ -160,11 +161,11 @@ class BackwardArithmetic:
             self.windows.pop(item.window.number)
 
     def _next(self, tiles: list[nl.NkiTensor], phase: int, item: Item) -> nl.NkiTensor:
-        """The tile that a phase writes or reads."""
+        """Return the tile that a phase writes or reads next."""
         self.taken[phase] += 1
-        return tiles[self.taken[phase] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
+        return tiles[self.taken[phase] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
     def _of_window(self, window: Window) -> WindowSums:
         if window.number not in self.windows:
-            self.windows[window.number] = WindowSums.make(len(window.turns()), self.segments)
+            self.windows[window.number] = WindowSums.make(len(window.strips()), self.segments)
         return self.windows[window.number]

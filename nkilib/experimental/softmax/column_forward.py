@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward's arithmetic on items [columns, elements]: a column is what a partition has.
+"""The arithmetic of the forward on items [columns, elements], with one column per partition.
 
 For segment k of a column let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m the
 maximum of the m_k and d = sum of s_k exp(m_k - m),
 
     log-softmax = (x - m) - log d        softmax = exp(x - m_k) * (exp(m_k - m) / d),
 
-all float32, rounded once to the type of the result.
+all in float32, rounded once to the type of the result.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from nkilib.experimental.softmax.column_steps import Group
 from nkilib.experimental.softmax.kind import Kind
 from nkilib.nki import nisa, nl
 
-# Steps between the passes over a group at most.
+# The maximum number of steps between the passes over a group.
 MOST_STAGES = 4
-# Tiles of which one is written while another is read, and one may wait.
-_ANEW = 3
+# Tiles of recomputed exponentials: one is written while another is read, and one may wait.
+_RECOMPUTED_TILES = 3
 
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """Of the columns of a window, float32.
+    """The statistics of the columns of a window, float32.
 
     Attributes:
-        neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, turns, segments].
-        row_neg_max_sbuf, row_sum_sbuf: -m, and d or log d, [columns, turns]; of one segment, views of the others.
-        factors_sbuf: exp(m_k - m) / d, as the first two; softmax alone.
+        neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
+        row_neg_max_sbuf, row_sum_sbuf: -m, and d or log d, [columns, strips]; for one segment, views of the other
+            tiles.
+        factors_sbuf: exp(m_k - m) / d, [columns, strips, segments]; for softmax only.
     """
 
     neg_max_sbuf: nl.NkiTensor
@@ -45,26 +46,26 @@ class WindowStatistics:
     factors_sbuf: nl.NkiTensor
 
     @classmethod
-    def make(cls, turns: int, segments: int) -> WindowStatistics:
-        """For so many turns. Partitions without a column hold what does no harm."""
+    def make(cls, strips: int, segments: int) -> WindowStatistics:
+        """Allocate the tiles for a number of strips. Partitions without a column hold harmless values."""
         partitions = nl.tile_size.pmax
-        shape = (partitions, turns, segments)
+        shape = (partitions, strips, segments)
         neg_max_sbuf, sums_sbuf, factors_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(3)]
         nisa.memset(dst=neg_max_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         nisa.memset(dst=sums_sbuf, value=1.0, engine=nisa.engine.gpsimd)
         if segments == 1:
             return cls(neg_max_sbuf, sums_sbuf, neg_max_sbuf[:, :, 0], sums_sbuf[:, :, 0], factors_sbuf)
-        rows = [nl.ndarray((partitions, turns), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)]
+        rows = [nl.ndarray((partitions, strips), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)]
         return cls(neg_max_sbuf, sums_sbuf, rows[0], rows[1], factors_sbuf)
 
     def part_of(self, group: Group) -> WindowStatistics:
-        """Those of a group's turns, views."""
+        """Return views of the statistics of a group's strips."""
         tiles = (self.neg_max_sbuf, self.sums_sbuf, self.row_neg_max_sbuf, self.row_sum_sbuf, self.factors_sbuf)
         return WindowStatistics(*[tile[0 : group.rows, group.first : group.end] for tile in tiles])
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """-m, and m_k - m in the place of the factors."""
+    """Compute -m, and m_k - m in place of the factors."""
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -75,28 +76,28 @@ def _take_distances(of_group: WindowStatistics) -> None:
 
 
 def _take_weights(of_group: WindowStatistics) -> None:
-    """exp(m_k - m)."""
+    """Compute exp(m_k - m) in place of m_k - m."""
     nisa.activation(dst=of_group.factors_sbuf, op=nl.exp, data=of_group.factors_sbuf)
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """d."""
+    """Compute d, the weighted sum of the s_k."""
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
 
 def _take_logs(of_group: WindowStatistics) -> None:
-    """log d in the place of d."""
+    """Replace d by log d."""
     nisa.activation(dst=of_group.row_sum_sbuf, op=nl.log, data=of_group.row_sum_sbuf)
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """1 / d of columns of one segment."""
+    """Compute 1 / d for columns of one segment."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 
 def _take_factors(of_group: WindowStatistics) -> None:
-    """exp(m_k - m) / d."""
+    """Compute the factors exp(m_k - m) / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
@@ -115,16 +116,18 @@ def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatisti
 
 @dataclass
 class ForwardArithmetic:
-    """Both passes of the forward.
+    """The arithmetic of both passes of the forward.
 
     Attributes:
-        kind: which function.
-        segments: of a column.
-        kept: exponentials of softmax that wait for the second pass, taken in turn; empty if that makes them anew.
-        scratch_sbuf: takes exponentials of which only the sum counts; the others, what the second pass makes anew.
+        kind: softmax or log-softmax.
+        segments: the number of segments of a column.
+        kept: tiles of softmax's exponentials that wait for the second pass, used round-robin; empty if the second pass
+            recomputes them.
+        scratch_sbuf: first a tile for exponentials of which only the sum is used; then the tiles for exponentials that
+            the second pass recomputes.
         ceiling_sbuf: the highest finite number, [columns, 1].
-        windows: statistics of those in flight.
-        taken: of ``kept``, by the first pass and the second.
+        windows: the statistics of the windows in flight, by the number of the window.
+        taken: the number of tiles of ``kept``, or of recomputed exponentials, that were written, and that were read.
     """
 
     kind: Kind
@@ -137,24 +140,26 @@ class ForwardArithmetic:
 
     @classmethod
     def make(cls, kind: Kind, segments: int, longest: int, kept: int) -> ForwardArithmetic:
-        """For segments of at most ``longest`` elements, ``kept`` of which can wait."""
+        """Allocate the tiles for segments of at most ``longest`` elements; the exponentials of ``kept`` segments can
+        wait.
+        """
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
         waiting = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(kept)]
         scratch = [
             nl.ndarray(shape, dtype=scratch_type, buffer=nl.sbuf)
-            for _ in range(1 + (_ANEW if kind is Kind.SOFTMAX and not kept else 0))
+            for _ in range(1 + (_RECOMPUTED_TILES if kind is Kind.SOFTMAX and not kept else 0))
         ]
         ceiling_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=ceiling_sbuf, value=FLOAT32_HIGHEST)
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """-m_k of an item."""
-        columns = item.turn.columns
+        """Compute -m_k of an item."""
+        columns = item.strip.columns
         neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
         nisa.tensor_reduce(dst=neg_max_sbuf, op=nl.maximum, data=views[0], axis=1, negate=True)
-        # Of elements that are all -inf: exp(-inf + highest) is 0, exp(-inf + inf) would be NaN.
+        # If all elements are -inf, exp(-inf + highest) is 0, where exp(-inf + inf) would be NaN.
         nisa.tensor_tensor(
             dst=neg_max_sbuf,
             data1=neg_max_sbuf,
@@ -164,11 +169,11 @@ class ForwardArithmetic:
         )
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """s_k of an item."""
+        """Compute s_k of an item."""
         of_window = self._of_window(item.window)
         exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
         nisa.activation(
-            dst=exponentials_sbuf[0 : item.turn.columns, 0 : item.segment.size],
+            dst=exponentials_sbuf[0 : item.strip.columns, 0 : item.segment.size],
             op=nl.exp,
             data=views[0],
             bias=self._of_item(of_window.neg_max_sbuf, item),
@@ -178,50 +183,50 @@ class ForwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """-m, and log d or the factors, of all turns of a group."""
+        """Compute -m, and log d or the factors, for all strips of a group."""
         combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """exp(x - m_k), unless it was kept."""
+        """Compute exp(x - m_k), unless it was kept."""
         if self.kind is Kind.LOG_SOFTMAX or self.kept:
             return
         nisa.activation(
-            dst=self._anew(item, 0),
+            dst=self._recomputed(item, 0),
             op=nl.exp,
             data=views[0],
             bias=self._of_item(self._of_window(item.window).neg_max_sbuf, item),
         )
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """The result of an item; it may be written over the item."""
+        """Compute the result of an item, which may be written over the item."""
         of_window = self._of_window(item.window)
-        columns, size, turn = item.turn.columns, item.segment.size, item.turn.number
+        columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.tensor_scalar(
                 dst=dst_sbuf,
                 data=views[0],
                 op0=nl.add,
-                operand0=of_window.row_neg_max_sbuf[0:columns, turn : turn + 1],
+                operand0=of_window.row_neg_max_sbuf[0:columns, strip : strip + 1],
                 op1=nl.subtract,
-                operand1=of_window.row_sum_sbuf[0:columns, turn : turn + 1],
+                operand1=of_window.row_sum_sbuf[0:columns, strip : strip + 1],
             )
         else:
-            exponentials_sbuf = self._next_kept(1)[0:columns, 0:size] if self.kept else self._anew(item, 1)
+            exponentials_sbuf = self._next_kept(1)[0:columns, 0:size] if self.kept else self._recomputed(item, 1)
             factor_sbuf = self._of_item(of_window.factors_sbuf, item)
             nisa.activation(dst=dst_sbuf, op=nl.copy, data=exponentials_sbuf, scale=factor_sbuf)
         if item.ends_part and item.segment.number == self.segments - 1:
             self.windows.pop(item.window.number)
 
-    def _anew(self, item: Item, visit: int) -> nl.NkiTensor:
-        """A tile of exponentials that are made anew: it is written, and then read."""
+    def _recomputed(self, item: Item, visit: int) -> nl.NkiTensor:
+        """Return the next tile of recomputed exponentials, for writing (visit 0) or for reading (visit 1)."""
         self.taken[visit] += 1
         tiles = self.scratch_sbuf[1:]
-        return tiles[self.taken[visit] % len(tiles)][0 : item.turn.columns, 0 : item.segment.size]
+        return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
     def _of_item(self, tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-        """The numbers of an item, [columns, 1]."""
+        """Return the statistics of an item, [columns, 1]."""
         number = item.segment.number
-        return tile_sbuf[0 : item.turn.columns, item.turn.number, number : number + 1]
+        return tile_sbuf[0 : item.strip.columns, item.strip.number, number : number + 1]
 
     def _next_kept(self, visit: int) -> nl.NkiTensor:
         self.taken[visit] += 1
@@ -229,5 +234,5 @@ class ForwardArithmetic:
 
     def _of_window(self, window: Window) -> WindowStatistics:
         if window.number not in self.windows:
-            self.windows[window.number] = WindowStatistics.make(len(window.turns()), self.segments)
+            self.windows[window.number] = WindowStatistics.make(len(window.strips()), self.segments)
         return self.windows[window.number]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How columns are divided: along the axis into segments, across it into windows and turns.
+"""The division of columns: along the axis into segments, across it into windows and strips.
 
-A column is what lies along the axis at one place of the other axes. Its sums are those of its segments, added up in
-their order; which elements a segment has depends on the size of the axis and on the types alone. Therefore neither the
-columns beside it, nor the cores, nor the layout in which a loop takes it change a bit of its result.
+A column consists of the elements along the axis at one index of the other axes. Its sum is the sum of the sums of its
+segments, in their order. The division into segments depends on the size of the axis and on the types only. Therefore
+the result of a column is bitwise identical whatever the columns beside it, the cores, and the layout in which a loop
+processes it.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import NamedTuple
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
-# Columns that lie on partitions at a time.
-TURN = 128
+# The maximum number of columns of a strip, which lie on partitions.
+STRIP_COLUMNS = 128
 
 
 class Block(NamedTuple):
-    """Partitions from the first one on, and their lines from ``first`` to ``end``."""
+    """The first ``partitions`` partitions, and their lines from ``first`` to ``end``."""
 
     partitions: int
     first: int
@@ -30,10 +31,10 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """Elements ``start`` to ``end`` of every column, ``number`` of them in turn.
+    """The elements ``start`` to ``end`` of every column; ``number`` is the index of the segment.
 
-    With the axis on partitions each partition has ``lines`` neighbours of them, as they follow each other in HBM:
-    partition p has elements p * lines to (p + 1) * lines, the last partition fewer.
+    If the axis lies on partitions, each partition holds ``lines`` consecutive elements, in their order in HBM:
+    partition p holds elements p * lines to (p + 1) * lines, the last partition fewer.
     """
 
     number: int
@@ -42,43 +43,45 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return self.end - self.start
 
     @property
     def lines(self) -> int:
-        """Elements of a partition."""
+        """The number of elements per partition."""
         return div_ceil(self.size, nl.tile_size.pmax)
 
     @property
     def full(self) -> int:
-        """Partitions that have all lines."""
+        """The number of partitions that have all lines."""
         return self.size // self.lines
 
     @property
     def rest(self) -> int:
-        """Lines of the partition after those."""
+        """The number of lines of the partition after the full ones."""
         return self.size % self.lines
 
     def partitions(self, line: int) -> int:
-        """Partitions that have a line."""
+        """Return the number of partitions that have a line."""
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Those in which every partition has every line."""
-        found = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
-        return [block for block in found if block.partitions > 0 and block.first < block.end]
+        """Return the blocks in which every partition has every line."""
+        blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
+        return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
 
 def segments_of(count: int, longest: int) -> list[Segment]:
-    """The segments of columns of ``count`` elements."""
+    """Divide columns of ``count`` elements into segments."""
     starts = range(0, count, longest)
     return [Segment(number, start, min(start + longest, count)) for number, start in enumerate(starts)]
 
 
 @dataclass(frozen=True)
-class Turn:
-    """Columns that are worked on at a time, counted within their window: ``outer`` times ``inner`` of them."""
+class Strip:
+    """Columns that are processed at a time, ``outer`` times ``inner`` of them, with indices counted within their
+    window.
+    """
 
     number: int
     first_outer: int
@@ -88,15 +91,16 @@ class Turn:
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """The number of columns."""
         return self.outer * self.inner
 
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a tensor [O, C, I] that are loaded together: ``outer`` from ``first_outer``, ``inner`` likewise.
+    """Columns of a tensor [O, C, I] that are loaded together: ``outer`` indices from ``first_outer`` on, ``inner``
+    likewise.
 
-    With ``is_strided`` the outer places lie on partitions, and a turn is one of the inner places.
+    With ``is_strided`` the outer indices lie on partitions, and a strip is one of the inner indices.
     """
 
     number: int
@@ -106,20 +110,25 @@ class Window:
     inner: int
     is_strided: bool = False
 
-    def turns(self) -> list[Turn]:
-        """The window in turns of at most 128 columns."""
+    def strips(self) -> list[Strip]:
+        """Divide the window into strips of at most 128 columns."""
         if self.is_strided:
-            return [Turn(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
-        group = max(1, TURN // self.inner)
+            return [Strip(inner, 0, self.outer, inner, 1) for inner in range(self.inner)]
+        group = max(1, STRIP_COLUMNS // self.inner)
         places = [
-            (first_outer, min(group, self.outer - first_outer), first_inner, min(TURN, self.inner - first_inner))
+            (
+                first_outer,
+                min(group, self.outer - first_outer),
+                first_inner,
+                min(STRIP_COLUMNS, self.inner - first_inner),
+            )
             for first_outer in range(0, self.outer, group)
-            for first_inner in range(0, self.inner, TURN)
+            for first_inner in range(0, self.inner, STRIP_COLUMNS)
         ]
-        return [Turn(number, *place) for number, place in enumerate(places)]
+        return [Strip(number, *place) for number, place in enumerate(places)]
 
     def of(self, tensor_hbm: nl.NkiTensor, outer: int, start: int, end: int) -> nl.NkiTensor:
-        """Elements ``start`` to ``end`` of the columns at one outer place: a view [end - start, inner]."""
+        """Return elements ``start`` to ``end`` of the columns at one outer index, as a view [end - start, inner]."""
         last = self.first_inner + self.inner
         return tensor_hbm[self.first_outer + outer, start:end, self.first_inner : last]
 
@@ -127,7 +136,7 @@ class Window:
 def windows_of_core(
     outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
 ) -> list[Window]:
-    """The windows of a core: neighbours, and as many as the other core has, or one more."""
+    """Return the windows of a core: consecutive ones, as many as the other core has, or one more."""
     places = [
         (first_outer, min(most_outer, outer - first_outer), first_inner, min(most_inner, inner - first_inner))
         for first_outer in range(0, outer, most_outer)
@@ -139,33 +148,33 @@ def windows_of_core(
 
 @dataclass(frozen=True)
 class Part:
-    """Segments that are loaded together."""
+    """The segments that are loaded together."""
 
     number: int
     segments: tuple[Segment, ...]
 
     def slot(self, segment: Segment) -> int:
-        """The place of a segment in the tile of the part."""
+        """Return the index of a segment in the tile of the part."""
         return segment.number - self.segments[0].number
 
 
 def parts_of(segments: list[Segment], most: int) -> list[Part]:
-    """At most ``most`` segments a part."""
+    """Divide the segments into parts of at most ``most`` segments."""
     starts = range(0, len(segments), most)
     return [Part(number, tuple(segments[start : start + most])) for number, start in enumerate(starts)]
 
 
 @dataclass(frozen=True)
 class Item:
-    """A segment of the columns of a turn: what one instruction takes.
+    """A segment of the columns of a strip, which one instruction processes.
 
     Attributes:
-        window, part, turn, segment: which.
-        ends_part: no other item of its window and pass needs the part.
+        window, part, strip, segment: the window, part, strip and segment of the item.
+        ends_part: whether no later item of its window and pass needs the part.
     """
 
     window: Window
     part: Part
-    turn: Turn
+    strip: Strip
     segment: Segment
     ends_part: bool

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plan of the loop of one core over columns. It is computed from shapes and types alone and holds no tensors."""
+"""The plan of the loop of one core over columns. It is computed from shapes and types only and holds no tensors."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class ColumnLoop:
     """The plan of a core and the properties of its loop that follow from the plan.
 
     Attributes:
-        plan: the way in which the launch is divided into windows, parts and segments.
+        plan: the division of the launch into windows, parts and segments.
         phases: the first phase of each pass that reads a tensor, for each tensor that the loop reads.
         kept: the number of tiles that keep results of the first pass for the second pass; 0 if the second pass
             recomputes these results.
         whole_windows: True if the second pass over a window starts after the first pass over the whole window; False
-            if the second pass over a turn of columns starts after the first pass over that turn.
+            if the second pass over a strip of columns starts after the first pass over that strip.
         stages: the number of stages that combine sums between the passes. Each stage takes one step.
         overwrites: whether results are written over the items of the first tensor in SBUF.
     """

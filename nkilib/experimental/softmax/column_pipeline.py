@@ -107,7 +107,7 @@ class Reader:
 
 @dataclass
 class Pipeline:
-    """Issues all steps of a core.
+    """The loop that issues all steps of a core.
 
     Attributes:
         schedule: the order of the steps.
@@ -155,16 +155,16 @@ class Pipeline:
         self._release_stored(0)
         if self._look_ahead(step):
             return step
-        waiting = {phase for phase, item in step.items.items() if not self._is_turned(item, phase)}
+        waiting = {phase for phase, item in step.items.items() if not self._is_transposed(item, phase)}
         # While the second half of a pass over an item waits, the first half over the next item waits too.
         for half, before in ((Phase.GATHER, Phase.BEGIN), (Phase.RESULT, Phase.PREPARE)):
             if half in waiting:
                 waiting.add(before)
         issued = Step({phase: item for phase, item in step.items.items() if phase not in waiting}, step.combined)
-        require(not issued.is_empty, "softmax over columns: a step must have an item, and both passes wait for places")
+        require(not issued.is_empty, "softmax over columns: a step must have an item, and both passes wait for buffers")
         return issued
 
-    def _is_turned(self, item: Item, phase: Phase) -> bool:
+    def _is_transposed(self, item: Item, phase: Phase) -> bool:
         """Return whether every view of the item that this phase is the first to read has been made."""
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
@@ -172,10 +172,10 @@ class Pipeline:
         )
 
     def _step(self, step: Step, following: Step) -> None:
-        turned = None
+        transposed = None
         if self.made is not None:
             item, piece_sbuf = self.made
-            turned = item, self.results.turn_back(item, piece_sbuf)
+            transposed = item, self.results.transpose_back(item, piece_sbuf)
             self.made = None
         for phase, do in ((Phase.BEGIN, self.arithmetic.begin), (Phase.PREPARE, self.arithmetic.prepare)):
             if phase in step.items:
@@ -191,8 +191,8 @@ class Pipeline:
             piece_sbuf = self.results.piece(item)
             self.arithmetic.result(item, self._views(item, Phase.RESULT), piece_sbuf)
             self.made = item, piece_sbuf
-        if turned is not None:
-            self._finish(*turned)
+        if transposed is not None:
+            self._finish(*transposed)
 
     def _look_ahead(self, step: Step) -> bool:
         """Transpose the items of a step that are not transposed yet; return False if a load has no buffer slot yet."""
@@ -238,7 +238,7 @@ class Pipeline:
             reader.source.ring.release(reader.key(item, 2))
 
     def _advance(self) -> None:
-        """Issue every load that has a free buffer slot, one transfer of each tensor in turn.
+        """Issue every load that has a free buffer slot, alternating between the tensors with each transfer.
 
         The first items need data of all tensors, so the transfers of the tensors alternate.
         """
@@ -249,4 +249,4 @@ class Pipeline:
         if self.made is not None:
             item, piece_sbuf = self.made
             self.made = None
-            self._finish(item, self.results.turn_back(item, piece_sbuf))
+            self._finish(item, self.results.transpose_back(item, piece_sbuf))

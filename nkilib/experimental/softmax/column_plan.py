@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch over columns is cut up: arithmetic only, from shapes and types.
+"""The plan of a launch over columns: arithmetic only, from shapes and types.
 
-What decides the bits of a column, the length of a segment and which loop takes it, depends on the size of the axis and
-the types alone; the rest on all sizes.
+The length of a segment and the choice of the loop decide the rounding of a column's result, so they depend only on the
+size of the axis and on the types. The rest of the plan depends on all sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from nkilib.core.rows.checks import require
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.softmax.column_geometry import (
-    TURN,
+    STRIP_COLUMNS,
     Part,
     Segment,
     Window,
@@ -28,63 +28,63 @@ from nkilib.experimental.softmax.column_geometry import (
 )
 from nkilib.nki import nl
 
-# Elements of a segment: a bank of PSUM has so many.
+# Elements of a segment, as many as a bank of PSUM holds.
 _SEGMENT_16_BIT, _SEGMENT_FLOAT32 = 1024, 512
-# Elements of a column that a partition takes as a whole.
+# The maximum number of elements of a column that a partition holds as a whole.
 _SHORT_16_BIT, _SHORT_FLOAT32 = 64, 64
-# Bytes of a partition: what waits between the passes; the small tiles and those of single items.
+# Bytes per partition: for values that wait between the passes; for small tiles and tiles of single items.
 KEPT_BYTES = 56 * 1024
 _SMALL_BYTES = 40 * 1024
-# Bytes of a run in HBM from which on a transfer has the full rate.
+# Bytes of a run in HBM from which on a transfer reaches the full rate.
 _FULL_RUN = 1334
 # Bytes of a run up to which a store takes twice as long.
 _SMALL_STORE = 512
-# Segments of a part of columns that come part by part; of those that are read twice, so many parts are on chip.
+# Segments per part, for columns that come part by part; parts on chip, for columns that are read twice.
 _SEGMENTS_OF_PART = (1, 2, 4, 8)
 _PARTS_ON_CHIP = 6
-# Of columns that are loaded once, part by part: tiles beyond those of one window, for what is loaded and stored
-# meanwhile; and all tiles of what only the second pass reads.
+# For columns that are loaded once, part by part: tiles beyond those of one window, for loads and stores in flight; and
+# all tiles of an input that only the second pass reads.
 _SPARE_PARTS, _LATE_PARTS = 6, 5
-# Items of a part at least: fewer pass by before a result is stored.
+# The minimum number of items of a part: the steps of fewer items end before a result is stored.
 _LEAST_ITEMS = 3
 # Steps between the passes over a group, and until its last result is stored.
 _STEPS_BETWEEN = 7
-# Of the last 128 columns so many make a transpose by DMA worth while, or so many times 128 columns before them.
+# A transpose by DMA pays off if so many of the last 128 columns are used, or with so many times 128 columns.
 _LEAST_FILLED, _WIDE = 96, 4
-# Bytes of a partition for the statistics of a segment: three numbers, of three windows.
+# Bytes per partition for the statistics of a segment: three numbers, for three windows.
 _STATISTICS_BYTES = 36
-# Tiles of results that do not take the place of an input: one is made, one is stored.
+# Tiles of results that are not written over an input: one is computed, one is stored.
 OWN_TILES = 2
 # Widths of windows, the largest first, in columns.
 _WIDTHS = (4096, 3072, 2048, 1536, 1024, 768, 512, 384, 256, 128)
 
-# How much longer transfers take that wait for few tiles.
+# The factor by which transfers take longer if they wait for few tiles, by the number of tiles.
 _WAITING = {4: 1.0, 3: 1.05, 2: 1.2}
 
-# Of the transfers of a window, how much overlaps with nothing.
+# The share of the transfers of a window that overlaps with nothing.
 _OVERLAPS_NOTHING = 0.7
-# Bytes that a core moves while Scalar loads the tables for a log and for what follows.
+# Bytes that a core moves while Scalar loads the tables for a log and for the functions after it.
 _TABLES_BYTES = 0.94e6
 
 
 class Layout(Enum):
-    """In which way items come on chip."""
+    """The way in which items come on chip."""
 
-    TURNED = "turned by Tensor"
-    TRANSPOSED = "transposed by DMA"
-    STRIDED = "an outer place a partition"
+    TENSOR_TRANSPOSED = "transposed by Tensor"
+    DMA_TRANSPOSED = "transposed by DMA"
+    STRIDED = "one outer index per partition"
 
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How a launch is cut up.
+    """The division of a launch into windows, parts and segments.
 
     Attributes:
-        layout: of the items.
-        longest: elements of a segment.
-        segments, parts: of every column.
-        windows: of the core.
-        buffers: tiles of each input.
+        layout: the layout of the items.
+        longest: the maximum number of elements of a segment.
+        segments, parts: the segments and the parts of every column.
+        windows: the windows of the core.
+        buffers: the number of tiles of each input.
         is_read_twice: whether columns are too long to stay on chip.
     """
 
@@ -102,7 +102,7 @@ class ColumnPlan:
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Tiles of an input that those passes read."""
+        """Return the number of tiles of an input that the given passes read."""
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
@@ -111,7 +111,7 @@ def _buffers_of(buffers: int, parts: int, passes: tuple[int, ...]) -> int:
 
 
 class Sizes(NamedTuple):
-    """O, C and I of a tensor."""
+    """The sizes O, C and I of a tensor."""
 
     outer: int
     length: int
@@ -120,16 +120,17 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ColumnTensors:
-    """What a launch moves.
+    """The tensors that a launch reads and writes, and how its passes use them.
 
     Attributes:
-        shape: O, C and I.
-        read, written: types of what is read, and of the result.
-        passes: those that read, for each of what is read.
-        can_transpose: whether the DMA engines may turn what is read.
+        shape: the sizes O, C and I.
+        read, written: the types of the inputs, and of the result.
+        passes: for each input, the numbers of the passes that read it.
+        can_transpose: whether the DMA engines may transpose the inputs.
         keeps_windows: whether the second pass over a window starts after the first one has ended.
-        keeping: layouts in which something waits on chip between the passes.
-        slowness_of_parts: how much longer a column takes part by part, where exponentials are then made anew.
+        keeping: the layouts in which results of the first pass wait on chip for the second pass.
+        slowness_of_parts: the factor by which a column takes longer part by part, where exponentials are then
+            recomputed.
     """
 
     shape: Sizes
@@ -143,17 +144,17 @@ class ColumnTensors:
 
     @property
     def buffers(self) -> tuple[int, ...]:
-        """How many tiles of a window there may be."""
+        """The possible numbers of tiles of a window."""
         return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
     def overwrites(self) -> bool:
-        """Whether the result has the type of the first input, whose tiles it takes."""
+        """Whether the result has the type of the first input, so that it takes the tiles of this input."""
         return self.read[0] == self.written
 
     def element_bytes(self, layout: Layout, buffers: int, parts: int) -> int:
-        """Bytes of a partition for each element of a part of a window that it has."""
-        needs_own = layout is Layout.TRANSPOSED or not self.overwrites
+        """Return the bytes per partition for each element of a part of a window."""
+        needs_own = layout is Layout.DMA_TRANSPOSED or not self.overwrites
         own = OWN_TILES * dtype_bytes(self.written) if needs_own else 0
         return own + sum(
             _buffers_of(buffers, parts, passes) * dtype_bytes(dtype)
@@ -162,24 +163,24 @@ class ColumnTensors:
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of an element over HBM."""
+        """The bytes that cross HBM for an element."""
         return sum(dtype_bytes(dtype) for dtype in (*self.read, self.written))
 
 
 def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -> bool:
-    """Whether a partition takes whole columns (:mod:`.short_columns`), rather than that columns are turned.
+    """Return whether a partition holds whole columns (:mod:`.short_columns`), so that columns are not transposed.
 
-    Turned columns use as many partitions as they have elements, and an instruction takes 128 of them at most; whole
-    columns come in runs that are the shorter the longer they are, for a window has so many elements of a partition. The
-    limits are where the modelled times of large tensors meet. Bits depend on the choice: so it depends on the size of
-    the axis and on types alone.
+    Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 of them.
+    Whole columns come in runs that are shorter for longer columns, because a window has a fixed number of elements per
+    partition. The limits are where the modelled times of large tensors are equal. The rounding of results depends on
+    the choice, so the choice depends only on the size of the axis and on the types.
     """
     longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
     return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
 
 
 def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
-    """Elements of a segment, which depends on types alone."""
+    """Return the maximum number of elements of a segment, which depends on types and ``chunk_size`` only."""
     is_wide = nl.float32 in (*tensors.read, tensors.written)
     longest = _SEGMENT_FLOAT32 if is_wide else _SEGMENT_16_BIT
     return longest if chunk_size is None else min(longest, chunk_size)
@@ -187,7 +188,7 @@ def longest_segment(tensors: ColumnTensors, chunk_size: int | None) -> int:
 
 @dataclass(frozen=True)
 class _Choice:
-    """One way: outer and inner places of a window, tiles, segments of a part."""
+    """One candidate plan: outer and inner indices of a window, number of tiles, segments per part."""
 
     layout: Layout
     outer: int
@@ -198,7 +199,7 @@ class _Choice:
 
 
 def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, core: int) -> ColumnPlan:
-    """The plan for a core, by what the transfers of each choice are modelled to take."""
+    """Return the plan of a core whose transfers have the shortest modelled time among all candidates that fit."""
     outer, count, inner = tensors.shape
     longest = longest_segment(tensors, chunk_size)
     segments = segments_of(count, longest)
@@ -216,20 +217,20 @@ def plan_columns(tensors: ColumnTensors, chunk_size: int | None, cores: int, cor
 
 
 def _choices(tensors: ColumnTensors, segments: int) -> list[_Choice]:
-    """All that may fit: on chip as whole windows, part by part, or read twice."""
+    """Return all candidates that may fit: whole windows on chip, part by part, or read twice."""
     outer, _, inner = tensors.shape
     lanes = min(outer, nl.tile_size.pmax)
-    found = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
+    choices = [_Choice(Layout.STRIDED, lanes, inner, buffers, segments) for buffers in tensors.buffers]
     for width in _WIDTHS:
         places = _window_shape(outer, inner, width)
-        layout = _turned_layout(tensors)
-        found += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
+        layout = _transposed_layout(tensors)
+        choices += [_Choice(layout, *places, buffers, segments) for buffers in tensors.buffers]
         for of_part in _SEGMENTS_OF_PART:
             if segments > of_part:
                 parts = div_ceil(segments, of_part)
-                found.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
-                found.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
-    return found
+                choices.append(_Choice(layout, *places, parts + _SPARE_PARTS, of_part))
+                choices.append(_Choice(layout, *places, _PARTS_ON_CHIP, of_part, is_read_twice=True))
+    return choices
 
 
 def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> bool:
@@ -237,44 +238,46 @@ def _fits(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> b
     columns = choice.outer * choice.inner
     if choice.layout is Layout.STRIDED:
         part = tensors.shape[1] * choice.inner
-        turns, has_parts = choice.inner, False
+        strips, has_parts = choice.inner, False
     else:
         lines = sum(segment.lines for segment in segments[: choice.segments_of_part])
         part = lines * columns
-        turns, has_parts = div_ceil(columns, TURN), choice.segments_of_part < len(segments)
-        if has_parts and turns * choice.segments_of_part < _LEAST_ITEMS:
+        strips, has_parts = div_ceil(columns, STRIP_COLUMNS), choice.segments_of_part < len(segments)
+        if has_parts and strips * choice.segments_of_part < _LEAST_ITEMS:
             return False
-    items = turns * len(segments)
+    items = strips * len(segments)
     waiting = (items if tensors.keeps_windows else len(segments)) + _STEPS_BETWEEN
     if not has_parts and choice.buffers < 1 + div_ceil(waiting, items):
         return False
-    statistics = _STATISTICS_BYTES * turns * len(segments)
+    statistics = _STATISTICS_BYTES * strips * len(segments)
     kept = KEPT_BYTES if choice.layout in tensors.keeping and not has_parts else 0
     parts = div_ceil(len(segments), choice.segments_of_part)
     return part * tensors.element_bytes(choice.layout, choice.buffers, parts) + statistics + kept <= fitting
 
 
 def _window_shape(outer: int, inner: int, width: int) -> tuple[int, int]:
-    """Outer and inner places of a window of about so many columns: equal windows, of whole turns."""
-    if inner < TURN:
-        group = TURN // inner
-        return min(outer, max(1, width // TURN) * group), inner
+    """Return the outer and inner indices of a window of about ``width`` columns: equal windows, of whole strips."""
+    if inner < STRIP_COLUMNS:
+        group = STRIP_COLUMNS // inner
+        return min(outer, max(1, width // STRIP_COLUMNS) * group), inner
     windows = div_ceil(inner, width)
     if windows == 1:
         return min(outer, width // inner), inner
-    return 1, min(inner, div_ceil(div_ceil(inner, windows), TURN) * TURN)
+    return 1, min(inner, div_ceil(div_ceil(inner, windows), STRIP_COLUMNS) * STRIP_COLUMNS)
 
 
-def _turned_layout(tensors: ColumnTensors) -> Layout:
+def _transposed_layout(tensors: ColumnTensors) -> Layout:
     inner = tensors.shape[2]
     is_16_bit = all(dtype != nl.float32 for dtype in tensors.read)
-    # The DMA engines fill up blocks of 128 columns.
-    is_even = inner >= TURN and (inner % TURN == 0 or inner % TURN >= _LEAST_FILLED or inner >= _WIDE * TURN)
-    return Layout.TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TURNED
+    # The DMA engines transpose full blocks of 128 columns.
+    is_even = inner >= STRIP_COLUMNS and (
+        inner % STRIP_COLUMNS == 0 or inner % STRIP_COLUMNS >= _LEAST_FILLED or inner >= _WIDE * STRIP_COLUMNS
+    )
+    return Layout.DMA_TRANSPOSED if tensors.can_transpose and is_16_bit and is_even else Layout.TENSOR_TRANSPOSED
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
-    """Bytes that a core moves, weighed by the rate of their runs, and what nothing overlaps with."""
+    """Return the bytes that a core moves, weighted by the rate of their runs, plus those that overlap with nothing."""
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)
     run = choice.inner * width
@@ -285,11 +288,11 @@ def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> f
     again = sum(dtype_bytes(dtype) for dtype, passes in zip(tensors.read, tensors.passes, strict=True) if 1 in passes)
     moved = tensors.moved_bytes + (again if choice.is_read_twice else 0)
     of_window = count * choice.outer * choice.inner * moved
-    partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, TURN)
-    slowness = max(1.0, _FULL_RUN / run) * max(1.0, TURN / partitions)
+    partitions = choice.outer if choice.layout is Layout.STRIDED else min(count, STRIP_COLUMNS)
+    slowness = max(1.0, _FULL_RUN / run) * max(1.0, STRIP_COLUMNS / partitions)
     if run <= _SMALL_STORE:
         slowness *= 2.0
-    if choice.layout is Layout.TRANSPOSED:  # the results alone move in runs
+    if choice.layout is Layout.DMA_TRANSPOSED:  # only the results move in runs
         slowness = 1.0 + (slowness - 1.0) * width / moved
     if choice.segments_of_part < len(segments):
         slowness = max(slowness, tensors.slowness_of_parts)

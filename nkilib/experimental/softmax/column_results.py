@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where results go: turned back by Tensor into a natural tile, which is stored once a part is complete."""
+"""The destination of results: transposed back by the Tensor engine into a natural tile, which is stored when a part is
+complete.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.softmax.column_geometry import TURN, Item
+from nkilib.experimental.softmax.column_geometry import STRIP_COLUMNS, Item
 from nkilib.experimental.softmax.column_loads import Load
 from nkilib.experimental.softmax.column_sources import PsumBanks, copy_natural, of_columns
 from nkilib.nki import nisa, nl
 
-# Tiles of items that are made and wait to be turned back.
+# Tiles of results that wait to be transposed back.
 _PIECES = 3
 
 
@@ -23,26 +25,26 @@ class Results(Protocol):
     """A tensor [O, C, I] to which items are written."""
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """Where the result of an item is to be written, [columns, elements of the segment]."""
+        """Return the view to which the result of an item is written, [columns, elements of the segment]."""
 
-    def turn_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Issue what Tensor does of it."""
+    def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Issue the work of the Tensor engine on a result, and return where its result is."""
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Issue the rest."""
+        """Issue the rest of the work on a result: copies and the store."""
 
 
 @dataclass
-class TurnedResults:
-    """Results that are turned back.
+class TransposedResults:
+    """Results that the Tensor engine transposes back.
 
     Attributes:
-        result_hbm: [O, C, I].
-        pieces_sbuf: results of items, in turn.
-        banks: what Tensor makes of them.
-        tile: of an item: where it is written in the natural layout.
-        scalar_share: of the copies out of PSUM, which part is Scalar's; the rest is Vector's.
-        made: pieces and copies so far.
+        result_hbm: the result tensor, [O, C, I].
+        pieces_sbuf: the tiles for the results of items, used round-robin.
+        banks: the PSUM banks for the transposed results.
+        tile: a function that returns the natural tile to which the result of an item is written.
+        scalar_share: the share of the copies out of PSUM that Scalar does; Vector does the rest.
+        made: the number of pieces and of copies so far.
     """
 
     result_hbm: nl.NkiTensor
@@ -59,23 +61,23 @@ class TurnedResults:
         longest: int,
         scalar_share: float,
         tile: Callable[[Item], nl.NkiTensor],
-    ) -> TurnedResults:
-        """For segments of at most ``longest`` elements."""
+    ) -> TransposedResults:
+        """Allocate the tiles for segments of at most ``longest`` elements."""
         shape = (nl.tile_size.pmax, longest)
         pieces = [nl.ndarray(shape, dtype=result_hbm.dtype, buffer=nl.sbuf) for _ in range(_PIECES)]
-        # A line has up to 128 columns, and the last line of a segment may be one of few partitions.
-        banks = PsumBanks.make(2, div_ceil(longest, TURN) * TURN, result_hbm.dtype)
+        # A line has up to 128 columns, and the last line of a segment may have few partitions.
+        banks = PsumBanks.make(2, div_ceil(longest, STRIP_COLUMNS) * STRIP_COLUMNS, result_hbm.dtype)
         return cls(result_hbm, pieces, banks, tile, scalar_share)
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """A tile of its own."""
+        """Return the next tile for a result."""
         self.made[0] += 1
         piece_sbuf = self.pieces_sbuf[self.made[0] % len(self.pieces_sbuf)]
-        return piece_sbuf[0 : item.turn.columns, 0 : item.segment.size]
+        return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
 
-    def turn_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The lines of the segment, one beside the other: [partitions, lines * columns]."""
-        segment, columns = item.segment, item.turn.columns
+    def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Transpose the lines of the segment side by side: [partitions, lines * columns]."""
+        segment, columns = item.segment, item.strip.columns
         back_psum = self.banks.take()
         for line in range(segment.lines):
             partitions = segment.partitions(line)
@@ -86,12 +88,12 @@ class TurnedResults:
         return back_psum
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Copy it, and store the part after its last item."""
-        segment, turn = item.segment, item.turn
+        """Copy the result to the natural tile, and store the part after its last item."""
+        segment, strip = item.segment, item.strip
         place_sbuf = of_columns(self.tile(item), item)
         for partitions, first, end in segment.blocks():
-            from_psum = back_psum[0:partitions, first * turn.columns : end * turn.columns]
-            from_psum = from_psum.reshape_dim(1, (end - first, turn.outer, turn.inner))
+            from_psum = back_psum[0:partitions, first * strip.columns : end * strip.columns]
+            from_psum = from_psum.reshape_dim(1, (end - first, strip.outer, strip.inner))
             self._copy(place_sbuf[0:partitions, :, first:end].permute((0, 2, 1, 3)), from_psum)
         if item.ends_part:
             for _ in copy_natural(self.result_hbm, self.tile(item), Load(item.window, item.part, 2), is_store=True):
@@ -107,18 +109,18 @@ class TurnedResults:
 
 @dataclass
 class OwnTiles:
-    """Natural tiles of a result that cannot take the place of an input.
+    """Natural tiles of a result that cannot be written over an input.
 
     Attributes:
-        tiles_sbuf: taken in turn by the parts.
-        numbers: of the parts of windows that took one.
+        tiles_sbuf: the tiles, which the parts use round-robin.
+        numbers: the number of each part that has used a tile, by the numbers of its window and part.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def tile(self, item: Item) -> nl.NkiTensor:
-        """That of the part of an item."""
+        """Return the tile of the part of an item."""
         key = item.window.number, item.part.number
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)

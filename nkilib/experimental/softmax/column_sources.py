@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where the items come from: each way gives views [columns, elements of the segment], in the order of the axis.
+"""The sources of items: each gives views [columns, elements of the segment], in the order of the axis.
 
-- :class:`TurnedSource`: the axis lies on partitions, as runs of HBM come, and Tensor turns every item into PSUM;
-- :class:`TransposedSource`: the DMA engines turn 16-bit columns on their way into SBUF;
-- :class:`StridedSource`: the axis lies along a partition, which has one of the outer places; nothing is turned.
+- :class:`TensorTransposedSource`: the axis lies on partitions, which gives long runs in HBM, and the Tensor engine
+  transposes every item into PSUM;
+- :class:`DmaTransposedSource`: the DMA engines transpose 16-bit columns on their way into SBUF;
+- :class:`.StridedSource`: the axis lies along a partition, which holds one of the outer indices; nothing is transposed.
 """
 
 from __future__ import annotations
@@ -20,35 +21,35 @@ from nkilib.nki import nisa, nl
 
 
 class Source(Protocol):
-    """A tensor [O, C, I] of which items are read."""
+    """A tensor [O, C, I] from which items are read."""
 
     ring: LoadRing
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """The item, for a pass."""
+        """Return the view of an item for a pass."""
 
 
 @dataclass
 class PsumBanks:
-    """Banks of PSUM that are taken in turn, each by name, so that whoever writes waits for whoever reads."""
+    """PSUM banks that are used round-robin. Each has a name of its own, so that its writer waits for its reader."""
 
     tiles_psum: list[nl.NkiTensor]
     taken: int = 0
 
     @classmethod
     def make(cls, count: int, elements: int, dtype: nl.DType) -> PsumBanks:
-        """For items of so many elements."""
+        """Allocate banks for items of ``elements`` elements."""
         shape = (nl.tile_size.pmax, elements)
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.psum) for _ in range(count)])
 
     def take(self) -> nl.NkiTensor:
-        """The next one."""
+        """Return the next bank."""
         self.taken += 1
         return self.tiles_psum[(self.taken - 1) % len(self.tiles_psum)]
 
 
 def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
-    """A tile with the axis on partitions: [partitions, outer, segments, lines, inner]."""
+    """Return the shape of a tile with the axis on partitions: [partitions, outer, segments, lines, inner]."""
     lines = max(segment.lines for part in parts for segment in part.segments)
     return (
         nl.tile_size.pmax,
@@ -60,7 +61,7 @@ def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
 
 
 def copy_natural(tensor_hbm: nl.NkiTensor, tile_sbuf: nl.NkiTensor, load: Load, is_store: bool) -> Iterator[None]:
-    """Load or store a part of a window: a transfer for each segment of each outer place, one after the other."""
+    """Load or store a part of a window, with one transfer after the other for each segment of each outer index."""
     window = load.window
     for outer in range(window.outer):
         for segment in load.part.segments:
@@ -85,21 +86,21 @@ def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
 
 
 def of_columns(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-    """The columns of an item in a natural tile, [partitions, outer, lines, inner]."""
-    turn = item.turn
+    """Return the columns of an item in a natural tile, [partitions, outer, lines, inner]."""
+    strip = item.strip
     slot = item.part.slot(item.segment)
-    outer = slice(turn.first_outer, turn.first_outer + turn.outer)
-    inner = slice(turn.first_inner, turn.first_inner + turn.inner)
+    outer = slice(strip.first_outer, strip.first_outer + strip.outer)
+    inner = slice(strip.first_inner, strip.first_inner + strip.inner)
     return tile_sbuf[:, outer, slot, :, inner]
 
 
 @dataclass
-class TurnedSource:
-    """Natural tiles, turned item by item.
+class TensorTransposedSource:
+    """Natural tiles whose items the Tensor engine transposes one by one.
 
     Attributes:
-        ring: of natural tiles.
-        banks: for the first pass and the second.
+        ring: the ring buffer of natural tiles.
+        banks: the PSUM banks for each pass that transposes, by the number of the pass.
     """
 
     ring: LoadRing
@@ -114,16 +115,16 @@ class TurnedSource:
         buffers: int,
         longest: int,
         banks: dict[int, int],
-    ) -> TurnedSource:
-        """For the windows of a core.
+    ) -> TensorTransposedSource:
+        """Allocate the tiles and banks for the windows of a core.
 
         Args:
-            tensor_hbm: [O, C, I].
-            shape: of a natural tile.
-            loads: all of them.
-            buffers: natural tiles.
-            longest: elements of a segment at most.
-            banks: of PSUM, for each pass that reads.
+            tensor_hbm: the tensor, [O, C, I].
+            shape: the shape of a natural tile.
+            loads: all loads, in their order.
+            buffers: the number of natural tiles.
+            longest: the maximum number of elements of a segment.
+            banks: the number of PSUM banks for each pass that reads, by the number of the pass.
         """
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -134,25 +135,25 @@ class TurnedSource:
         return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """The item in PSUM; where it lies in the segment's order, each line has a stride of its lines."""
-        segment, turn = item.segment, item.turn
+        """Transpose an item into PSUM; in the order of the segment, each line has a stride of ``segment.lines``."""
+        segment, strip = item.segment, item.strip
         columns_sbuf = of_columns(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
-        turned_psum = self.banks[visit].take()[0 : turn.columns]
+        transposed_psum = self.banks[visit].take()[0 : strip.columns]
         for line in range(segment.lines):
             partitions = segment.partitions(line)
             nisa.nc_transpose(
-                dst=turned_psum[:, line : line + (partitions - 1) * segment.lines + 1 : segment.lines],
+                dst=transposed_psum[:, line : line + (partitions - 1) * segment.lines + 1 : segment.lines],
                 data=columns_sbuf[0:partitions, :, line],
             )
-        return turned_psum[:, 0 : segment.size]
+        return transposed_psum[:, 0 : segment.size]
 
 
 @dataclass
-class TransposedSource:
-    """Tiles [columns, turns, elements of the part] that come turned.
+class DmaTransposedSource:
+    """Tiles [columns, strips, elements of the part] that the DMA engines transpose.
 
     Attributes:
-        ring: of these.
+        ring: the ring buffer of these tiles.
     """
 
     ring: LoadRing
@@ -160,27 +161,27 @@ class TransposedSource:
     @classmethod
     def make(
         cls, tensor_hbm: nl.NkiTensor, windows: list[Window], parts: list[Part], loads: list[Load], buffers: int
-    ) -> TransposedSource:
-        """For the windows of a core."""
-        turns = max(len(window.turns()) for window in windows)
+    ) -> DmaTransposedSource:
+        """Allocate the tiles for the windows of a core."""
+        strips = max(len(window.strips()) for window in windows)
         elements = max(part.segments[-1].end - part.segments[0].start for part in parts)
-        shape = (nl.tile_size.pmax, turns, elements)
+        shape = (nl.tile_size.pmax, strips, elements)
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
         def fill(tile_sbuf: nl.NkiTensor, load: Load) -> Iterator[None]:
             start, end = load.part.segments[0].start, load.part.segments[-1].end
-            for turn in load.window.turns():
-                of_window = load.window.of(tensor_hbm, turn.first_outer, start, end)
+            for strip in load.window.strips():
+                of_window = load.window.of(tensor_hbm, strip.first_outer, start, end)
                 nisa.dma_transpose(
-                    dst=tile_sbuf[0 : turn.columns, turn.number, 0 : end - start],
-                    src=of_window[:, turn.first_inner : turn.first_inner + turn.inner],
+                    dst=tile_sbuf[0 : strip.columns, strip.number, 0 : end - start],
+                    src=of_window[:, strip.first_inner : strip.first_inner + strip.inner],
                 )
                 yield
 
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """The item in SBUF."""
+        """Return the view of an item in SBUF."""
         tile_sbuf = self.ring.tile(self.ring.key(item.window, item.part, visit))
         start = item.segment.start - item.part.segments[0].start
-        return tile_sbuf[0 : item.turn.columns, item.turn.number, start : start + item.segment.size]
+        return tile_sbuf[0 : item.strip.columns, item.strip.number, start : start + item.segment.size]

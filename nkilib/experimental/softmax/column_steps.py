@@ -14,18 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from nkilib.experimental.softmax.column_geometry import Item, Part, Turn, Window
+from nkilib.experimental.softmax.column_geometry import Item, Part, Strip, Window
 
 
 @dataclass(frozen=True)
 class Group:
-    """Neighbouring turns of a window whose sums are combined together.
+    """Neighbouring strips of a window whose sums are combined together.
 
     Attributes:
-        window: the window that the turns belong to.
-        first, end: the number of the first turn, and the number of the last turn plus one.
-        rows: the number of partitions that hold columns in at least one of the turns.
-        items: the items of all the turns, in their order.
+        window: the window that the strips belong to.
+        first, end: the number of the first strip, and the number of the last strip plus one.
+        rows: the number of partitions that hold columns in at least one of the strips.
+        items: the items of all the strips, in their order.
     """
 
     window: Window
@@ -73,7 +73,7 @@ class Step:
 
 @dataclass
 class Schedule:
-    """Decides what the next step does: the second pass over a group runs beside the first pass over the next group.
+    """The choice of the next step: the second pass over a group runs beside the first pass over the next group.
 
     An item whose load has no buffer slot yet is left out of a step and is issued in a later step, so either pass may
     wait while the other pass continues. At most one item of a pass is between its two halves. Hence a pass whose
@@ -104,7 +104,7 @@ class Schedule:
         Args:
             windows: the windows of the core.
             parts: the parts of every column.
-            whole_windows: whether a group is a whole window instead of one turn. Columns of several parts need True.
+            whole_windows: whether a group is a whole window instead of one strip. Columns of several parts need True.
             stages: the number of stages that combine the sums of a group.
         """
         return cls(list(_groups(windows, parts, whole_windows)), stages)
@@ -145,18 +145,18 @@ class Schedule:
 
 def _groups(windows: list[Window], parts: list[Part], whole_windows: bool) -> Iterator[Group]:
     for window in windows:
-        turns = window.turns()
+        strips = window.strips()
         if whole_windows:
-            items = tuple(item for part in parts for turn in turns for item in _items(window, part, turn, turns))
-            yield Group(window, 0, len(turns), max(turn.columns for turn in turns), items)
+            items = tuple(item for part in parts for strip in strips for item in _items(window, part, strip, strips))
+            yield Group(window, 0, len(strips), max(strip.columns for strip in strips), items)
             continue
-        for turn in turns:
-            items = tuple(_items(window, parts[0], turn, turns))
-            yield Group(window, turn.number, turn.number + 1, turn.columns, items)
+        for strip in strips:
+            items = tuple(_items(window, parts[0], strip, strips))
+            yield Group(window, strip.number, strip.number + 1, strip.columns, items)
 
 
-def _items(window: Window, part: Part, turn: Turn, turns: list[Turn]) -> list[Item]:
+def _items(window: Window, part: Part, strip: Strip, strips: list[Strip]) -> list[Item]:
     return [
-        Item(window, part, turn, segment, turn is turns[-1] and segment is part.segments[-1])
+        Item(window, part, strip, segment, strip is strips[-1] and segment is part.segments[-1])
         for segment in part.segments
     ]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Columns of tensors with few inner places: an outer place lies on a partition, with all that it has.
+"""Columns of tensors with few inner indices: a partition holds an outer index with all its elements.
 
 A column is then every I-th element of a partition, and results are written over it.
 """
@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 
 def strided_shape(windows: list[Window], count: int) -> tuple[int, ...]:
-    """A tile [outer, elements of a column, inner]."""
+    """Return the shape of a tile [outer, elements of a column, inner]."""
     return max(window.outer for window in windows), count, windows[0].inner
 
 
@@ -27,22 +27,22 @@ def _of_window(tensor_hbm: nl.NkiTensor, window: Window) -> nl.NkiTensor:
 
 def _of_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
     segment = item.segment
-    return tile_sbuf[0 : item.turn.outer, segment.start : segment.end, item.turn.first_inner]
+    return tile_sbuf[0 : item.strip.outer, segment.start : segment.end, item.strip.first_inner]
 
 
 @dataclass
 class StridedSource:
-    """Tiles with an outer place on each partition.
+    """Tiles with an outer index on each partition.
 
     Attributes:
-        ring: of these.
+        ring: the ring buffer of these tiles.
     """
 
     ring: LoadRing
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, windows: list[Window], loads: list[Load], buffers: int) -> StridedSource:
-        """For the windows of a core."""
+        """Allocate the tiles for the windows of a core."""
         shape = strided_shape(windows, tensor_hbm.shape[1])
         tiles = [nl.ndarray(shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf) for _ in range(buffers)]
 
@@ -53,28 +53,28 @@ class StridedSource:
         return cls(LoadRing(loads, tiles, fill))
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """The item in SBUF."""
+        """Return the view of an item in SBUF."""
         return _of_item(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
 
 
 @dataclass
 class StridedResults:
-    """Results that lie as they are to be stored.
+    """Results that are already in the layout in which they are stored.
 
     Attributes:
-        result_hbm: [O, C, I].
-        tile: of an item: where its window is written.
+        result_hbm: the result tensor, [O, C, I].
+        tile: a function that returns the tile to which the window of an item is written.
     """
 
     result_hbm: nl.NkiTensor
     tile: Callable[[Item], nl.NkiTensor]
 
     def piece(self, item: Item) -> nl.NkiTensor:
-        """The column in the tile."""
+        """Return the view of the item's columns in the tile."""
         return _of_item(self.tile(item), item)
 
-    def turn_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Nothing is turned."""
+    def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the result unchanged, because nothing is transposed."""
         return piece_sbuf
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:

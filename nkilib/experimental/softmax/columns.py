@@ -3,9 +3,9 @@
 
 """The forward along an axis that is not the last one: columns of tensors [O, C, I].
 
-Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, worked on as
-rows are, and turned back. Columns that do not fit on chip are read twice. Those of a short axis are
-not turned: :mod:`.short_columns` takes them.
+Items of up to 1,024 elements of 128 columns are brought on chip so that a column lies along a partition, processed like
+rows, and transposed back. Columns that do not fit on chip are read twice. Columns of a short axis are not transposed:
+:mod:`.short_columns` processes them.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from nkilib.experimental.softmax.short_columns import forward_of_short_columns
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
-# Scalar's part of the copies out of PSUM for log-softmax: what it has time for beside its exponentials.
-_SCALAR_SHARES = {Layout.TURNED: 0.65, Layout.TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
+# Scalar's share of the copies out of PSUM for log-softmax, for which it has time beside its exponentials.
+_SCALAR_SHARES = {Layout.TENSOR_TRANSPOSED: 0.65, Layout.DMA_TRANSPOSED: 0.5, Layout.STRIDED: 0.0}
 
-# Three passes of Scalar, beside the transfers of float32 and of 16-bit elements.
+# The time of three passes of Scalar relative to the transfers of float32 (True) and of 16-bit elements (False).
 _THREE_PASSES = {True: 1.16, False: 1.95}
-# Of PSUM: what is turned in one step and read in the next one takes two, in the next two three.
+# PSUM banks: items that are transposed in one step and read in the next one need two, in the next two steps three.
 _BANKS = {Phase.BEGIN: 3, Phase.PREPARE: 2, Phase.RESULT: 2}
 
 
 def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The columns of this core.
+    """Compute the results of the columns of this core.
 
     Args:
-        x_hbm: [O, C, I], with I at least 2.
-        y_hbm: likewise; its type is that of the result.
-        kind: which function.
-        tiling: ``chunk_size`` bounds the elements of a segment.
+        x_hbm: the input, [O, C, I], with I at least 2.
+        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        kind: softmax or log-softmax.
+        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
     """
     if is_short(x_hbm.shape[1], (x_hbm.dtype, y_hbm.dtype), tiling.chunk_size):
         forward_of_short_columns(x_hbm, y_hbm, kind, tiling.chunk_size)
@@ -67,7 +67,7 @@ def forward_loop(
         written=y_dtype,
         passes=((1, 2),),
         can_transpose=True,
-        # A log needs another activation table: one for all turns of a window.
+        # A log needs another activation table, which is loaded once for all strips of a window.
         keeps_windows=kind is Kind.LOG_SOFTMAX,
         keeping=tuple(Layout) if kind is Kind.SOFTMAX else (),
         slowness_of_parts=_THREE_PASSES[x_dtype == nl.float32] if kind is Kind.SOFTMAX else 1.0,
@@ -82,6 +82,6 @@ def forward_loop(
         phases = (Phase.BEGIN, Phase.RESULT)
     elif not kept:
         phases = (Phase.BEGIN, Phase.PREPARE)
-    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    overwrites = tensors.overwrites and plan.layout is not Layout.DMA_TRANSPOSED
     stages = len(combining_stages(kind, len(plan.segments)))
     return ColumnLoop(plan, (phases,), kept, whole_windows, stages, overwrites)

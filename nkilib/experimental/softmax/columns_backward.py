@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along an axis that is not the last one: columns of tensors [O, C, I], as the forward takes them."""
+"""The backward along an axis that is not the last one, on columns of tensors [O, C, I] like the forward."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from nkilib.experimental.softmax.short_columns_backward import backward_of_short
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nl
 
-# Scalar's part of the copies out of PSUM: what it has time for beside exponentials, sums and copies of y.
+# Scalar's share of the copies out of PSUM, for which it has time beside exponentials, sums and copies of y.
 _SCALAR_SHARES = {Kind.LOG_SOFTMAX: 0.0, Kind.SOFTMAX: 1.0}
 
-# Of PSUM: what is turned in one step is read in the next one. Where both passes turn y, it has one for each.
+# PSUM banks: items are transposed in one step and read in the next one. If both passes transpose y, each has one.
 _BANKS = 2
 
 
 def backward_of_columns(
     grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor, grad_x_hbm: nl.NkiTensor, kind: Kind, tiling: SoftmaxTiling
 ) -> None:
-    """The columns of this core.
+    """Compute the gradients of the columns of this core.
 
     Args:
         grad_hbm: dy, [O, C, I], with I at least 2.
-        output_hbm: y, likewise.
-        grad_x_hbm: dx, likewise; it may be ``grad_hbm``.
-        kind: which function.
-        tiling: ``chunk_size`` bounds the elements of a segment.
+        output_hbm: y, [O, C, I].
+        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        kind: softmax or log-softmax.
+        tiling: the tiling; ``chunk_size`` bounds the elements of a segment.
     """
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     if is_short(grad_hbm.shape[1], dtypes, tiling.chunk_size):
@@ -44,7 +44,7 @@ def backward_of_columns(
     plan = loop.plan
     if not plan.windows:
         return
-    in_psum = plan.layout is Layout.TURNED
+    in_psum = plan.layout is Layout.TENSOR_TRANSPOSED
     arithmetic = BackwardArithmetic.make(kind, len(plan.segments), plan.longest, output_hbm.dtype, in_psum, loop.kept)
     grad_phases, output_phases = loop.phases
     grad = source_of(grad_hbm, plan, {phase.visit: _BANKS for phase in grad_phases})
@@ -64,13 +64,13 @@ def backward_loop(
         read=(dtypes.grad, dtypes.output),
         written=dtypes.grad_x,
         passes=((1, 2), (2,) if kind is Kind.LOG_SOFTMAX else (1, 2)),
-        # Log-softmax is bound by DMA, which turns at 90% of its rate; softmax is bound by Vector and Scalar.
+        # Log-softmax is bound by DMA, which transposes at 90% of its rate; softmax is bound by Vector and Scalar.
         can_transpose=kind is Kind.SOFTMAX,
         keeps_windows=False,
-        keeping=(Layout.TURNED,) if kind is Kind.SOFTMAX else (),
+        keeping=(Layout.TENSOR_TRANSPOSED,) if kind is Kind.SOFTMAX else (),
     )
     plan = plan_columns(tensors, chunk_size, cores, core)
-    in_psum = plan.layout is Layout.TURNED
+    in_psum = plan.layout is Layout.TENSOR_TRANSPOSED
     kept = 2 * len(plan.segments) + 4
     kept_bytes = kept * plan.longest * dtype_bytes(dtypes.output)
     if kind is Kind.LOG_SOFTMAX or plan.has_parts or not in_psum or kept_bytes > KEPT_BYTES:
@@ -83,5 +83,5 @@ def backward_loop(
     elif not in_psum:
         output_phases = (Phase.GATHER, Phase.RESULT)
     phases = ((Phase.GATHER, Phase.RESULT), output_phases)
-    overwrites = tensors.overwrites and plan.layout is not Layout.TRANSPOSED
+    overwrites = tensors.overwrites and plan.layout is not Layout.DMA_TRANSPOSED
     return ColumnLoop(plan, phases, kept, plan.has_parts, STAGES, overwrites)

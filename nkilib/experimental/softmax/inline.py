@@ -3,9 +3,9 @@
 
 """Softmax, log-softmax and their gradients as plain functions to call from NKI code.
 
-A kernel of yours calls these: the NKI compiler inlines functions, and refuses a call of something that is a kernel
-itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch them on their own, take the
-kernels of the same names in :mod:`nkilib.experimental.softmax`.
+Call these functions from your own kernel: the NKI compiler inlines functions, and rejects a call of a function that
+is a kernel itself (``nki/migration/index.rst``, "Remove nki.jit decorator on sub-kernels"). To launch one of them on
+its own, use the kernel of the same name in :mod:`nkilib.experimental.softmax`.
 """
 
 from nkilib.experimental.softmax.kernels import (

@@ -3,8 +3,8 @@
 
 """Softmax and log-softmax along any axis, and their gradients from the saved output.
 
-Every tensor is seen as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.layout`). Where I is 1 the
-loops of :mod:`.rows` take one or more rows a partition, else those of :mod:`.columns` take columns.
+Every tensor is viewed as [O, C, I]: C elements along the axis, O before and I after it (:mod:`.layout`). If I is 1, the
+loops of :mod:`.rows` process one or more rows per partition, else the loops of :mod:`.columns` process columns.
 """
 
 from __future__ import annotations
@@ -36,23 +36,25 @@ def softmax_forward(
     dtype: nl.DType | None = None,
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Softmax along an axis: ``exp(x - m) / sum(exp(x - m))`` with m the maximum.
+    """Compute softmax along an axis: ``exp(x - m) / sum(exp(x - m))`` with m the maximum.
 
     Equivalent to ``torch.softmax(x, axis)``, computed in float32 and rounded once; with ``dtype`` to that type, where
     PyTorch would first cast x. Launch with ``softmax_forward[2](...)`` on a logical NeuronCore of two cores; without
     ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Args:
-        x_hbm: any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM; a view is read where it lies.
-        axis: along which elements add up to 1; a negative one counts from the end. Of the last axis in memory, a row
-            stays on chip: it has at most 7,852,032 elements of 16 bits, or 4,442,112 of float32.
-        dtype: of the result; None means that of ``x_hbm``.
-        chunk_size: elements of a partition that an instruction takes at most; None is what is modelled to be fastest.
-            The bits of a result may depend on it, beside the size of the axis and the types, and on nothing else.
+        x_hbm: the input, any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM; a view is read without a
+            copy.
+        axis: the axis along which elements add up to 1; a negative one counts from the end. Along the last axis in
+            memory, a row stays on chip: it has at most 7,852,032 elements of 16 bits, or 4,442,112 of float32.
+        dtype: the type of the result; None means the type of ``x_hbm``.
+        chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
+            that is modelled to be fastest. The last bits of a result may depend on ``chunk_size``, on the size of the
+            axis and on the types, and on nothing else.
 
     Returns:
-        y_hbm: the shape of ``x_hbm``, ``dtype``; ``x_hbm`` itself if it has no elements. NaN where a row has a NaN,
-        +inf, or nothing but -inf, as in PyTorch.
+        y_hbm: the result, of the shape of ``x_hbm`` and of type ``dtype``; ``x_hbm`` itself if it has no elements. NaN
+            where a row has a NaN, +inf, or nothing but -inf, as in PyTorch.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -67,17 +69,17 @@ def log_softmax_forward(
     dtype: nl.DType | None = None,
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
+    """Compute log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
 
-    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; arguments and result as those of
-    :func:`softmax_forward`.
+    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; see :func:`softmax_forward` for
+    the launch.
 
     Args:
-        x_hbm, axis, dtype, chunk_size: as in :func:`softmax_forward`, but for the longest row that stays on chip:
+        x_hbm, axis, dtype, chunk_size: see :func:`softmax_forward`, except the longest row that stays on chip: it has
             9,424,896 elements of 16 bits, or 4,835,328 of float32.
 
     Returns:
-        y_hbm: the shape of ``x_hbm``, ``dtype``, nats.
+        y_hbm: the result in nats, of the shape of ``x_hbm`` and of type ``dtype``.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -94,21 +96,22 @@ def softmax_backward(
     inplace: bool = False,
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of softmax from the saved output: ``y * (dy - sum(y * dy))``.
+    """Compute the gradient of softmax from the saved output: ``y * (dy - sum(y * dy))``.
 
-    Equivalent to ``torch.ops.aten._softmax_backward_data(dy, y, axis, dtype)``. Launch as the forward.
+    Equivalent to ``torch.ops.aten._softmax_backward_data(dy, y, axis, dtype)``. Launch it like the forward.
 
     Args:
         grad_hbm: dy, any shape of 1 to 8 dimensions, bfloat16, float16 or float32, in HBM.
-        output_hbm: y, the result of the forward, of the same shape; its type may be another one.
-        axis: of the forward. Of the last axis in memory, a row stays on chip: it has at most 4,704,256 elements if all
-            types have 16 bits, or 2,343,936 if all are float32.
-        dtype: of the result; None means that of ``grad_hbm``.
+        output_hbm: y, the result of the forward, of the same shape; its type may differ from that of dy.
+        axis: the axis of the forward. Along the last axis in memory, a row stays on chip: it has at most 4,704,256
+            elements if all types have 16 bits, or 2,343,936 if all are float32.
+        dtype: the type of the result; None means the type of ``grad_hbm``.
         inplace: write the result over ``grad_hbm``, in its type; else into a new tensor.
-        chunk_size: as in :func:`softmax_forward`.
+        chunk_size: the maximum number of elements per partition of an instruction, see :func:`softmax_forward`.
 
     Returns:
-        grad_x_hbm: the shape of ``grad_hbm``, ``dtype``; with ``inplace``, ``grad_hbm`` itself.
+        grad_x_hbm: the gradient, of the shape of ``grad_hbm`` and of type ``dtype``; with ``inplace``, ``grad_hbm``
+            itself.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -125,16 +128,17 @@ def log_softmax_backward(
     inplace: bool = False,
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of log-softmax from the saved output: ``dy - exp(y) * sum(dy)``.
+    """Compute the gradient of log-softmax from the saved output: ``dy - exp(y) * sum(dy)``.
 
-    Equivalent to ``torch.ops.aten._log_softmax_backward_data(dy, y, axis, dtype)``. Launch as the forward.
+    Equivalent to ``torch.ops.aten._log_softmax_backward_data(dy, y, axis, dtype)``. Launch it like the forward.
 
     Args:
-        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size: as in :func:`softmax_backward`, but for the longest row
-            that stays on chip: 4,444,160 elements of 16 bits, or 3,131,392 of float32.
+        grad_hbm, output_hbm, axis, dtype, inplace, chunk_size: see :func:`softmax_backward`, except the longest row
+            that stays on chip: it has 4,444,160 elements of 16 bits, or 3,131,392 of float32.
 
     Returns:
-        grad_x_hbm: the shape of ``grad_hbm``, ``dtype``; with ``inplace``, ``grad_hbm`` itself.
+        grad_x_hbm: the gradient, of the shape of ``grad_hbm`` and of type ``dtype``; with ``inplace``, ``grad_hbm``
+            itself.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -150,7 +154,7 @@ def _forward(
     dtype = x_hbm.dtype if dtype is None else dtype
     require_softmax_type(function, "dtype", dtype)
     require_chunk_size(function, chunk_size)
-    if prod(x_hbm.shape) == 0:  # NKI makes no tensor without elements
+    if prod(x_hbm.shape) == 0:  # NKI has no tensors without elements
         return x_hbm
     y_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm, name="y_hbm")
     tiling = SoftmaxTiling(chunk_size)

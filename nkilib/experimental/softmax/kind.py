@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The function that a loop computes and the types of its tensors. Softmax and log-softmax share one loop."""
+"""The softmax mode of a loop and the types of its tensors. Softmax and log-softmax share one loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nkilib.nki import nl
 
 
 class Kind(Enum):
-    """What stands in the output."""
+    """The softmax mode: whether the output is softmax or log-softmax."""
 
     SOFTMAX = "softmax"
     LOG_SOFTMAX = "log_softmax"

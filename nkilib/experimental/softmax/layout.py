@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors of one shape and any layout, seen around an axis as [O, C, I].
+"""Views of tensors of one shape and any layout around an axis, as [O, C, I].
 
-C elements lie along the axis, I inside and O outside of it: of dense tensors, after and before it. Of other views the
-strides say what is inside. Dimensions become one where all tensors have them one after the other; where some do not,
-there are several parts, of which a kernel takes one after the other.
+C elements lie along the axis, I inside and O outside of it: after and before it in dense tensors. For other views the
+strides decide which dimensions are inside. Dimensions are merged where they are contiguous to each other in all
+tensors; where some are not, there are several parts, which a kernel processes one after the other.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Matrices:
     tensors: tuple[nl.NkiTensor, ...]
 
     def squeezed(self) -> Matrices:
-        """[O, C, 1] as [O, C]."""
+        """Return the views [O, C, 1] as [O, C]."""
         return Matrices(tuple(tensor_hbm.squeeze_dim(2) for tensor_hbm in self.tensors))
 
 
 def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
-    """The parts of tensors of one shape, each [O, C, I]; all parts have the same shape."""
+    """Return the parts of tensors of one shape, each [O, C, I]; all parts have the same shape."""
     outer, inner = _sides(tensors, axis)
     kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
     kept = (*kept_outer, axis, *kept_inner)
@@ -43,7 +43,7 @@ def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
 
 
 def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], list[int]]:
-    """Dimensions outside of the axis and inside of it, those of the largest strides first."""
+    """Return the dimensions outside of the axis and those inside of it, with the largest strides first."""
     outer, inner = [], []
     for dim, size in enumerate(tensors[0].shape):
         if dim == axis or size == 1:
@@ -60,7 +60,9 @@ def _sides(tensors: tuple[nl.NkiTensor, ...], axis: int) -> tuple[list[int], lis
 
 
 def _longest(tensors: tuple[nl.NkiTensor, ...], dims: list[int]) -> list[int]:
-    """Of dimensions that follow each other in every tensor, those with the most elements."""
+    """Return, among runs of dimensions that are contiguous to each other in every tensor, the run with the most
+    elements.
+    """
     runs: list[list[int]] = []
     for dim in dims:
         if runs and all(_follow(tensor_hbm, runs[-1][-1], dim) for tensor_hbm in tensors):
@@ -76,7 +78,7 @@ def _follow(tensor_hbm: nl.NkiTensor, dim: int, next_dim: int) -> bool:
 
 
 def _part(tensor_hbm: nl.NkiTensor, left: list[int], index: tuple[int, ...], kept: tuple[int, ...]) -> nl.NkiTensor:
-    """The kept dimensions in their order, at an index of those that are left."""
+    """Return the kept dimensions in their order, at an index of the other dimensions."""
     for dim, position in sorted(zip(left, index, strict=True), reverse=True):
         tensor_hbm = tensor_hbm.select(dim, position)
     remaining = sorted(kept)

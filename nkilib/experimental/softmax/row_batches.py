@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Batches of rows: which rows of a tensor they are, and where they lie in SBUF."""
+"""Batches of rows: their position in a tensor, and their layout in SBUF."""
 
 from __future__ import annotations
 
@@ -18,53 +18,54 @@ _LEAST_BATCHES = 3
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows that are in SBUF together: ``each`` rows of a partition, or ``parts`` partitions of a row.
+    """Rows that are in SBUF together: ``rows_each`` rows per partition, or ``parts`` partitions per row.
 
     Attributes:
-        plan: of the rows.
-        matrix: number of the matrix that they are rows of.
+        plan: the plan of the rows.
+        matrix: the number of the matrix that the rows belong to.
         first: the first row; the others follow it.
-        lines: rows or, where a partition holds several, partitions.
-        each: rows of a partition.
+        lines: the number of rows or, if a partition holds several rows, the number of partitions.
+        rows_each: the number of rows per partition.
     """
 
     plan: RowPlan
     matrix: int
     first: int
     lines: int
-    each: int
+    rows_each: int
 
     @property
     def partitions(self) -> int:
-        """Partitions that hold something."""
+        """The number of partitions in use."""
         return self.lines * self.plan.parts
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """In the order in which they are worked on."""
-        return self.plan.pieces(self.each)
+        """The pieces in the order in which they are processed."""
+        return self.plan.pieces(self.rows_each)
 
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """A buffer as [partitions, rows of each, columns]."""
+        """Return a buffer as [partitions, rows per partition, columns]."""
         columns = self.plan.columns
-        flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.each * columns]
-        return flat_sbuf.reshape((self.partitions, self.each, columns))
+        flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.rows_each * columns]
+        return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: Piece) -> nl.NkiTensor:
-        """Scratch for a piece, as [partitions, rows, columns]."""
+        """Return a scratch buffer as the tile of a piece, [partitions, rows, columns]."""
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
     def load(self, matrix_hbm: nl.NkiTensor, piece: Piece, piece_sbuf: nl.NkiTensor, padding: float) -> None:
-        """A piece of rows of a matrix into [partitions, rows, columns]; ``padding`` is what the columns hold that a
-        part of a row does not have."""
+        """Load a piece of rows of a matrix into [partitions, rows, columns], and fill columns beyond a part with
+        ``padding``.
+        """
         for part in self._transfers(piece):
             if part.is_tail:
-                nisa.memset(dst=part.every_line(piece_sbuf), value=padding)
+                nisa.memset(dst=part.on_all_partitions(piece_sbuf), value=padding)
             nisa.dma_copy(dst=part.on_chip(piece_sbuf, self.plan), src=part.in_hbm(matrix_hbm, self))
 
     def store(self, matrix_hbm: nl.NkiTensor, piece: Piece, piece_sbuf: nl.NkiTensor) -> None:
-        """The reverse of :meth:`load`."""
+        """Store a piece of rows, the reverse of :meth:`load`."""
         for part in self._transfers(piece):
             nisa.dma_copy(dst=part.in_hbm(matrix_hbm, self), src=part.on_chip(piece_sbuf, self.plan))
 
@@ -80,12 +81,12 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class _Transfer:
-    """Columns of a piece that every part of a row has, or that the last one has alone.
+    """The columns of a piece that every part of a row has, or that only the last part has.
 
     Attributes:
-        piece: of a batch.
-        start, stop: columns of a partition.
-        is_tail: the last part has them alone.
+        piece: the piece of a batch.
+        start, stop: the columns of a partition.
+        is_tail: whether only the last part has these columns.
     """
 
     piece: Piece
@@ -93,34 +94,34 @@ class _Transfer:
     stop: int
     is_tail: bool
 
-    def every_line(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """These columns in all partitions."""
+    def on_all_partitions(self, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return these columns on all partitions."""
         return piece_sbuf[:, :, self.start - self.piece.start : self.stop - self.piece.start]
 
     def on_chip(self, piece_sbuf: nl.NkiTensor, plan: RowPlan) -> nl.NkiTensor:
-        """Where it lies in the tile of the piece."""
-        columns_sbuf = self.every_line(piece_sbuf)
+        """Return the columns that are transferred, in the tile of the piece."""
+        columns_sbuf = self.on_all_partitions(piece_sbuf)
         if not self.is_tail:
             return columns_sbuf
         return columns_sbuf[plan.parts - 1 : columns_sbuf.shape[0] : plan.parts]
 
     def in_hbm(self, matrix_hbm: nl.NkiTensor, batch: RowBatch) -> nl.NkiTensor:
-        """Where it lies in a matrix [rows, C]."""
+        """Return the columns that are transferred, in a matrix [rows, C]."""
         plan, piece = batch.plan, self.piece
         if self.is_tail:
             skipped = (plan.parts - 1) * plan.width
             return matrix_hbm[batch.first : batch.first + batch.lines, skipped + self.start : skipped + self.stop]
-        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines * batch.each, 0 : plan.parts * plan.width]
+        rows_hbm = matrix_hbm[batch.first : batch.first + batch.lines * batch.rows_each, 0 : plan.parts * plan.width]
         if plan.parts > 1:
             return rows_hbm.reshape_dim(1, (plan.parts, plan.width))[:, :, self.start : self.stop]
-        by_partition_hbm = rows_hbm.reshape_dim(0, (batch.lines, batch.each))
+        by_partition_hbm = rows_hbm.reshape_dim(0, (batch.lines, batch.rows_each))
         return by_partition_hbm[:, piece.first : piece.end, self.start : self.stop]
 
 
 def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: int) -> list[RowBatch]:
-    """The batches of a core, of so many matrices of ``rows`` rows: a run of rows of each matrix.
+    """Return the batches of a core, which has a run of the ``rows`` rows of each of ``matrices`` matrices.
 
-    Full partitions come first. What is left at the end has fewer rows in a partition, and then fewer partitions.
+    Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions.
     """
     batches = []
     share = div_ceil(rows, cores)
@@ -129,7 +130,7 @@ def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: i
         while first < end:
             batch = _batch_of(plan, matrix, first, end - first)
             batches.append(batch)
-            first += batch.lines * batch.each
+            first += batch.lines * batch.rows_each
     return batches
 
 
@@ -139,7 +140,7 @@ def _batch_of(plan: RowPlan, matrix: int, first: int, left: int) -> RowBatch:
     if left < PARTITIONS:
         return RowBatch(plan, matrix, first, left, 1)
     most = left // PARTITIONS
-    # Batches that are alike, instead of a short one at the end; of few rows three, so that engines work side by side.
+    # Batches of equal size, without a short one at the end; three for few rows, so that engines work in parallel.
     batches = max(div_ceil(most, plan.rows_each), min(_LEAST_BATCHES, most // plan.rows_of_piece), 1)
-    each = div_ceil(most, batches)
-    return RowBatch(plan, matrix, first, PARTITIONS, each)
+    rows_each = div_ceil(most, batches)
+    return RowBatch(plan, matrix, first, PARTITIONS, rows_each)

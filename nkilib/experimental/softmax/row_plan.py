@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How rows are cut up: pieces for instructions, partitions for long rows, rows of a partition for short ones.
+"""The division of rows: pieces for instructions, several partitions for a long row, several short rows per partition.
 
-What the bits of a row may depend on is decided here, from the length of a row and the types alone. How many rows a
-partition holds is decided where the number of rows is known: no bit depends on it.
+This module decides everything that may affect the rounding of a row, from the length of a row and the types only. The
+number of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
 Rows stay in SBUF between the two passes over them, so HBM is read once and written once. A row that is too long for a
-partition lies on several of them, 2 to 128: its parts are of W = floor(C / F) columns, and the last one has the rest
-as well. The other parts have so many columns of padding, which change no maximum and no sum.
+partition lies on several of them, 2 to 128: its parts are W = floor(C / F) columns wide, and the last one has the rest
+as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
-# What the tiles of a partition may take together: SBUF of trn1 has 180,224 bytes, later ones have more; the rest is for
-# small tiles. The same on every generation, so that bits do not depend on it.
+# Bytes per partition for all tiles together: SBUF of trn1 has 180,224 bytes, later generations have more; the rest is
+# for small tiles. The value is the same on every generation, so that results are bitwise identical.
 SBUF_BYTES = 168_000
-# Bytes of a partition that an instruction takes, and that a transfer moves, unless the caller says otherwise.
+# Bytes per partition that an instruction processes, and that a transfer moves, unless the caller states others.
 PIECE_BYTES, SHORT_PIECE_BYTES = 8192, 4096
-# Rows of up to so many elements are short: fixed costs of instructions for each of them matter.
+# Rows of up to so many elements are short: the fixed cost of instructions matters for each of them.
 SHORT_ROW = 512
-# Rows of up to so many elements are computed many in an instruction, which takes more passes over them: faster up to 36
-# elements of softmax, and 48 of log-softmax.
+# One instruction computes many rows of up to so many elements, which takes more passes over them: this is faster up to
+# 36 elements for softmax, and 48 for log-softmax.
 TINY_ROW = 40
-# One batch is loaded, one computed, one stored; pieces of a few batches more hide latencies.
+# Batches on chip: one is loaded, one computed, one stored; pieces of a few more batches hide latencies.
 _LEAST_BATCHES, _MOST_BATCHES = 3, 8
-# Rows of several pieces have so many at least: while the statistics of a row are combined, others are worked on.
+# The minimum number of pieces of long rows: other pieces are processed while the statistics of a row are combined.
 _LEAST_PIECES, _LEAST_PIECES_OF_PARTS = 4, 8
-# Pieces of a batch of whole rows at most: of larger ones the first load and the last store take longer.
+# The maximum number of pieces of a batch of whole rows: the first load and the last store of larger ones take longer.
 MOST_PIECES = 2
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one instruction, and one transfer, takes of a batch: some rows of each partition, or some columns.
+    """The part of a batch that one instruction, or one transfer, processes: some rows of each partition, or some
+    columns.
 
     Attributes:
-        first, end: rows of a partition.
-        start, stop: columns of a partition.
-        column: of the statistics, where rows have several pieces.
+        first, end: the rows of a partition.
+        start, stop: the columns of a partition.
+        column: the column of the piece in the statistics, if rows have several pieces.
     """
 
     first: int
@@ -58,28 +59,28 @@ class Piece:
 
     @property
     def rows(self) -> int:
-        """Rows of a partition."""
+        """The number of rows per partition."""
         return self.end - self.first
 
     @property
     def columns(self) -> int:
-        """Columns of a row in a partition."""
+        """The number of columns of a row in a partition."""
         return self.stop - self.start
 
     @property
     def size(self) -> int:
-        """Elements of a partition."""
+        """The number of elements per partition."""
         return self.rows * self.columns
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Bytes that a loop keeps in a partition.
+    """The bytes that a loop keeps in a partition.
 
     Attributes:
-        resident: for each element of a row, from its load to its store.
-        scratch: for each element of a piece.
-        element: of the widest type of a piece.
+        resident: the bytes for each element of a row, from its load to its store.
+        scratch: the bytes for each element of a piece.
+        element: the bytes of an element of the widest type of a piece.
     """
 
     resident: int
@@ -89,16 +90,16 @@ class Streams:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """Of rows of one length and type.
+    """The plan of rows of one length and type.
 
     Attributes:
-        row_size: C.
-        parts: F, partitions of a row.
-        width: W, columns of a part that every part has.
-        piece_size: elements of a piece at most.
-        rows_of_piece: rows of a piece at most; 1 where a row has several pieces.
-        rows_each: rows of a partition at most.
-        batches_on_chip: batches whose tiles there are.
+        row_size: C, the number of elements of a row.
+        parts: F, the number of partitions of a row.
+        width: W, the number of columns that every part has.
+        piece_size: the maximum number of elements of a piece.
+        rows_of_piece: the maximum number of rows of a piece; 1 if a row has several pieces.
+        rows_each: the maximum number of rows per partition.
+        batches_on_chip: the number of batches that have tiles.
     """
 
     row_size: int
@@ -111,37 +112,37 @@ class RowPlan:
 
     @property
     def tail(self) -> int:
-        """Columns of the last part that the others do not have."""
+        """The number of columns that only the last part has."""
         return self.row_size - self.parts * self.width
 
     @property
     def columns(self) -> int:
-        """Columns of a partition, with padding."""
+        """The number of columns of a partition, with padding."""
         return self.width + self.tail
 
     @property
     def chunks(self) -> int:
-        """Pieces of a row in a partition."""
+        """The number of pieces of a row in a partition."""
         return div_ceil(self.columns, self.piece_size)
 
     @property
     def is_short(self) -> bool:
-        """Whether fixed costs of instructions matter for each row."""
+        """Whether the fixed cost of instructions matters for each row."""
         return self.columns <= SHORT_ROW
 
     @property
     def is_tiny(self) -> bool:
-        """Whether rows are computed many in an instruction."""
+        """Whether one instruction computes many rows."""
         return self.columns <= TINY_ROW
 
-    def pieces(self, each: int) -> list[Piece]:
-        """Of a batch with so many rows in a partition."""
+    def pieces(self, rows_each: int) -> list[Piece]:
+        """Return the pieces of a batch with ``rows_each`` rows per partition."""
         if self.chunks > 1:
             size = div_ceil(self.columns, self.chunks)
             starts = range(0, self.columns, size)
             return [Piece(0, 1, at, min(at + size, self.columns), number) for number, at in enumerate(starts)]
         step = self.rows_of_piece
-        return [Piece(at, min(at + step, each), 0, self.columns, 0) for at in range(0, each, step)]
+        return [Piece(at, min(at + step, rows_each), 0, self.columns, 0) for at in range(0, rows_each, step)]
 
 
 def row_plan(
@@ -152,18 +153,18 @@ def row_plan(
     most_pieces: int = MOST_PIECES,
     piece_bytes: int | None = None,
 ) -> RowPlan:
-    """How rows of ``row_size`` elements are cut up, for loops that keep ``streams`` of them.
+    """Divide rows of ``row_size`` elements, for loops that keep ``streams`` on chip.
 
     Args:
-        function: the kernel, for messages.
-        row_size: C.
-        streams: what the loop keeps.
-        chunk_size: elements of a piece at most; None is what is modelled to be fastest.
-        most_pieces: of a batch of whole rows.
-        piece_bytes: of a piece; None is what is usual for rows of that length.
+        function: the name of the kernel, for messages.
+        row_size: C, the number of elements of a row.
+        streams: the bytes that the loop keeps in a partition.
+        chunk_size: the maximum number of elements of a piece; None means the number that is modelled to be fastest.
+        most_pieces: the maximum number of pieces of a batch of whole rows.
+        piece_bytes: the bytes of a piece; None means the default for rows of that length.
 
     Raises:
-        AssertionError: a row that does not stay on chip.
+        AssertionError: if a row does not fit on chip.
     """
     require(
         row_size <= largest_row(streams),
@@ -193,7 +194,7 @@ def row_plan(
 
 
 def _parts(row_size: int, fitting: int) -> int:
-    """Partitions of a row: the fewest that hold it, or a few more where they divide its length."""
+    """Return the number of partitions of a row: the fewest that hold it, or a few more if they divide its length."""
     least = div_ceil(row_size, fitting)
     if least == 1:
         return 1
@@ -201,18 +202,20 @@ def _parts(row_size: int, fitting: int) -> int:
     if dividing:
         return dividing[0]
     parts = 2
-    # The last part holds the rest of the row besides.
+    # The last part also holds the rest of the row.
     while parts < PARTITIONS and row_size - (parts - 1) * (row_size // parts) > fitting:
         parts *= 2
     return parts
 
 
 def largest_row(streams: Streams) -> int:
-    """The longest row that stays on chip: then a single batch does, and nothing overlaps with its loads and stores."""
+    """Return the length of the longest row that stays on chip: as a single batch, whose loads and stores nothing
+    overlaps.
+    """
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
 
 
 def element_bytes(*dtypes: nl.DType) -> int:
-    """Bytes of one element of each type."""
+    """Return the bytes of one element of each type, added up."""
     return sum(dtype_bytes(dtype) for dtype in dtypes)

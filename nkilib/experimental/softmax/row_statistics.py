@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Maximum and sum of exponentials of the rows of a batch: of pieces, of partitions, of rows.
+"""The maximum and the sum of exponentials of the rows of a batch: of pieces, of partitions, of rows.
 
 For piece k of a row let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of m_k,
 
     d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m)
 
-(Milakov and Gimelshein, arXiv 1805.02867, in its parallel form); the same holds of the partitions that a row lies on.
-The tiles hold -m_k, which is what the ``bias`` of an activation wants, clamped to the finite range from above: a piece
-of -inf alone then gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf alone d = 0, from which NaN
-follows as in PyTorch. A +inf stays: it makes NaN of its row at once.
+(Milakov and Gimelshein, arXiv 1805.02867, in its parallel form); the same holds for the partitions of a row. The tiles
+hold -m_k, which an activation takes as its ``bias``, clamped to the finite range from above: a piece of -inf only then
+gives exp(-inf + highest) = 0, not NaN from inf - inf, and a row of -inf only gives d = 0, from which NaN follows as in
+PyTorch. A +inf is not clamped: it makes its row NaN at once.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from nkilib.nki import nisa, nl
 
 
 def combining_stages(plan: RowPlan) -> int:
-    """How many stages it takes until a row's statistics are there."""
+    """Return the number of stages that combine the statistics of a row."""
     return len(_stages(plan))
 
 
 @dataclass
 class RowStatistics:
-    """Of the rows of a batch, float32.
+    """The statistics of the rows of a batch, float32.
 
     Attributes:
-        kind: of what the last stage makes.
-        batch: its rows.
-        neg_max_sbuf, sums_sbuf: -m_k and s_k, [partitions, rows of each, pieces of a row].
-        row_neg_max_sbuf: -m, [partitions, rows of each].
-        divisor_sbuf: log d, or 1 / d for softmax, likewise.
-        total_sbuf: d of the partition, likewise.
-        lines: of rows on several partitions, while these are combined.
+        kind: softmax or log-softmax, which decides the divisor.
+        batch: the batch of rows.
+        neg_max_sbuf, sums_sbuf: -m_k and s_k, [partitions, rows per partition, pieces of a row].
+        row_neg_max_sbuf: -m, [partitions, rows per partition].
+        divisor_sbuf: log d, or 1 / d for softmax, [partitions, rows per partition].
+        total_sbuf: d of the partition, [partitions, rows per partition].
+        lines: the statistics of rows on several partitions, while these are combined.
     """
 
     kind: Kind
@@ -55,8 +55,8 @@ class RowStatistics:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> RowStatistics:
-        """Tiles of a batch, in which nothing stands yet."""
-        rows = (batch.partitions, batch.each)
+        """Allocate the tiles of a batch, uninitialised."""
+        rows = (batch.partitions, batch.rows_each)
         pieces = (*rows, batch.plan.chunks)
         neg_max_sbuf, sums_sbuf = _float32(pieces), _float32(pieces)
         is_single = batch.plan.chunks == 1
@@ -65,46 +65,48 @@ class RowStatistics:
         return cls(kind, batch, neg_max_sbuf, sums_sbuf, row_neg_max_sbuf, _float32(rows), total_sbuf)
 
     def neg_max_of(self, piece: Piece) -> nl.NkiTensor:
-        """Where -m_k of a piece stand, [partitions, rows, 1]."""
+        """Return the view for -m_k of a piece, [partitions, rows, 1]."""
         return self.neg_max_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sums_of(self, piece: Piece) -> nl.NkiTensor:
-        """Where s_k of a piece stand, [partitions, rows, 1]."""
+        """Return the view for s_k of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def combine(self, stage: int) -> None:
-        """A stage: each engine finds the results of the others there, if the stages are not issued at once."""
+        """Issue a stage; no engine has to wait for the results of another one if the stages are issued in different
+        steps.
+        """
         _stages(self.batch.plan)[stage](self)
 
     def divide(self) -> None:
-        """log d, or 1 / d."""
+        """Compute log d, or 1 / d."""
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
-        """-m of the partition, and m_k - m in the place of -m_k."""
+        """Compute -m of the partition, and m_k - m in place of -m_k."""
         neg_max_sbuf = self.neg_max_sbuf
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=neg_max_sbuf, axis=2)
-        every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
-        nisa.tensor_tensor(dst=neg_max_sbuf, data1=every_sbuf, data2=neg_max_sbuf, op=nl.subtract)
+        broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, neg_max_sbuf.shape[2])
+        nisa.tensor_tensor(dst=neg_max_sbuf, data1=broadcast_sbuf, data2=neg_max_sbuf, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """exp(m_k - m) in their place."""
+        """Compute exp(m_k - m) in place of m_k - m."""
         nisa.activation(dst=self.neg_max_sbuf, op=nl.exp, data=self.neg_max_sbuf)
 
     def sum_pieces(self) -> None:
-        """d of the partition; of rows on several partitions, it and -m as lines on one partition."""
+        """Compute d of the partition; for rows on several partitions, bring d and -m as lines to one partition."""
         nisa.tensor_tensor(dst=self.sums_sbuf, data1=self.sums_sbuf, data2=self.neg_max_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.sums_sbuf, axis=2)
         if self.batch.plan.parts > 1:
             self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
 
     def with_lines(self, stage: Callable[[Lines], None]) -> None:
-        """A stage of combining partitions."""
+        """Issue a stage that combines partitions."""
         if self.lines is not None:
             stage(self.lines)
 
     def bring_back(self) -> None:
-        """-m and log d or 1 / d of rows, from the lines."""
+        """Copy -m and log d or 1 / d of rows from the lines."""
         if self.lines is not None and self.lines.back_psum:
             neg_max_psum, divisor_psum = self.lines.back_psum
             nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
@@ -113,15 +115,15 @@ class RowStatistics:
 
 @dataclass
 class Lines:
-    """Statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
+    """The statistics of the partitions of each row on a single partition, float32 [1, rows, parts] or [1, rows].
 
     Attributes:
-        kind: of the divisor.
+        kind: softmax or log-softmax, which decides the divisor.
         neg_max_psum, sums_psum: -m and d of partitions.
         weights_sbuf: exp(m of a partition - m).
         row_neg_max_sbuf: -m of rows.
         divisor_sbuf: d of rows, and then log d or 1 / d.
-        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until they are there.
+        back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
     """
 
     kind: Kind
@@ -141,22 +143,22 @@ class Lines:
         return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
 
     def take_distances(self) -> None:
-        """-m of rows, and m of a partition - m in the place of the weights."""
+        """Compute -m of rows, and m of a partition - m in place of the weights."""
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
-        every_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
-        nisa.tensor_tensor(dst=self.weights_sbuf, data1=every_sbuf, data2=self.neg_max_psum, op=nl.subtract)
+        broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
+        nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
 
     def take_weights(self) -> None:
-        """Their exponentials."""
+        """Compute the weights, the exponentials of the distances."""
         nisa.activation(dst=self.weights_sbuf, op=nl.exp, data=self.weights_sbuf)
 
     def sum_parts(self) -> None:
-        """d of rows."""
+        """Compute d of rows."""
         nisa.tensor_tensor(dst=self.weights_sbuf, data1=self.weights_sbuf, data2=self.sums_psum, op=nl.multiply)
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
 
     def divide(self) -> None:
-        """log d, or 1 / d, of rows."""
+        """Compute log d, or 1 / d, of rows."""
         _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
 
     def spread(self) -> None:
@@ -166,7 +168,9 @@ class Lines:
 
 
 def _stages(plan: RowPlan) -> list[Callable[[RowStatistics], None]]:
-    """What is issued one after the other: no engine waits for another one within a stage, but Tensor."""
+    """Return the stages, which are issued one after the other; within a stage only the Tensor engine waits for another
+    one.
+    """
     if plan.parts == 1 and plan.chunks == 1:
         return [RowStatistics.divide]
     of_pieces = [RowStatistics.take_distances, RowStatistics.take_weights, RowStatistics.sum_pieces]
@@ -188,14 +192,16 @@ def _divide(kind: Kind, dst_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None
 
 
 def on_line(column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """[partitions, 1] as [1, partitions] in PSUM: what stands on the partitions of a row lies side by side."""
+    """Transpose [partitions, 1] to [1, partitions] in PSUM, where the values of the partitions of a row lie side by
+    side.
+    """
     line_psum = nl.ndarray((1, column_sbuf.shape[0]), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=line_psum, data=column_sbuf)
     return line_psum
 
 
 def off_line(line_sbuf: nl.NkiTensor, parts: int) -> nl.NkiTensor:
-    """What stands on a line, [1, rows], on the partitions of the rows, [rows * parts, 1] in PSUM."""
+    """Copy the values of a line, [1, rows], to the partitions of the rows, [rows * parts, 1] in PSUM."""
     rows = line_sbuf.shape[1]
     spread_sbuf = _float32((1, rows, parts))
     nisa.tensor_copy(dst=spread_sbuf, src=line_sbuf.expand_dim(2).broadcast(2, parts))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles that pieces of rows take in turn, and the maximum of their rows."""
+"""Tiles that pieces of rows use round-robin, and the maximum of their rows."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from nkilib.nki import nisa, nl
 
 
 def buffers(count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
-    """So many tiles [128, size]."""
+    """Allocate ``count`` tiles [128, size]."""
     return [nl.ndarray((PARTITIONS, size), dtype=dtype, buffer=buffer) for _ in range(count)]
 
 
 @dataclass
 class Ring:
-    """Tiles of scratch that are taken in turn.
+    """A ring buffer of scratch tiles.
 
     Attributes:
-        tiles: [128, size] each.
-        taken: how often one was taken.
+        tiles: the tiles, [128, size] each.
+        taken: the number of times that a tile was taken.
     """
 
     tiles: list[nl.NkiTensor]
@@ -32,24 +32,24 @@ class Ring:
 
     @classmethod
     def make(cls, count: int, size: int, dtype: nl.DType, buffer: nl.MemoryRegion = nl.sbuf) -> Ring:
-        """So many tiles; none where a loop needs none."""
+        """Allocate ``count`` tiles; 0 if a loop needs none."""
         return cls(buffers(count, size, dtype, buffer))
 
     def next(self, shape: tuple[int, ...]) -> nl.NkiTensor:
-        """The one that was taken longest ago, as [partitions, ...]."""
+        """Return the tile that was taken longest ago, in the given shape [partitions, ...]."""
         tile = self.tiles[self.taken % len(self.tiles)]
         self.taken += 1
         return tile[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
 
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """The larger ones of two elements each of [partitions, rows, columns], on GpSimd.
+    """Compute the maximum of pairs of elements of [partitions, rows, columns], on GpSimd.
 
-    Vector, which alone takes the maximum of a row, then goes over half as many. A maximum is exact, so no bit depends
-    on it.
+    Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
+    no bit depends on it.
     """
     partitions, rows, columns = x_sbuf.shape
-    half = div_ceil(columns, 2)  # of an odd number the middle one is in both
+    half = div_ceil(columns, 2)  # the middle one of an odd number is in both halves
     halves_sbuf = halves.next((partitions, rows, half))
     nisa.tensor_tensor(
         dst=halves_sbuf,
@@ -62,12 +62,12 @@ def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
 
 
 def negated_maximum(dst_sbuf: nl.NkiTensor, x_sbuf: nl.NkiTensor, halves_sbuf: nl.NkiTensor | None) -> None:
-    """-max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
+    """Compute -max of the rows of [partitions, rows, columns], into [partitions, rows, 1].
 
     Args:
-        dst_sbuf: where to.
+        dst_sbuf: the destination.
         x_sbuf: the rows.
-        halves_sbuf: the first ones of them, :func:`halved`; None if none is.
+        halves_sbuf: the result of :func:`halved` for the first of the rows; None if no row was halved.
     """
     of_halves = 0 if halves_sbuf is None else halves_sbuf.shape[1]
     if halves_sbuf is not None:

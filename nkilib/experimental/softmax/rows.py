@@ -3,12 +3,12 @@
 
 """The forward along the last axis: rows stay in SBUF between their statistics and their results.
 
-How a row is computed depends on its length and type:
+The computation of a row depends on its length and type:
 
-- log-softmax keeps x, and takes ``(x - m) - log d`` of it;
+- log-softmax keeps x, and computes ``(x - m) - log d`` from it;
 - softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
-- softmax of longer rows keeps x, and takes exp(x - m) again: Scalar goes over it twice;
-- tiny rows keep x - m, or its exponentials, in float32: many rows go through an instruction.
+- softmax of longer rows keeps x, and recomputes exp(x - m): Scalar processes it twice;
+- tiny rows keep x - m, or its exponentials, in float32: an instruction processes many rows.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
-# Tiles of a piece's results, where these have a type of their own.
+# Tiles of a piece's results, if these have a type of their own.
 RING = 3
-# Longest row of which softmax keeps exponentials in float32: of longer ones too few would fit.
+# The longest row of which softmax keeps exponentials in float32: too few longer ones would fit.
 _KEPT_ROW = 2048
-# Pieces of a batch of short rows of log-softmax at most: its logs are taken at once, whose table takes long to load.
+# The maximum number of pieces of a batch of short rows of log-softmax: all its logs share one slow load of a table.
 _PIECES_OF_LOGS = 8
-# Bytes of a piece of short rows of softmax, one piece a batch: fewer instructions, while Scalar has one for each row.
+# Bytes of a piece of short rows of softmax, one piece per batch, for fewer instructions (Scalar has one per row).
 _KEPT_PIECE_BYTES = 6144
-# Tiles of halves of a piece, for maxima.
+# Tiles of the halves of a piece, for maxima.
 _HALVES = 3
-# Share of the products of softmax that Scalar takes from Vector.
+# The share of the products of softmax that Scalar does instead of Vector.
 _SCALAR_SHARE = 0.35
-# Share of those of second exponentials that GpSimd takes from Vector, of those of short rows, and of tiny ones.
+# The share that GpSimd does instead of Vector: of the products of recomputed exponentials, of short and of tiny rows.
 _GPSIMD_SHARE, _GPSIMD_SHARE_OF_SHORT, _GPSIMD_SHARE_OF_TINY = 0.3, 0.42, 0.3
 
 
 def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The results of the rows of this core.
+    """Compute the results of the rows of this core.
 
     Args:
         matrices: pairs of x and y, [O, C, 1], of one shape.
-        kind: of what.
-        tiling: as the kernel's arguments say.
+        kind: softmax or log-softmax.
+        tiling: the tiling from the arguments of the kernel.
     """
-    matrices = [each.squeezed() for each in matrices]
+    matrices = [pair.squeezed() for pair in matrices]
     x_hbm, y_hbm = matrices[0].tensors
     plan = forward_plan(x_hbm.shape[1], kind, x_hbm.dtype, y_hbm.dtype, tiling.chunk_size)
     batches = batches_of_core(plan, len(matrices), x_hbm.shape[0], nl.num_programs(), nl.program_id())
@@ -72,7 +72,7 @@ def forward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTil
 
 
 def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None) -> RowPlan:
-    """How the forward cuts up rows."""
+    """Return the plan by which the forward divides rows."""
     of_x, of_y = element_bytes(x_dtype), element_bytes(y_dtype)
     scratch = _HALVES * of_x // 2 + (0 if x_dtype == y_dtype else RING * of_y)  # halves; results
     again = 2 if kind is Kind.LOG_SOFTMAX else 2 * FLOAT32_BYTES  # exponentials
@@ -90,30 +90,31 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Whether what the second pass takes is computed by the first one, in float32."""
+    """Return whether the first pass computes the operand of the second pass, in float32."""
     is_single = plan.parts == 1 and plan.chunks == 1
     return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
 
 @dataclass
 class _Forward:
-    """A core's loop; see :class:`.schedule.Stages`.
+    """The loop of a core; see :class:`.schedule.Stages`.
 
     Attributes:
         matrices: pairs of x and y.
-        kind: of what.
-        plan: of the rows.
-        batches: of the core.
-        x_buffers_sbuf: for x, and results of its type.
-        kept_buffers_sbuf: for what is kept in float32; those of x where it is float32; empty if nothing is.
-        results: for results that have another type than what stays on chip.
-        junk: exponentials that only their sums are wanted of.
-        halves: of maxima.
-        exponentials: of the second pass.
+        kind: softmax or log-softmax.
+        plan: the plan of the rows.
+        batches: the batches of the core.
+        x_buffers_sbuf: tiles for x, and for results of its type.
+        kept_buffers_sbuf: tiles for values that are kept in float32; the tiles of x if x is float32; empty if nothing
+            is kept.
+        results: tiles for results whose type is that of no tile that stays on chip.
+        junk: tiles for exponentials of which only the sums are used.
+        halves: tiles for the maxima of pairs.
+        exponentials: tiles for the exponentials of the second pass.
         ceiling_sbuf: the largest finite number, [128, 1].
-        statistics: of the batches that are under way, by number.
-        halved_sbuf: of pieces whose maxima are not taken yet.
-        results_sbuf: of pieces that are not stored yet.
+        statistics: the statistics of the batches in flight, by the number of the batch.
+        halved_sbuf: the halves of pieces whose maxima are not computed yet.
+        results_sbuf: the results of pieces that are not stored yet.
     """
 
     matrices: list[Matrices]
@@ -135,7 +136,7 @@ class _Forward:
     def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Forward:
         x_hbm, y_hbm = matrices[0].tensors
         count = min(plan.batches_on_chip, len(batches))
-        size = max(batch.each for batch in batches) * plan.columns
+        size = max(batch.rows_each for batch in batches) * plan.columns
         of_piece = max(piece.size for batch in batches for piece in batch.pieces)
         keeps = forward_keeps_float32(plan, kind)
         x_buffers_sbuf = buffers(count, size, x_hbm.dtype)
@@ -180,7 +181,7 @@ class _Forward:
         return False
 
     def load_again(self, number: int, piece: Piece) -> None:
-        """Nothing is."""
+        """Do nothing: the forward loads nothing for the second pass."""
 
     def prepare(self, number: int, piece: Piece) -> None:
         rows = self._halved_rows(piece)
@@ -221,7 +222,7 @@ class _Forward:
     def _take_tiny(self, number: int, piece: Piece, x_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor) -> None:
         statistics = self.statistics[number]
         neg_max_sbuf = statistics.neg_max_of(piece)[:, :, 0]
-        _with_number_of_row(kept_sbuf, x_sbuf, neg_max_sbuf, nl.add, _GPSIMD_SHARE_OF_TINY)
+        _with_row_scalar(kept_sbuf, x_sbuf, neg_max_sbuf, nl.add, _GPSIMD_SHARE_OF_TINY)
         is_log = self.kind is Kind.LOG_SOFTMAX
         exponentials_sbuf = self.junk.next(x_sbuf.shape) if is_log else kept_sbuf
         nisa.activation(dst=exponentials_sbuf, op=nl.exp, data=kept_sbuf)
@@ -261,10 +262,10 @@ class _Forward:
     ) -> None:
         op = nl.subtract if self.kind is Kind.LOG_SOFTMAX else nl.multiply
         share = _GPSIMD_SHARE_OF_TINY if self.plan.is_tiny else _GPSIMD_SHARE_OF_SHORT
-        _with_number_of_row(result_sbuf, kept_sbuf, divisor_sbuf, op, share)
+        _with_row_scalar(result_sbuf, kept_sbuf, divisor_sbuf, op, share)
 
     def _multiply(self, result_sbuf: nl.NkiTensor, kept_sbuf: nl.NkiTensor, divisor_sbuf: nl.NkiTensor) -> None:
-        """Exponentials times 1 / d: Scalar takes some of the elements, Vector the others; both round alike."""
+        """Multiply exponentials by 1 / d: some of the elements on Scalar, the others on Vector; both round alike."""
         for row in range(kept_sbuf.shape[1]):
             split = int(kept_sbuf.shape[2] * _SCALAR_SHARE)
             scale_sbuf = divisor_sbuf[:, row : row + 1]
@@ -306,7 +307,9 @@ class _Forward:
         self.batches[number].store(y_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _halved_rows(self, piece: Piece) -> int:
-        """Rows of a piece of which GpSimd takes the larger one of each two elements before Vector takes the maximum."""
+        """Return the number of rows of a piece that GpSimd halves by maxima of pairs before Vector computes the
+        maximum.
+        """
         if self.plan.is_tiny:
             return 0
         if self.plan.is_short or self.kind is Kind.SOFTMAX or self.plan.parts > 1:
@@ -314,11 +317,11 @@ class _Forward:
         return piece.rows // 2 if self.plan.chunks == 1 else piece.column % 2
 
     def _x(self, number: int, piece: Piece) -> nl.NkiTensor:
-        """x of a piece on chip, [partitions, rows, columns]."""
+        """Return x of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.x_buffers_sbuf, number, piece)
 
     def _kept(self, number: int, piece: Piece) -> nl.NkiTensor | None:
-        """What is kept of a piece in float32; None if nothing is."""
+        """Return the values of a piece that are kept in float32; None if nothing is."""
         return self._of_piece(self.kept_buffers_sbuf, number, piece) if self.kept_buffers_sbuf else None
 
     def _of_piece(self, buffers_sbuf: list[nl.NkiTensor], number: int, piece: Piece) -> nl.NkiTensor:
@@ -334,17 +337,18 @@ class _Forward:
         return self.results.next(x_sbuf.shape)
 
 
-def _with_number_of_row(
-    dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor, op: Operator, share: float
+def _with_row_scalar(
+    dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
 ) -> None:
-    """data <op> a number of its row, of many rows in an instruction; Vector and GpSimd round alike.
+    """Compute data <op> per-row scalar, for many rows in an instruction; Vector and GpSimd round alike.
 
     Args:
-        dst_sbuf: where to, as the data.
-        data_sbuf: [partitions, rows, columns].
-        numbers_sbuf: float32 [partitions, rows]. Vector reads its own from PSUM: of two tiles in SBUF it takes longer.
-        op: of the elements.
-        share: of the rows that GpSimd takes.
+        dst_sbuf: the destination, of the shape of the data.
+        data_sbuf: the data, [partitions, rows, columns].
+        scalars_sbuf: the per-row scalars, float32 [partitions, rows]. Vector reads its share of them from PSUM, because
+            it takes longer with two tiles in SBUF.
+        op: the operator on the elements.
+        share: the share of the rows that GpSimd processes.
     """
     partitions, rows, columns = data_sbuf.shape
     split = int(rows * share)
@@ -352,11 +356,11 @@ def _with_number_of_row(
         nisa.tensor_tensor(
             dst=dst_sbuf[:, 0:split],
             data1=data_sbuf[:, 0:split],
-            data2=numbers_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
+            data2=scalars_sbuf[:, 0:split].expand_dim(2).broadcast(2, columns),
             op=op,
             engine=nisa.engine.gpsimd,
         )
-    numbers_psum = nl.ndarray((partitions, rows - split), dtype=nl.float32, buffer=nl.psum)
-    nisa.tensor_copy(dst=numbers_psum, src=numbers_sbuf[:, split:])
-    every_psum = numbers_psum.expand_dim(2).broadcast(2, columns)
-    nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=every_psum, op=op)
+    scalars_psum = nl.ndarray((partitions, rows - split), dtype=nl.float32, buffer=nl.psum)
+    nisa.tensor_copy(dst=scalars_psum, src=scalars_sbuf[:, split:])
+    broadcast_psum = scalars_psum.expand_dim(2).broadcast(2, columns)
+    nisa.tensor_tensor(dst=dst_sbuf[:, split:], data1=data_sbuf[:, split:], data2=broadcast_psum, op=op)

@@ -23,27 +23,27 @@ from nkilib.experimental.softmax.schedule import LOADS_AGAIN_AHEAD, run
 from nkilib.experimental.softmax.tiling import SoftmaxTiling
 from nkilib.nki import nisa, nl
 
-# Tiles of a piece's results, where these have a type of their own.
+# Tiles of a piece's results, if these have a type of their own.
 _RESULTS = 3
 # Tiles of a piece's products or exponentials.
 _PRODUCTS = 2
 # Tiles of y that are loaded for the second pass.
 _OUTPUTS = LOADS_AGAIN_AHEAD + 1
 _JUNK_BYTES = 2
-# Rows of softmax of up to so many elements, and bytes of their pieces, where dy and y are float32: of larger pieces too
-# few are on chip for loads that wait behind stores in one queue.
+# The longest wide row of softmax, and the bytes of its pieces, if dy and y are float32: too few larger pieces fit on
+# chip for loads that wait behind stores in one queue.
 _WIDE_ROW, _WIDE_PIECE_BYTES = 2048, 6144
 
 
 def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTiling) -> None:
-    """The gradient of the rows of this core.
+    """Compute the gradient of the rows of this core.
 
     Args:
         matrices: triples of dy, y and dx, [O, C, 1], of one shape; dx may be dy.
-        kind: of what.
-        tiling: as the kernel's arguments say.
+        kind: softmax or log-softmax.
+        tiling: the tiling from the arguments of the kernel.
     """
-    matrices = [each.squeezed() for each in matrices]
+    matrices = [triple.squeezed() for triple in matrices]
     grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     plan = backward_plan(grad_hbm.shape[1], kind, dtypes, tiling.chunk_size)
@@ -53,11 +53,11 @@ def backward_of_matrices(matrices: list[Matrices], kind: Kind, tiling: SoftmaxTi
 
 
 def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
-    """What the backward keeps of rows of dy, y and dx of these types."""
+    """Return the bytes that the backward keeps for rows of dy, y and dx of these types."""
     of_grad, of_output, of_grad_x = (element_bytes(dtype) for dtype in dtypes)
     scratch = _JUNK_BYTES + _PRODUCTS * FLOAT32_BYTES
     scratch += _RESULTS * of_grad_x if _has_results(kind, dtypes) else 0
-    if kind is Kind.SOFTMAX:  # whose products are float32: of larger pieces fewer batches would fit
+    if kind is Kind.SOFTMAX:  # its products are float32: with larger pieces fewer batches would fit
         return Streams(of_grad + of_output, scratch, FLOAT32_BYTES)
     widest = max(of_grad, of_output, of_grad_x)
     scratch += _PRODUCTS * FLOAT32_BYTES // 2  # halves of short rows
@@ -65,12 +65,12 @@ def backward_streams(kind: Kind, dtypes: BackwardTypes) -> Streams:
 
 
 def _has_results(kind: Kind, dtypes: BackwardTypes) -> bool:
-    """Whether no tile that stays on chip has the type of the results."""
+    """Return whether no tile that stays on chip has the type of the results."""
     return dtypes.grad_x != dtypes.grad and (kind is Kind.LOG_SOFTMAX or dtypes.grad_x != dtypes.output)
 
 
 def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None) -> RowPlan:
-    """How the backward cuts up rows."""
+    """Return the plan by which the backward divides rows."""
     streams = backward_streams(kind, dtypes)
     is_wide = kind is Kind.SOFTMAX and streams.resident == 2 * FLOAT32_BYTES and SHORT_ROW < row_size <= _WIDE_ROW
     piece_bytes = _WIDE_PIECE_BYTES if is_wide else None
@@ -79,14 +79,15 @@ def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: 
 
 @dataclass
 class RowSums:
-    """Sums of the rows of a batch, float32.
+    """The sums of the rows of a batch, float32.
 
     Attributes:
-        batch: its rows.
-        sums_sbuf: of pieces, [partitions, rows of each, pieces of a row].
-        row_sum_sbuf: of rows, [partitions, rows of each]; negated for log-softmax.
-        negates: whether it is.
-        line_psum, back_psum: while partitions are combined.
+        batch: the batch of rows.
+        sums_sbuf: the sums of pieces, [partitions, rows per partition, pieces of a row].
+        row_sum_sbuf: the sums of rows, [partitions, rows per partition]; negated for log-softmax.
+        negates: whether the sums of rows are negated.
+        line_psum, back_psum: the sums on one partition, and back on the partitions of the rows, while partitions are
+            combined.
     """
 
     batch: RowBatch
@@ -98,24 +99,24 @@ class RowSums:
 
     @classmethod
     def make(cls, kind: Kind, batch: RowBatch) -> RowSums:
-        """Tiles of a batch, in which nothing stands yet."""
-        rows = (batch.partitions, batch.each)
+        """Allocate the tiles of a batch, uninitialised."""
+        rows = (batch.partitions, batch.rows_each)
         sums_sbuf = nl.ndarray((*rows, batch.plan.chunks), dtype=nl.float32, buffer=nl.sbuf)
         row_sum_sbuf = nl.ndarray(rows, dtype=nl.float32, buffer=nl.sbuf)
         return cls(batch, sums_sbuf, row_sum_sbuf, kind is Kind.LOG_SOFTMAX)
 
     def of_piece(self, piece: Piece) -> nl.NkiTensor:
-        """Where the sums of a piece stand, [partitions, rows, 1]."""
+        """Return the view for the sums of a piece, [partitions, rows, 1]."""
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Sums of rows, or of what a partition has of one, then brought to a line."""
+        """Compute the sums of rows, or of the part of a row in a partition, which are then brought to a line."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)
 
     def sum_parts(self) -> None:
-        """Sums of rows from the line, brought back to their partitions."""
+        """Compute the sums of rows from the line, and bring them back to their partitions."""
         if self.line_psum is None:
             return
         lines, parts = self.batch.lines, self.batch.plan.parts
@@ -124,7 +125,7 @@ class RowSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Out of PSUM."""
+        """Copy the sums out of PSUM."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -137,22 +138,22 @@ def _stages(plan: RowPlan) -> list[Callable[[RowSums], None]]:
 
 @dataclass
 class _Backward:
-    """A core's loop; see :class:`.schedule.Stages`.
+    """The loop of a core; see :class:`.schedule.Stages`.
 
     Attributes:
         matrices: triples of dy, y and dx.
-        kind: of what.
-        plan: of the rows.
-        batches: of the core.
-        grad_buffers_sbuf: for dy, and results of its type.
-        output_buffers_sbuf: for y of softmax; empty for log-softmax.
-        outputs: for pieces of y of log-softmax.
-        products: for dy * y, or exp(y), in float32.
-        halves: for sums of two elements each of short rows, in float32.
-        junk: for copies of which only the sums are wanted.
-        results: for results that have another type than dy and y.
-        sums: of the batches that are under way, by number.
-        products_sbuf, outputs_sbuf, results_sbuf: of pieces that are under way.
+        kind: softmax or log-softmax.
+        plan: the plan of the rows.
+        batches: the batches of the core.
+        grad_buffers_sbuf: tiles for dy, and for results of its type.
+        output_buffers_sbuf: tiles for y of softmax; empty for log-softmax.
+        outputs: tiles for pieces of y of log-softmax.
+        products: tiles for dy * y, or exp(y), in float32.
+        halves: tiles for sums of pairs of elements of short rows, in float32.
+        junk: tiles for copies of which only the sums are used.
+        results: tiles for results whose type is neither that of dy nor that of y.
+        sums: the sums of the batches in flight, by the number of the batch.
+        products_sbuf, outputs_sbuf, results_sbuf: the tiles of pieces in flight.
     """
 
     matrices: list[Matrices]
@@ -175,7 +176,7 @@ class _Backward:
     def make(cls, matrices: list[Matrices], kind: Kind, plan: RowPlan, batches: list[RowBatch]) -> _Backward:
         grad_hbm, output_hbm, grad_x_hbm = matrices[0].tensors
         count = min(plan.batches_on_chip, len(batches))
-        size = max(batch.each for batch in batches) * plan.columns
+        size = max(batch.rows_each for batch in batches) * plan.columns
         of_piece = max(piece.size for batch in batches for piece in batch.pieces)
         is_log = kind is Kind.LOG_SOFTMAX
         has_results = _has_results(kind, BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype))
@@ -203,7 +204,7 @@ class _Backward:
 
     @property
     def loads_again(self) -> bool:
-        """y of log-softmax is loaded for the second pass."""
+        """Whether y is loaded for the second pass, as for log-softmax."""
         return self.kind is Kind.LOG_SOFTMAX
 
     def load(self, number: int, piece: Piece) -> None:
@@ -214,14 +215,14 @@ class _Backward:
             batch.load(output_hbm, piece, self._output(number, piece), 0.0)
 
     def load_again(self, number: int, piece: Piece) -> None:
-        """y of a piece of log-softmax."""
+        """Load y of a piece of log-softmax."""
         batch = self.batches[number]
         output_sbuf = self.outputs.next((batch.partitions, piece.rows, piece.columns))
         batch.load(self.matrices[batch.matrix].tensors[1], piece, output_sbuf, 0.0)
         self.outputs_sbuf[number, piece] = output_sbuf
 
     def prepare(self, number: int, piece: Piece) -> None:
-        """Nothing comes so early."""
+        """Do nothing: the backward has no work this early."""
 
     def open(self, number: int, piece: Piece) -> None:
         if number not in self.sums:
@@ -242,11 +243,11 @@ class _Backward:
         self.products_sbuf[number, piece] = products_sbuf
 
     def _sums_partly(self, piece: Piece) -> bool:
-        """Whether GpSimd starts the sums of short rows: Vector, which sums many rows at once, has less to do then."""
+        """Return whether GpSimd starts the sums of short rows, which leaves less work to Vector."""
         return self.plan.is_short and piece.columns % 2 == 0
 
     def _partial_sums(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Sums of two elements of a row each, or of four where its size is a multiple of four."""
+        """Compute the sums of pairs of elements of a row, or of four elements if its size is a multiple of four."""
         partitions, rows, columns = grad_sbuf.shape
         half = columns // 2
         halves_sbuf = self.halves.next((partitions, rows, half))
@@ -320,11 +321,11 @@ class _Backward:
         self.batches[number].store(grad_x_hbm, piece, self.results_sbuf.pop((number, piece)))
 
     def _grad(self, number: int, piece: Piece) -> nl.NkiTensor:
-        """dy of a piece on chip, [partitions, rows, columns]."""
+        """Return dy of a piece on chip, [partitions, rows, columns]."""
         return self._of_piece(self.grad_buffers_sbuf, number, piece)
 
     def _output(self, number: int, piece: Piece) -> nl.NkiTensor:
-        """y of a piece on chip."""
+        """Return y of a piece on chip."""
         if self.kind is Kind.LOG_SOFTMAX:
             return self.outputs_sbuf[number, piece]
         return self._of_piece(self.output_buffers_sbuf, number, piece)

@@ -3,11 +3,11 @@
 
 """The order in which the stages of a loop over resident rows are issued.
 
-A batch goes through its pieces twice: their statistics are taken, those of a row are combined, and its pieces are
-finished. Each engine and each queue runs its instructions in the order of issue, so what would be waited for is issued
-late enough to be there: a stage of the combination a step after the one before, the end of a piece after them, its
-store a step later. Then a queue that loads and stores share is held up by no store, and by no load whose place is not
-free.
+A batch processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and finishes the
+pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued late enough
+that its operands are there: a stage of the combination one step after the stage before, the end of a piece after these
+stages, and its store one step later. Then a queue that loads and stores share is not held up by a store, or by a load
+whose buffer slot is not free.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Protocol
 from nkilib.experimental.softmax.row_batches import RowBatch
 from nkilib.experimental.softmax.row_plan import Piece
 
-# Pieces that are loaded ahead at most.
+# The maximum number of pieces that are loaded ahead.
 LOADS_AHEAD = 4
-# Pieces for whose end something is loaded ahead at most.
+# The maximum number of pieces for whose second pass data are loaded ahead.
 LOADS_AGAIN_AHEAD = 4
 
 
 class Stages(Protocol):
-    """What a loop does. Batches come by their number."""
+    """The stages of a loop. A batch is identified by its number."""
 
     @property
     def batches(self) -> list[RowBatch]:
-        """Of the core."""
+        """The batches of the core."""
 
     @property
     def batches_on_chip(self) -> int:
-        """Batches that have tiles: number n takes the tiles of n - ``batches_on_chip``."""
+        """The number of batches that have tiles: batch n takes the tiles of batch n - ``batches_on_chip``."""
 
     @property
     def combining_stages(self) -> int:
-        """How many there are."""
+        """The number of stages that combine the statistics of a batch."""
 
     def load(self, number: int, piece: Piece) -> None:
         """Issue the load of a piece."""
@@ -48,19 +48,19 @@ class Stages(Protocol):
         """Whether something is loaded for the second pass."""
 
     def load_again(self, number: int, piece: Piece) -> None:
-        """Issue the load of what the end of a piece takes besides."""
+        """Issue the load of the further data that the second pass over a piece needs."""
 
     def prepare(self, number: int, piece: Piece) -> None:
-        """What comes before the statistics of a piece, two steps before most of them."""
+        """Issue the work that precedes the statistics of a piece, two steps before most of them."""
 
     def open(self, number: int, piece: Piece) -> None:
-        """Take the statistics of a piece that others wait for, a step before the others."""
+        """Compute the statistics of a piece that others wait for, a step before the others."""
 
     def take(self, number: int, piece: Piece) -> None:
-        """Take the other statistics of a piece."""
+        """Compute the other statistics of a piece."""
 
     def combine(self, number: int, stage: int) -> None:
-        """Stage 0, 1, ... of combining the statistics of a batch."""
+        """Issue stage 0, 1, ... of the combination of a batch's statistics."""
 
     def finish(self, number: int, piece: Piece) -> None:
         """Compute the results of a piece."""
@@ -70,13 +70,13 @@ class Stages(Protocol):
 
 
 def run(stages: Stages) -> None:
-    """All stages of all batches, in steps: each takes the statistics of one piece, and finishes one."""
+    """Issue all stages of all batches, in steps: each computes the statistics of one piece, and finishes one piece."""
     _Run(stages).run()
 
 
 @dataclass(frozen=True)
 class _Due:
-    """Something that is to be issued from a step on: a stage of a batch's combination, or a piece's end or store."""
+    """Work that may be issued from a step on: a stage of a batch's combination, or the end or store of a piece."""
 
     step: int
     number: int
@@ -85,7 +85,7 @@ class _Due:
 
 
 class _Run:
-    """How far each stage is, in pieces."""
+    """The progress of each stage, in pieces."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages
@@ -113,7 +113,7 @@ class _Run:
             self.step += 1
 
     def _load(self) -> None:
-        """Ahead, into tiles that are free."""
+        """Load pieces ahead, into tiles that are free."""
         while self.loaded < len(self.pieces) and self.loaded <= self.taken + LOADS_AHEAD:
             number, piece = self.pieces[self.loaded]
             if not self._is_free(number, piece):
@@ -140,9 +140,9 @@ class _Run:
             return
         combined = self.step + 1 + self.stages.combining_stages
         self.combining += [_Due(step, number, step - self.step - 1) for step in range(self.step + 1, combined)]
-        self.finishing += [_Due(combined, number, piece=each) for each in pieces]
+        self.finishing += [_Due(combined, number, piece=batch_piece) for batch_piece in pieces]
         if self.stages.loads_again:
-            self.again += [(number, each) for each in pieces]
+            self.again += [(number, batch_piece) for batch_piece in pieces]
 
     def _load_again(self) -> None:
         while self.again and self.loaded_again < self.finished + LOADS_AGAIN_AHEAD:
@@ -167,10 +167,10 @@ class _Run:
                 self.stored_batches, self.stored_pieces = due.number + 1, 0
 
     def _is_free(self, number: int, piece: Piece) -> bool:
-        """Whether what lay in the place of a piece has been stored."""
+        """Return whether the former contents of a piece's buffer slot have been stored."""
         before = number - self.stages.batches_on_chip
         if before < self.stored_batches:
             return True
         batch, batch_before = self.stages.batches[number], self.stages.batches[before]
-        is_alike = batch.each == batch_before.each
+        is_alike = batch.rows_each == batch_before.rows_each
         return is_alike and before == self.stored_batches and batch.pieces.index(piece) < self.stored_pieces

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward along a short axis that is not the last one: a partition takes whole columns, and nothing is turned.
+"""The forward along a short axis that is not the last one: a partition holds whole columns, and nothing is transposed.
 
 With m the maximum of a column and d the sum of exp(x - m), in float32,
 
     log-softmax = (x - m) - log d        softmax = exp(x - m) * (1 / d),
 
-an instruction each for all elements of the columns of a piece. GpSimd takes the differences and the first half of the
-maxima; Vector the rest, and the sums; Scalar the exponentials, the logs and the reciprocals.
+with one instruction per operation for all elements of the columns of a piece. GpSimd computes the differences and the
+first half of the maxima; Vector the rest, and the sums; Scalar the exponentials, the logs and the reciprocals.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from nkilib.experimental.softmax.short_steps import (
 )
 from nkilib.nki import nisa, nl
 
-# Tiles of what pieces have on chip: as many as there are steps between the first and the last use, and one.
+# Tiles for the intermediate values of pieces: one more than the steps between the first and the last use.
 _HALVES, _MAXIMA, _DISTANCES, _EXPONENTIALS, _SUMS = 2, 2, 5, 2, 3
 
 
 def forward_of_short_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, chunk_size: int | None) -> None:
-    """The columns of this core.
+    """Compute the results of the columns of this core.
 
     Args:
-        x_hbm: [O, C, I].
-        y_hbm: likewise; its type is that of the result.
-        kind: which function.
-        chunk_size: elements of a partition that an instruction takes at most, at least C; or None.
+        x_hbm: the input, [O, C, I].
+        y_hbm: the output, [O, C, I]; its type is the type of the result.
+        kind: softmax or log-softmax.
+        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
     """
     plan = forward_short_plan(
         Sizes(*x_hbm.shape), kind, x_hbm.dtype, y_hbm.dtype, chunk_size, nl.num_programs(), nl.program_id()
@@ -88,18 +88,19 @@ def forward_short_plan(
 
 @dataclass
 class _Pieces:
-    """The stages.
+    """The stages of the forward, and the tiles of pieces in flight.
 
     Attributes:
-        kind: which function.
-        length: C.
-        x, y: windows.
-        halves: larger ones of two elements.
-        maxima: m.
-        distances: x - m; and exp(x - m) of softmax.
-        exponentials: those of log-softmax.
-        sums: partial sums.
-        half_sbuf, max_sbuf, distance_sbuf, sum_sbuf: of pieces that are under way; of sums, d and then log d or 1 / d.
+        kind: softmax or log-softmax.
+        length: C, the number of elements of a column.
+        x, y: the windows of x and y.
+        halves: tiles for the maxima of pairs.
+        maxima: tiles for m.
+        distances: tiles for x - m; and for exp(x - m) of softmax.
+        exponentials: tiles for the exponentials of log-softmax.
+        sums: tiles for partial sums.
+        half_sbuf, max_sbuf, distance_sbuf, exponential_sbuf: the tiles of pieces in flight.
+        sum_sbuf: d of pieces in flight, and then log d or 1 / d.
     """
 
     kind: Kind
@@ -134,16 +135,16 @@ class _Pieces:
 
     def take_halves(self, piece: Piece) -> None:
         x_sbuf = self.x.piece(piece)
-        partitions, each, length, width = x_sbuf.shape
-        self.half_sbuf[piece] = self.halves.next((partitions, each, length // 2, width))
+        partitions, outer_each, length, width = x_sbuf.shape
+        self.half_sbuf[piece] = self.halves.next((partitions, outer_each, length // 2, width))
         fold(x_sbuf, self.half_sbuf[piece], nl.maximum, on_gpsimd)
 
     def take_maxima(self, piece: Piece) -> None:
         half_sbuf = self.half_sbuf.pop(piece)
-        partitions, each, half, width = half_sbuf.shape
+        partitions, outer_each, half, width = half_sbuf.shape
         self.max_sbuf[piece] = half_sbuf
         if half > 1:
-            max_sbuf = self.maxima.next((partitions, each, 1, width))
+            max_sbuf = self.maxima.next((partitions, outer_each, 1, width))
             nisa.tensor_reduce(dst=max_sbuf.squeeze_dim(2), op=nl.maximum, data=half_sbuf.permute([0, 1, 3, 2]), axis=3)
             self.max_sbuf[piece] = max_sbuf
 
@@ -161,14 +162,14 @@ class _Pieces:
 
     def take_sums(self, piece: Piece) -> None:
         exponential_sbuf = self.exponential_sbuf.pop(piece)
-        partitions, each, length, width = exponential_sbuf.shape
-        half_sbuf = self.sums.next((partitions, each, length // 2, width))
+        partitions, outer_each, length, width = exponential_sbuf.shape
+        half_sbuf = self.sums.next((partitions, outer_each, length // 2, width))
         fold(exponential_sbuf, half_sbuf, nl.add)
         self.sum_sbuf[piece] = folded(half_sbuf, nl.add)
 
     def divide(self, piece: Piece) -> None:
         sum_sbuf = self.sum_sbuf[piece]
-        # Vector's own reciprocal takes eight times as long as what else it does to a number, and Scalar has the time.
+        # Vector's reciprocal takes eight times as long as its other operations, and Scalar has the time.
         op = nl.log if self.kind is Kind.LOG_SOFTMAX else nl.reciprocal
         nisa.activation(dst=sum_sbuf, op=op, data=sum_sbuf)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along a short axis that is not the last one, as the forward goes over short columns.
+"""The backward along a short axis that is not the last one, on short columns like the forward.
 
 With s the sum over a column of dy, or of y dy, in float32,
 
@@ -31,7 +31,7 @@ from nkilib.experimental.softmax.short_steps import (
 )
 from nkilib.nki import nisa, nl
 
-# Tiles of what pieces have on chip: as many as there are steps between the first and the last use, and one.
+# Tiles for the intermediate values of pieces: one more than the steps between the first and the last use.
 _SUMS, _TERMS, _PRODUCTS = 4, 3, 3
 
 
@@ -42,14 +42,14 @@ def backward_of_short_columns(
     kind: Kind,
     chunk_size: int | None,
 ) -> None:
-    """The columns of this core.
+    """Compute the gradients of the columns of this core.
 
     Args:
         grad_hbm: dy, [O, C, I].
-        output_hbm: y, likewise.
-        grad_x_hbm: dx, likewise; it may be ``grad_hbm``.
-        kind: which function.
-        chunk_size: elements of a partition that an instruction takes at most, at least C; or None.
+        output_hbm: y, [O, C, I].
+        grad_x_hbm: dx, [O, C, I]; it may be ``grad_hbm``.
+        kind: softmax or log-softmax.
+        chunk_size: the maximum number of elements per partition that an instruction processes, at least C; or None.
     """
     dtypes = BackwardTypes(grad_hbm.dtype, output_hbm.dtype, grad_x_hbm.dtype)
     plan = backward_short_plan(Sizes(*grad_hbm.shape), kind, dtypes, chunk_size, nl.num_programs(), nl.program_id())
@@ -80,16 +80,16 @@ def backward_short_plan(
 
 @dataclass
 class _Pieces:
-    """The stages.
+    """The stages of the backward, and the tiles of pieces in flight.
 
     Attributes:
-        kind: which function.
-        length: C.
-        grad, output, result: windows of dy, y and dx.
-        sums: partial sums.
-        terms: exp(y), and exp(y) s; or dy - s.
-        products: y dy, of softmax.
-        product_sbuf, half_sbuf, sum_sbuf, term_sbuf: of pieces that are under way.
+        kind: softmax or log-softmax.
+        length: C, the number of elements of a column.
+        grad, output, result: the windows of dy, y and dx.
+        sums: tiles for partial sums.
+        terms: tiles for exp(y), and exp(y) s; or for dy - s.
+        products: tiles for y dy of softmax.
+        product_sbuf, half_sbuf, sum_sbuf, term_sbuf: the tiles of pieces in flight.
     """
 
     kind: Kind
@@ -119,7 +119,9 @@ class _Pieces:
         )
 
     def stages(self) -> list[Stage]:
-        """Vector adds up; GpSimd takes the term with s, and of softmax the first half of the sum."""
+        """Return the stages: Vector adds up; GpSimd computes the term with s and, for softmax, the first half of the
+        sum.
+        """
         if self.kind is Kind.LOG_SOFTMAX:
             return [
                 (2, self.subtract_term),
@@ -171,6 +173,6 @@ class _Pieces:
         on_vector(self.result.piece(piece), self.term_sbuf.pop(piece), nl.multiply, self.output.piece(piece))
 
     def _halve(self, terms_sbuf: nl.NkiTensor, piece: Piece, is_on_gpsimd: bool = False) -> None:
-        partitions, each, length, width = terms_sbuf.shape
-        self.half_sbuf[piece] = self.sums.next((partitions, each, length // 2, width))
+        partitions, outer_each, length, width = terms_sbuf.shape
+        self.half_sbuf[piece] = self.sums.next((partitions, outer_each, length // 2, width))
         fold(terms_sbuf, self.half_sbuf[piece], nl.add, on_gpsimd if is_on_gpsimd else on_vector)

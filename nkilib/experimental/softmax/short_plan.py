@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch over short columns is cut up: arithmetic only, from shapes and types.
+"""The plan of a launch over short columns: arithmetic only, from shapes and types.
 
-A partition takes whole columns of [O, C, I]: blocks of neighbouring inner places, or, where few lie inside, several
-outer places. What decides the bits of a column is the order of its sum, which depends on C alone.
+A partition holds whole columns of [O, C, I]: a block of consecutive inner indices or, if I is small, several outer
+indices. The rounding of a column depends on the order of its sum, which depends on C only.
 """
 
 from __future__ import annotations
@@ -18,67 +18,69 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
-# Elements of a partition that an instruction takes: of fewer, what it costs besides counts; of more, windows are small.
+# Elements per partition that an instruction processes: fixed costs matter with fewer, and windows are small with more.
 _PIECE_16_BIT, _PIECE_FLOAT32 = 3072, 2048
-# Windows on chip: one is loaded, one computed, one stored; more of small ones.
+# Windows on chip: one is loaded, one computed, one stored; more if they are small.
 LEAST_BUFFERS, _MOST_BUFFERS = 3, 8
-# Bytes of a partition that are left to alignment.
+# Bytes per partition that are reserved for alignment.
 _SPARE_BYTES = 4096
-# Bytes of a run in HBM from which on a transfer has the full rate, and up to which a store takes twice as long.
+# Bytes of a run in HBM from which on a transfer reaches the full rate, and up to which a store takes twice as long.
 _FULL_RUN, _SMALL_STORE = 1334, 512
-# Bytes of a partition that are moved while the engines compute an element: its transfers take no longer if there are
-# more of them.
+# Bytes per partition that are moved while the engines compute an element; a launch that moves fewer is bound by the
+# engines.
 _COMPUTED_BYTES = 7.5
 # Windows whose transfers overlap with nothing: half of the first one, and half of the last one.
 _OVERLAPS_NOTHING = 1.0
-# Windows of a core at least, where outer places share a partition: loads then overlap with stores.
+# The minimum number of windows of a core, if outer indices share a partition: loads then overlap with stores.
 _LEAST_WINDOWS = 4
 
 
 @dataclass(frozen=True)
 class Band:
-    """Columns that are cut up alike: units of ``each`` outer and ``width`` inner places, one on a partition.
+    """Columns that are divided alike: units of ``outer_each`` outer and ``width`` inner indices, one unit per
+    partition.
 
     Attributes:
-        first_outer, outer: its outer places.
-        each: outer places of a unit; 1 where an outer place has several units.
-        first_inner, blocks, width: units of an outer place, and inner places of each.
+        first_outer, outer: the first outer index, and the number of outer indices.
+        outer_each: the number of outer indices of a unit; 1 if an outer index has several units.
+        first_inner, blocks, width: the first inner index, the number of units of an outer index, and the number of
+            inner indices of each unit.
     """
 
     first_outer: int
     outer: int
-    each: int
+    outer_each: int
     first_inner: int
     blocks: int
     width: int
 
     @property
     def units(self) -> int:
-        """How many there are."""
-        return self.outer // self.each * self.blocks
+        """The number of units."""
+        return self.outer // self.outer_each * self.blocks
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What an instruction takes of the units of a window.
+    """The part of a window's units that an instruction processes.
 
     Attributes:
-        window: its number.
-        first, each: outer places of a unit.
-        start, width: inner places.
-        ends: whether it is the last one of its window.
+        window: the number of the window.
+        first, outer_each: the first outer index of a unit, and the number of outer indices.
+        start, width: the first inner index of a unit, and the number of inner indices.
+        ends: whether the piece is the last one of its window.
     """
 
     window: int
     first: int
-    each: int
+    outer_each: int
     start: int
     width: int
     ends: bool
 
     def of(self, window_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The piece of a tile [partitions, each, C, width]."""
-        return window_sbuf[:, self.first : self.first + self.each, :, self.start : self.start + self.width]
+        """Return the piece of a tile [partitions, outer_each, C, width]."""
+        return window_sbuf[:, self.first : self.first + self.outer_each, :, self.start : self.start + self.width]
 
 
 @dataclass(frozen=True)
@@ -86,9 +88,9 @@ class Window:
     """Units that are loaded together, one on each partition.
 
     Attributes:
-        number: of the core.
-        band: of the units.
-        first, end: numbers of the first one, and of the one after the last one.
+        number: the number of the window on its core.
+        band: the band of the units.
+        first, end: the numbers of the first unit, and of the last unit plus one.
     """
 
     number: int
@@ -97,17 +99,19 @@ class Window:
     end: int
 
     def shape(self, length: int) -> tuple[int, ...]:
-        """Of its tile: [partitions, each, C, width]."""
-        return self.end - self.first, self.band.each, length, self.band.width
+        """Return the shape of the window's tile: [partitions, outer_each, C, width]."""
+        return self.end - self.first, self.band.outer_each, length, self.band.width
 
     def runs(self, tensor_hbm: nl.NkiTensor) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """The first partition of each transfer, and its part of a tensor [O, C, I], [partitions, each, C, width]."""
+        """Yield, for each transfer, its first partition and its part of a tensor [O, C, I], [partitions, outer_each, C,
+        width].
+        """
         band = self.band
         if band.blocks == 1:
-            first = band.first_outer + self.first * band.each
-            places = (self.end - self.first) * band.each
+            first = band.first_outer + self.first * band.outer_each
+            places = (self.end - self.first) * band.outer_each
             part_hbm = tensor_hbm[first : first + places, :, band.first_inner : band.first_inner + band.width]
-            yield 0, part_hbm.reshape_dim(0, (self.end - self.first, band.each))
+            yield 0, part_hbm.reshape_dim(0, (self.end - self.first, band.outer_each))
             return
         unit = self.first
         while unit < self.end:
@@ -119,13 +123,13 @@ class Window:
             unit += count
 
     def pieces(self, columns: int) -> list[Piece]:
-        """The units in pieces of at most so many columns each."""
+        """Divide the units into pieces of at most ``columns`` columns each."""
         band = self.band
-        each = min(band.each, max(1, columns // band.width))
+        outer_each = min(band.outer_each, max(1, columns // band.width))
         width = div_ceil(band.width, div_ceil(band.width, columns))
         places = [
-            (first, min(each, band.each - first), start, min(width, band.width - start))
-            for first in range(0, band.each, each)
+            (first, min(outer_each, band.outer_each - first), start, min(width, band.width - start))
+            for first in range(0, band.outer_each, outer_each)
             for start in range(0, band.width, width)
         ]
         return [Piece(self.number, *place, place is places[-1]) for place in places]
@@ -133,13 +137,13 @@ class Window:
 
 @dataclass(frozen=True)
 class ShortPlan:
-    """How a launch is cut up.
+    """The division of a launch into windows and pieces.
 
     Attributes:
-        length: C.
-        columns: of a piece at most.
-        windows: of the core.
-        buffers: of windows that are on chip.
+        length: C, the number of elements of a column.
+        columns: the maximum number of columns of a piece.
+        windows: the windows of the core.
+        buffers: the number of windows on chip.
     """
 
     length: int
@@ -149,13 +153,13 @@ class ShortPlan:
 
     @property
     def piece(self) -> int:
-        """Elements of a partition that scratch of a piece has."""
+        """The number of elements per partition of a piece's scratch tile."""
         return self.columns * self.length
 
     @property
     def window(self) -> int:
-        """Elements of a partition that a window has."""
-        return max((window.band.each * self.length * window.band.width for window in self.windows), default=0)
+        """The number of elements per partition of a window."""
+        return max((window.band.outer_each * self.length * window.band.width for window in self.windows), default=0)
 
 
 def plan_short(
@@ -182,7 +186,7 @@ def plan_short(
     columns = (piece if chunk_size is None else min(piece, chunk_size)) // length
     fitting = usable_sbuf_bytes() - _SPARE_BYTES - columns * length * piece_bytes
     most = fitting // (LEAST_BUFFERS * window_bytes * length)
-    require(  # smaller limits alone are too small
+    require(  # only reduced plan limits are too small
         most > 0,
         f"softmax over short columns: {LEAST_BUFFERS} windows of a column of {length} elements must fit in a partition "
         f"of SBUF beside a piece, which leaves {fitting} bytes; raise sbuf_bytes of PlanLimits",
@@ -196,12 +200,12 @@ def plan_short(
 
 
 def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType, ...]) -> list[Band]:
-    """All columns, with at most ``most`` of them on a partition."""
+    """Return the bands of all columns, with at most ``most`` columns per partition."""
     lanes = nl.tile_size.pmax * cores
     if inner <= most and outer >= nl.tile_size.pmax:
-        each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
-        whole = outer // each * each
-        bands = [Band(0, whole, each, 0, 1, inner), Band(whole, outer - whole, 1, 0, 1, inner)]
+        outer_each = max(1, min(most // inner, outer // (lanes * _LEAST_WINDOWS)))
+        whole = outer // outer_each * outer_each
+        bands = [Band(0, whole, outer_each, 0, 1, inner), Band(whole, outer - whole, 1, 0, 1, inner)]
         return [band for band in bands if band.units]
     least = div_ceil(inner, most)
     of_result = dtype_bytes(dtypes[-1])
@@ -224,12 +228,12 @@ def _bands(outer: int, inner: int, most: int, cores: int, dtypes: tuple[nl.DType
 
 
 def _slowness(run: int) -> float:
-    """How much longer transfers in such runs take."""
+    """Return the factor by which transfers in runs of ``run`` bytes take longer."""
     return max(1.0, _FULL_RUN / run) * (2.0 if run <= _SMALL_STORE else 1.0)
 
 
 def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
-    """First and end of the windows of a core, which are of about one size."""
+    """Yield the first unit and the end of each window of a core; the windows have about the same size."""
     windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
     of_core = windows // cores
     for number in range(core * of_core, (core + 1) * of_core):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loop over pieces of short columns: a piece goes one stage further in each step.
+"""The loop over pieces of short columns: a piece advances by one stage in each step.
 
-Engines run what they are given in order, so what a stage waits for was issued a step before, if another engine does it.
+Engines run their instructions in order. So if a stage waits for another engine, that engine's work was issued a step
+before.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
-# What a stage does with a piece, and in which step after the one in which the piece comes.
+# The step of a stage, counted from the step in which the piece starts, and its function.
 Stage = tuple[int, Callable[[Piece], None]]
 
 
 @dataclass
 class WindowTiles:
-    """Windows of a tensor, in tiles that they take in turn.
+    """The windows of a tensor, and the tiles that they use round-robin.
 
     Attributes:
-        tensor_hbm: [O, C, I].
-        tiles_sbuf: [128, elements].
-        windows: of the core.
+        tensor_hbm: the tensor, [O, C, I].
+        tiles_sbuf: the tiles, [128, elements].
+        windows: the windows of the core.
     """
 
     tensor_hbm: nl.NkiTensor
@@ -40,28 +41,28 @@ class WindowTiles:
 
     @classmethod
     def make(cls, tensor_hbm: nl.NkiTensor, plan: ShortPlan) -> WindowTiles:
-        """With tiles of its own."""
+        """Allocate tiles for the windows of a tensor."""
         ring = Ring.make(plan.buffers, plan.window, tensor_hbm.dtype)
         return cls(tensor_hbm, ring.tiles, plan.windows)
 
     def of(self, number: int) -> nl.NkiTensor:
-        """A window, [partitions, each, C, width]."""
+        """Return a window, [partitions, outer_each, C, width]."""
         shape = self.windows[number].shape(self.tensor_hbm.shape[1])
         tile_sbuf = self.tiles_sbuf[number % len(self.tiles_sbuf)]
         return tile_sbuf[0 : shape[0], 0 : prod(shape[1:])].reshape(shape)
 
     def piece(self, piece: Piece) -> nl.NkiTensor:
-        """A piece, [partitions, each, C, width]."""
+        """Return a piece, [partitions, outer_each, C, width]."""
         return piece.of(self.of(piece.window))
 
     def load(self, number: int) -> None:
-        """Issue the transfers of a window."""
+        """Issue the transfers that load a window."""
         window_sbuf = self.of(number)
         for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
             nisa.dma_copy(dst=window_sbuf[first : first + part_hbm.shape[0]], src=part_hbm)
 
     def store(self, number: int) -> None:
-        """The other way."""
+        """Issue the transfers that store a window."""
         window_sbuf = self.of(number)
         for first, part_hbm in self.windows[number].runs(self.tensor_hbm):
             nisa.dma_copy(dst=part_hbm, src=window_sbuf[first : first + part_hbm.shape[0]])
@@ -69,14 +70,15 @@ class WindowTiles:
 
 @dataclass
 class ShortLoop:
-    """All steps of a core.
+    """The loop that issues all steps of a core.
 
     Attributes:
-        plan: of the launch.
-        inputs: what is loaded.
-        result: what is stored; its tiles may be those of the first input.
-        stages: in the order in which a step issues them; the last step of a piece makes its result.
-        loaded, stored: windows so far.
+        plan: the plan of the launch.
+        inputs: the tiles of the tensors that are loaded.
+        result: the tiles that are stored, which may be those of the first input.
+        stages: the stages in the order in which a step issues them; the last stage of a piece computes its result.
+        loaded, stored: the number of windows that were loaded and stored.
+        under_way: the piece at each stage of progress, or None; the newest one first.
     """
 
     plan: ShortPlan
@@ -88,7 +90,7 @@ class ShortLoop:
     under_way: list[Piece | None] = field(default_factory=list)
 
     def run(self) -> None:
-        """Issue everything."""
+        """Issue all loads, stages and stores."""
         waiting = [piece for window in self.plan.windows for piece in window.pieces(self.plan.columns)]
         depth = 1 + max(step for step, _ in self.stages)
         self.under_way = [None] * depth
@@ -106,7 +108,7 @@ class ShortLoop:
                 self.stored += 1
 
     def _load(self) -> None:
-        """Whatever has a place."""
+        """Load every window that has a free buffer slot."""
         while self.loaded < min(len(self.plan.windows), self.stored + self.plan.buffers):
             for tiles in self.inputs:
                 tiles.load(self.loaded)
@@ -114,29 +116,31 @@ class ShortLoop:
 
 
 def result_tiles(result_hbm: nl.NkiTensor, plan: ShortPlan, overwritten: WindowTiles) -> WindowTiles:
-    """In the tiles of an input of the same type, or in their own."""
+    """Return the tiles of the result: those of an input of the same type, or tiles of its own."""
     if result_hbm.dtype == overwritten.tensor_hbm.dtype:
         return WindowTiles(result_hbm, overwritten.tiles_sbuf, plan.windows)
     return WindowTiles.make(result_hbm, plan)
 
 
 def of_columns(values_sbuf: nl.NkiTensor, length: int) -> nl.NkiTensor:
-    """A number a column, [partitions, each, 1, width], for each of its elements."""
+    """Broadcast one value per column, [partitions, outer_each, 1, width], to each element of the column."""
     return values_sbuf.broadcast(2, length)
 
 
 def on_vector(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """``data1 <op> data2``: Vector takes twice as long for ``tensor_tensor`` of float32."""
+    """Compute ``data1 <op> data2`` with ``scalar_tensor_tensor``: ``tensor_tensor`` of float32 takes Vector twice as
+    long.
+    """
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data1_sbuf, op0=nl.multiply, operand0=1.0, op1=op, operand1=data2_sbuf)
 
 
 def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, data2_sbuf: nl.NkiTensor) -> None:
-    """``data1 <op> data2``."""
+    """Compute ``data1 <op> data2`` on GpSimd."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=data1_sbuf, data2=data2_sbuf, op=op, engine=nisa.engine.gpsimd)
 
 
 def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
-    """Half of the elements of columns onto the other half: [partitions, each, C, width] into C // 2.
+    """Combine half of the elements of columns with the other half: [partitions, outer_each, C, width] into C // 2.
 
     ``dst_sbuf`` may be the first half of ``data_sbuf``.
     """
@@ -148,9 +152,9 @@ def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: C
 
 
 def folded(half_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
-    """What is left when all elements of columns are folded, in their place: [partitions, each, 1, width].
+    """Fold columns in place until one value per column is left, and return these: [partitions, outer_each, 1, width].
 
-    Its order depends on C alone, and rounding errors grow with log C.
+    The order of the operations depends on C only, and rounding errors grow with log C.
     """
     while half_sbuf.shape[2] > 1:
         first_sbuf = half_sbuf[:, :, 0 : half_sbuf.shape[2] // 2]

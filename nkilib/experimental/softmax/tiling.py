@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch is cut up: what the kernels' arguments say, for the loops of both axes."""
+"""The tiling of a launch, from the kernel's arguments, for the loops of both axes."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ __all__ = ["SoftmaxTiling"]
 
 
 class SoftmaxTiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        chunk_size: elements of a partition that an instruction takes at most; None is what is modelled to be fastest.
+        chunk_size: the maximum number of elements per partition that an instruction processes; None means the number
+            that is modelled to be fastest.
     """
 
     chunk_size: int | None = None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels accept. Everything else is refused here, before the first instruction."""
+"""The checks of the kernels' arguments, before the first instruction."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ CHUNK_SIZE_MAX = 65535
 
 
 def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int) -> int:
-    """The axis, counted from the front.
+    """Return the axis, counted from the front.
 
     Raises:
-        AssertionError: the rank or the axis is out of range; with function, requirement, value and remedy.
+        AssertionError: if the rank or the axis is out of range; with function, requirement, value and remedy.
     """
     rank = len(tensor_hbm.shape)
     require(
@@ -36,10 +36,10 @@ def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int
 
 
 def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
-    """One of the three types of elements that the kernels read and write; they compute in float32.
+    """Check that a type is one of the three that the kernels read and write; they compute in float32.
 
     Raises:
-        AssertionError: another type; with function, requirement, value and remedy.
+        AssertionError: for another type; with function, requirement, value and remedy.
     """
     require(
         dtype in (nl.bfloat16, nl.float16, nl.float32),
@@ -49,10 +49,10 @@ def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_chunk_size(function: str, chunk_size: int | None) -> None:
-    """A size that an instruction takes, or None.
+    """Check that ``chunk_size`` is a size that an instruction can process, or None.
 
     Raises:
-        AssertionError: with function, requirement and value.
+        AssertionError: if it is not; with function, requirement and value.
     """
     require(
         chunk_size is None
@@ -63,10 +63,10 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
 
 
 def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTensor) -> None:
-    """Refuse a gradient and an output that are not of one forward.
+    """Check that a gradient and an output have the same shape and accepted types.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; with function, requirement, value and remedy.
     """
     require(
         tuple(grad_hbm.shape) == tuple(output_hbm.shape),
@@ -78,10 +78,10 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
 
 
 def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype: nl.DType) -> None:
-    """Refuse to write a result over a gradient of another type.
+    """Check that a result is not written over a gradient of another type.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it would be; with function, requirement, value and remedy.
     """
     require_flag(function, "inplace", inplace)
     require(

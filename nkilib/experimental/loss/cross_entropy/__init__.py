@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cross-entropy kernels, to be launched on their own; :mod:`nkilib.experimental.loss.inline` has the functions.
+"""The cross-entropy kernels for direct launches; :mod:`nkilib.experimental.loss.inline` has their functions.
 
 loss, lse = cross_entropy_forward[2](logits, targets, ...)
 grad = cross_entropy_backward[2](logits, targets, lse, ...)

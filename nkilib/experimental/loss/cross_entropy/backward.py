@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: one exponential an element, and the gradient at the targets beside."""
+"""The backward on one core: one exponential per element; the gradient at the targets is computed separately."""
 
 from __future__ import annotations
 
@@ -27,7 +27,11 @@ from nkilib.nki import nisa, nl
 
 
 def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
-    """The gradient, [N, V], of which this core writes its positions: over the logits, or a new tensor of ``dtype``."""
+    """Compute the gradient, [N, V], of this core's positions and write it over the logits or into a new tensor.
+
+    Returns:
+        The logits if ``inplace``, else a new tensor of the launch's ``dtype``.
+    """
     grad_logits_hbm = launch.logits_hbm
     if not inplace:
         shape = launch.logits_hbm.shape
@@ -40,12 +44,12 @@ def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inpla
 
 @dataclass(frozen=True)
 class _GatheredTarget:
-    """The logits of a batch's targets, before a store may overwrite them.
+    """The logits at the targets of a batch, gathered before a store may overwrite them.
 
     Attributes:
-        coefficients: of the batch.
-        logit_sbuf: [rows, 1].
-        gather: that fetches them.
+        coefficients: the coefficients of the batch.
+        logit_sbuf: the gathered logits, [rows, 1].
+        gather: the DMA instruction that fetches them.
     """
 
     coefficients: UniformCoefficients | TargetCoefficients
@@ -55,13 +59,13 @@ class _GatheredTarget:
 
 @dataclass
 class _BatchState:
-    """A batch whose chunks come, and then its targets' gradient.
+    """A batch while its chunks are processed, until the gradient at its targets is scattered.
 
     Attributes:
-        batch: its positions.
-        coefficients: made before its first chunk.
-        stores: of its chunks.
-        target: gathered beside its first chunk; None for class probabilities.
+        batch: the positions of the batch.
+        coefficients: the coefficients of the batch, computed before its first chunk.
+        stores: the stores of its chunks.
+        target: the target logits, gathered during its first chunk; None for class probabilities.
     """
 
     batch: Batch
@@ -72,15 +76,15 @@ class _BatchState:
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all chunks have in common.
+    """The state that all chunks of the backward share.
 
     Attributes:
-        launch, options: of the kernel.
-        logits: the chunks.
-        factors: of the classes.
-        exponentials, squares: scratch, for what its name says.
-        pieces: of exponentials, for the gradient of the entropy; None without it.
-        preparation: of the coefficients.
+        launch, options: the arguments and the options of the kernel.
+        logits: the stream of chunks of logits.
+        factors: the class factors.
+        exponentials, squares: scratch tiles for exponentials and for squared tangents.
+        pieces: PSUM buffers for pieces of exponentials, for the gradient of the entropy; None without it.
+        preparation: the object that computes the coefficients of a batch.
     """
 
     launch: Launch
@@ -98,14 +102,14 @@ class _Backward:
         of_exponentials, squares = sbuf.ring(not options.is_plain), sbuf.ring(options.softcap is not None)
         rings = FactorRings.make(sbuf, options)
         logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers())
-        factors = ClassFactors.make(launch, options, logits, rings, _what_is_summed(options, upstream))
+        factors = ClassFactors.make(launch, options, logits, rings, _needed_sums(options, upstream))
         has_entropy = isinstance(upstream, PositionUpstream) and upstream.grad_entropy_hbm is not None
         pieces = PsumRing.make(sbuf.rows, sbuf.chunk_size) if has_entropy else None
         preparation = make_preparation(launch, options, upstream, factors)
         return cls(launch, options, logits, factors, of_exponentials, squares, pieces, preparation)
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Go through all chunks. A batch is prepared beside the first chunk of the one before."""
+        """Process all chunks. Each batch is prepared during the first chunk of the previous batch."""
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
         early = chunks - 1 if self.factors.sums is Sums.POSITIONS else 0
@@ -133,7 +137,7 @@ class _Backward:
             self._scatter(previous, grad_logits_hbm)
 
     def _take_gradient(self, coefficients: Coefficients, chunk: Chunk[Batch], chunk_sbuf: nl.NkiTensor) -> None:
-        """The gradient of a chunk of logits, where they stand: in float32, rounded once, when it is written there."""
+        """Replace a chunk of logits by its gradient, computed in float32 and rounded once, when written."""
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
             return
@@ -170,7 +174,7 @@ class _Backward:
         return _GatheredTarget(coefficients, logit_sbuf, nisa.dma_copy(dst=logit_sbuf, src=elements_hbm))
 
     def _scatter(self, state: _BatchState, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Put the gradient at the targets of a batch over what the batch's stores have put there."""
+        """Scatter the gradient at the targets of a batch over the values that the batch's stores have written."""
         if state.target is None:
             return
         coefficients = state.target.coefficients
@@ -181,7 +185,7 @@ class _Backward:
             scatter.depends_on(store, kind=nisa.dependency.runtime)
 
 
-def _what_is_summed(options: Options, upstream: Upstream) -> Sums:
+def _needed_sums(options: Options, upstream: Upstream) -> Sums:
     if isinstance(upstream, UniformUpstream):
         return Sums.NOTHING
     if options.has_probabilities:

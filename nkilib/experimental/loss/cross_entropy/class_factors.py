@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels load beside the logits, chunk by chunk: class weights and class probabilities."""
+"""Class weights and class probabilities, which the kernels load chunk by chunk in step with the logits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 
 class Sums(Enum):
-    """What the factors are summed over, in a pass of its own before the one that uses them."""
+    """The range over which factors are summed, in a separate pass before the pass that uses them."""
 
     NOTHING = 0
     CLASSES = 1  # once, for all positions
@@ -26,14 +26,14 @@ class Sums(Enum):
 
 @dataclass(frozen=True)
 class FactorRings:
-    """The buffers of the streams."""
+    """The ring buffers of the streams of class probabilities and class weights."""
 
     probabilities: TileRing
     weights: TileRing
 
     @classmethod
     def make(cls, sbuf: DividedSbuf, options: Options) -> FactorRings:
-        """Those of them that the options need."""
+        """Allocate the ring buffers that the options need."""
         return cls(sbuf.ring(options.has_probabilities), sbuf.ring(options.needs_class_weights))
 
 
@@ -42,11 +42,11 @@ class ClassFactors:
     """Streams of class probabilities and class weights, in chunks of the logits' size.
 
     Attributes:
-        options: of the kernel.
-        batches: of the core.
-        sums: what is summed beforehand.
-        num_chunks: of a row.
-        streams: of class probabilities, of class weights: those of them that are needed.
+        options: the options of the kernel.
+        batches: the batches of the core.
+        sums: the sums that are computed beforehand.
+        num_chunks: the number of chunks per row.
+        streams: the streams of class probabilities and of class weights, in this order; only the ones needed.
     """
 
     options: Options
@@ -59,7 +59,7 @@ class ClassFactors:
     def make(
         cls, launch: Launch, options: Options, logits: Stream[Batch], rings: FactorRings, sums: Sums = Sums.NOTHING
     ) -> ClassFactors:
-        """The streams beside the logits; they visit a batch for each pass over it."""
+        """Create the streams that accompany the logits; they visit a batch once for each pass over it."""
         visits = list(logits.batches)
         if sums is Sums.CLASSES:
             visits.insert(0, visits[0])
@@ -75,7 +75,7 @@ class ClassFactors:
         return cls(options, logits.batches, sums, logits.num_chunks, streams)
 
     def loaded(self, load: int) -> nl.NkiTensor | None:
-        """The factors beside chunk number ``load`` of the logits, see :meth:`_loaded`; None where all are 1."""
+        """Load the factors for chunk number ``load`` of the logits, see :meth:`_loaded`; None if all factors are 1."""
         if not self.streams:
             return None
         visit, chunk = divmod(load, self.num_chunks)
@@ -86,18 +86,18 @@ class ClassFactors:
         return self._loaded(visit * self.num_chunks + chunk)
 
     def sums_of_classes(self) -> nl.NkiTensor | None:
-        """The sum of all class weights, float32 [rows, 1]; None where none is asked for."""
+        """Return the sum of all class weights, float32 [rows, 1]; None if it is not requested."""
         return self._row_sums(0, self.batches[0].rows) if self.sums is Sums.CLASSES else None
 
     def sums_of_positions(self, number: int) -> nl.NkiTensor:
-        """The sums of the factors of the positions of a batch, float32 [rows, 1]."""
+        """Return the sum of the factors of each position of a batch, float32 [rows, 1]."""
         return self._row_sums(2 * number, self.batches[number].rows)
 
     def _loaded(self, load: int) -> nl.NkiTensor:
-        """The factors w_k y'_k of a chunk's classes, with y' = (1 - e) y + e / V; the class weights alone without y.
+        """Load the factors w_k y'_k of a chunk's classes, y' = (1 - e) y + e / V; only the class weights without y.
 
         Returns:
-            float32 tile [rows, columns] that may be overwritten.
+            A float32 tile [rows, columns] that may be overwritten.
         """
         factors_sbuf, *others_sbuf = [stream.loaded(load) for stream in self.streams]
         if self.options.has_probabilities and self.options.spread != 0.0:
@@ -114,7 +114,7 @@ class ClassFactors:
         return factors_sbuf
 
     def _row_sums(self, visit: int, rows: int) -> nl.NkiTensor:
-        """The sum over all classes of the factors of a visited batch, float32 [rows, 1]."""
+        """Return the sum over all classes of the factors of each position of a visited batch, float32 [rows, 1]."""
         total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         for chunk in range(self.num_chunks):

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the gradient of a batch is made of, and the gradient at its targets.
+"""The coefficients of the gradient of a batch, and the gradient at its targets.
 
 With g the gradient of the loss, l that of the log-sum-exp and q that of the target's log-probability,
 
     D = g * ((e / V) * W + 2 s lse) + l        A = D + g * (1 - e) * w[t] - q
 
 and the gradient is A * softmax - g * (e / V) * w, less A - D at the target: (A - D) * (p - 1) + D * p, where the large
-terms of a confident target have cancelled, and D does not hide a small p. Where targets are probabilities, W is the sum
-of the factors of each position and stands in D without e / V, and A = D.
+terms of a confident target have cancelled, and D does not hide a small p. If targets are probabilities, W is the sum of
+the factors of each position and enters D without the factor e / V, and A = D.
 
 The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is the gradient
-of z; a temperature divides it, and so g, l, q and h, before they come here.
+of z. A temperature divides it: g, l, q and h have been divided by the temperature before they are used here.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class UniformCoefficients:
-    """Of positions that all count alike: exp(z + bias) is scale * softmax, so that one activation makes the gradient.
+    """Coefficients of positions with equal weight: exp(z + bias) is scale * softmax, the gradient in one activation.
 
     Attributes:
         bias_sbuf: log(scale) - lse, float32 [rows, 1].
-        index_sbuf: of the target elements, int32 [rows, 1].
-        scale: of the gradient.
+        index_sbuf: the indices of the target elements, int32 [rows, 1].
+        scale: the factor of the gradient.
     """
 
     bias_sbuf: nl.NkiTensor
@@ -42,7 +42,7 @@ class UniformCoefficients:
     scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """scale * (p - 1), rounded to ``dtype`` after the subtraction, where p near 1 would lose all digits."""
+        """Return scale * (p - 1), rounded to ``dtype`` after the subtraction; a p near 1 would lose all digits."""
         scaled_p_sbuf = float32_like(logit_sbuf)
         nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)
         gradient_sbuf = nl.ndarray(logit_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
@@ -52,16 +52,16 @@ class UniformCoefficients:
 
 @dataclass(frozen=True)
 class EntropyCoefficients:
-    """What the gradient h of the entropy H adds to A, so that A * softmax is the gradient of both.
+    """The terms that the gradient h of the entropy H adds to A, so that A * softmax includes both gradients.
 
-    It is -h (log p + H) = slope * (x - center) + offset, where x times the scale is z. The center is the maximum, or
-    lse where that is all there is, so that large logits cancel first. Float32 tiles [rows, 1].
+    The added term is -h (log p + H) = slope * (x - center) + offset, where z is x times the scale. The center is the
+    maximum, or lse if the maximum is not available, so that large logits cancel first. All tiles are float32 [rows, 1].
 
     Attributes:
         neg_center_sbuf: minus the center.
         slope_sbuf: -h * scale.
         offset_sbuf: h * (lse - scale * center - H).
-        scale: of z.
+        scale: the factor by which x is multiplied to give z.
     """
 
     neg_center_sbuf: nl.NkiTensor
@@ -73,7 +73,7 @@ class EntropyCoefficients:
     def make(
         cls, softmax: SoftmaxTerms, entropy_sbuf: nl.NkiTensor, grad_sbuf: nl.NkiTensor, scale: float
     ) -> EntropyCoefficients:
-        """From H and h."""
+        """Compute the coefficients from H, ``entropy_sbuf``, and h, ``grad_sbuf``."""
         offset_sbuf = scaled(entropy_sbuf, -1.0)
         if softmax.log_sum_sbuf is not None:
             offset_sbuf = difference(softmax.log_sum_sbuf, entropy_sbuf)
@@ -81,7 +81,7 @@ class EntropyCoefficients:
         return cls(neg_center_sbuf, scaled(grad_sbuf, -scale), product(offset_sbuf, grad_sbuf), scale)
 
     def slopes(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """factor * (x - center), float32; no x may be -inf."""
+        """Compute factor * (x - center) in float32; no x may be -inf."""
         nisa.tensor_scalar(
             dst=dst_sbuf,
             data=scores_sbuf,
@@ -94,14 +94,14 @@ class EntropyCoefficients:
 
 @dataclass(frozen=True)
 class ChunkCoefficients:
-    """What all classes of a position take: float32 tiles [rows, 1], None for 0.
+    """The coefficients that apply to all classes of a position: float32 tiles [rows, 1], None for 0.
 
     Attributes:
-        softmax: its terms.
+        softmax: the terms of the softmax.
         all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
         rest_sbuf: D.
-        spread_sbuf: what class factors are multiplied with.
-        entropy: what is added to A for each class; None without a gradient of the entropy.
+        spread_sbuf: the multiplier of the class factors.
+        entropy: the terms that are added to A for each class; None without a gradient of the entropy.
     """
 
     softmax: SoftmaxTerms
@@ -112,11 +112,11 @@ class ChunkCoefficients:
 
     @property
     def bias_sbuf(self) -> nl.NkiTensor:
-        """Of the exponentials."""
+        """The bias of the exponentials."""
         return self.softmax.bias_sbuf
 
     def apply(self, dst_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None) -> None:
-        """A * softmax - spread * factors, which are 1 if there are none; the exponentials may be overwritten."""
+        """Compute A * softmax - spread * factors; factors of None mean 1. The exponentials may be overwritten."""
         if self.spread_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=exponentials_sbuf, op0=nl.multiply, operand0=self.all_sbuf)
         elif factors_sbuf is None:
@@ -141,15 +141,16 @@ class ChunkCoefficients:
         pieces: list[Piece],
         factors_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """What :meth:`apply` gives, and the gradient of the entropy.
+        """Compute the result of :meth:`apply` plus the gradient of the entropy.
 
         Args:
-            entropy: of these coefficients.
-            dst_sbuf: [rows, columns], may be the scores.
-            scores_sbuf: times the scale they are z; none is -inf but of float16, which are overwritten.
-            products_sbuf: float32 [rows, columns], overwritten.
-            pieces: of the chunk.
-            factors_sbuf: [rows, columns], or None for 1.
+            entropy: the entropy coefficients of this object.
+            dst_sbuf: the result, [rows, columns]; may be the tile of the scores.
+            scores_sbuf: the scores; times the scale they are z. They must not be -inf, except for float16, where the
+                scores are overwritten.
+            products_sbuf: float32 scratch [rows, columns], overwritten.
+            pieces: the pieces of the chunk in PSUM.
+            factors_sbuf: the class factors, [rows, columns], or None for 1.
         """
         slope_sbuf, may_be_infinite = self.softmax.normalized(entropy.slope_sbuf), scores_sbuf.dtype == nl.float16
         if not may_be_infinite:
@@ -178,7 +179,7 @@ class ChunkCoefficients:
     def _less_spread(
         self, dst_sbuf: nl.NkiTensor, products_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None
     ) -> None:
-        """The products less spread * factors."""
+        """Subtract spread * factors from the products."""
         if factors_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=products_sbuf, op0=nl.subtract, operand0=self.spread_sbuf)
             return
@@ -195,29 +196,29 @@ class ChunkCoefficients:
 
 @dataclass(frozen=True)
 class TargetCoefficients(ChunkCoefficients):
-    """What the target of a position takes beside: tiles [rows, 1].
+    """The additional coefficients for the target of a position: tiles [rows, 1].
 
     Attributes:
-        index_sbuf: int32, of the target elements.
+        index_sbuf: the indices of the target elements, int32.
         own_sbuf: A - D.
-        held_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is not here.
-        weights_sbuf: of the columns that the indices stand for; None without class weights.
-        softcap: of the logits.
-        scale: of z.
+        local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
+        weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
+        softcap: the cap of the logits, or None.
+        scale: the factor by which scores are multiplied to give z.
     """
 
     index_sbuf: nl.NkiTensor
     own_sbuf: nl.NkiTensor
-    held_sbuf: nl.NkiTensor
+    local_sbuf: nl.NkiTensor
     weights_sbuf: nl.NkiTensor | None
     softcap: float | None
     scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """The gradient at the target, computed in float32 and rounded to ``dtype`` once.
+        """Return the gradient at the target, computed in float32 and rounded to ``dtype`` once.
 
-        (A - D) * (p - held) + D * p - spread * w, where held is 0 for a target that is ignored or not here: then it is
-        what the chunk has put there. The gradient of the entropy is added to D.
+        It is (A - D) * (p - held) + D * p - spread * w. For a target that is ignored or in another shard, held is 0 and
+        the value equals the one that the chunk has stored there. The gradient of the entropy is added to D.
         """
         exponential_sbuf, score_sbuf = float32_like(logit_sbuf), logit_sbuf
         if self.softcap is not None:
@@ -234,7 +235,7 @@ class TargetCoefficients(ChunkCoefficients):
             dst=sum_sbuf,
             data=p_sbuf,
             op0=nl.subtract,
-            operand0=self.held_sbuf,
+            operand0=self.local_sbuf,
             op1=nl.multiply,
             operand1=self.own_sbuf,
         )
@@ -262,7 +263,7 @@ class TargetCoefficients(ChunkCoefficients):
         return gradient_sbuf
 
     def _rest_at_target(self, score_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-        """D, and what the entropy adds."""
+        """Return D plus the term of the entropy."""
         if self.entropy is None:
             return self.rest_sbuf
         rest_sbuf = float32_like(score_sbuf)

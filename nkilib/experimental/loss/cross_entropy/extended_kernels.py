@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy with the options of training recipes. What is off costs nothing but a mask for ignored positions."""
+"""Cross-entropy with the options of training recipes. Disabled options cost only the mask of ignored positions."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def extended_cross_entropy_forward(
 
         sum_k w[k] * y'[k] * (lse - z[k]) + s * lse^2
 
-    Without s this is ``F.cross_entropy(z, targets, weight, reduction="none", ...)`` of PyTorch. Launch as the plain
-    kernel.
+    Without s this is ``F.cross_entropy(z, targets, weight, reduction="none", ...)`` of PyTorch. Launch it like the
+    plain kernel.
 
     Dimensions:
         N: positions, that is tokens (N > 0).
@@ -61,33 +61,35 @@ def extended_cross_entropy_forward(
         targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``; another value is an out-of-range access of
             the DMA engine. Or class probabilities, [N, V], bfloat16, float16 or float32.
         class_weight_hbm: [V], float32, in HBM.
-        positions_per_batch: positions that are worked on at a time, 1 to 128.
-        chunk_size: classes that are worked on at a time, 1 to min(V, 65535); a chunk and the tiles that the options
-            need beside it fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits whatever the options are.
-        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles, to which the logits are rounded.
-        ignore_index: target of positions that do not count, an integer of 32 bits.
+        positions_per_batch: positions processed at a time, 1 to 128.
+        chunk_size: classes processed at a time, 1 to min(V, 65535); a chunk and the tiles that the options need
+            in addition must fit a partition of SBUF. ``choose_tiling(..., extended=True)`` fits with any options.
+        dtype: type of the tiles, to which the logits are rounded: bfloat16, float32, or float16 if the logits are
+            float16.
+        ignore_index: target of ignored positions, an integer of 32 bits.
         label_smoothing: e, in [0, 1]; arXiv 1512.00567.
-        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.
+        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is -inf.
         lse_square_scale: s, from 0 to 1e30; arXiv 2204.02311.
-        with_argmax: also return the first class of the largest logit; V there at most 2^24.
+        with_argmax: also return the first class with the largest logit; requires V of at most 2^24.
         with_entropy: also return the entropy of the softmax.
-        first_class: class of the first column, where the logits are a shard of the vocabulary. Targets and argmax count
-            over all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
-        num_classes: of all shards; None: V.
+        first_class: class of the first column, if the logits are a shard of the vocabulary. Targets and argmax count
+            over all classes. The loss of a shard is not defined: it requires lse, target_logit and distance_sum of
+            all shards.
+        num_classes: number of classes of all shards; None means V.
         with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m; for probabilities
             ``sum_k w[k] y'[k] (m - z[k])``.
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
             instead of lse lose nothing to the rounding of large logits. Without the exact maximum m is the shift, at
-            least the target's logit, and the sum at most 2^23.
-        exact_maximum: as in the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
-            need the maximum: with them None means True, and False is refused.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
+            least the target's logit, and the sum is at most 2^23.
+        exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
+            need the maximum: with them None means True, and False raises AssertionError.
+        temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.
 
     Returns:
-        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` of
-        probabilities, 0 where the position is ignored or the class in another shard; position_weight, ``w[t]`` or 0
-        likewise, or ``sum_k w[k] y'[k]``. Then what was asked for: argmax (int32; num_classes in a row with a NaN),
-        entropy, distance_sum, maximum and log_sum.
+        Tuple of [N] float32 in HBM: loss; lse; target_logit, that is ``z[t]``, or ``sum_k w[k] y'[k] z[k]`` for
+        probabilities, 0 where the position is ignored or the class in another shard; position_weight, that is
+        ``w[t]``, 0 in the same cases, or ``sum_k w[k] y'[k]``. Then the requested ones of: argmax (int32;
+        num_classes in a row with a NaN), entropy, distance_sum, maximum and log_sum.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -130,11 +132,11 @@ def extended_cross_entropy_backward(
     entropy_hbm: HbmTensor | None = None,
     grad_entropy_hbm: HbmTensor | None = None,
 ) -> nl.NkiTensor:
-    """Gradient with respect to the logits of what the forward returns.
+    """Gradient of the forward's results with respect to the logits.
 
-    Of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the entropy, each times the gradient that
-    comes to it. The row of an ignored position is that of lse and entropy, 0 without them. In PyTorch, with the
-    forward's results::
+    It is the sum of the gradients of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the
+    entropy, each times its upstream gradient. The row of an ignored position has only the gradients of lse and entropy,
+    and is 0 without them. In PyTorch, with the forward's results::
 
         torch.autograd.grad((loss, lse, logprob, entropy), logits, (grad_loss, grad_lse, grad_logprob, grad_entropy))
 
@@ -144,23 +146,23 @@ def extended_cross_entropy_backward(
 
     Args:
         logits_hbm, targets_hbm, class_weight_hbm, positions_per_batch, chunk_size, dtype, ignore_index,
-            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: as in the forward. The tiling
-            need not be the same.
-        lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
-        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at.
+            label_smoothing, logit_softcap, lse_square_scale, first_class, num_classes: see the forward. The tiling
+            may differ from the forward's.
+        lse_hbm: [N], float32, in HBM: lse from the forward; for a shard, lse over all shards.
+        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; the value of an ignored position is not read.
         grad_lse_hbm: [N], float32, in HBM: gradient of each lse.
         grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability; not with class probabilities.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
-        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know; of
-            probabilities ``sum_k w[k] y'[k]``, the forward's position_weight, which otherwise takes another pass over
-            them.
-        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot. Not looked at
-            for probabilities.
-        maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
-            shards. With them the softmax loses nothing to the rounding of a large lse.
-        temperature: as in the forward.
-        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, of a shard
-            the one over all shards, and the gradient of each; both or neither.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know. For
+            probabilities: ``sum_k w[k] y'[k]``, the forward's position_weight; without it the kernel makes another
+            pass over them.
+        weight_sum: the sum of all class weights, a number; without it the kernel sums them, which a shard cannot do.
+            Not used for probabilities.
+        maximum_hbm, log_sum_hbm: [N], float32, in HBM: results of the forward's ``with_log_sum``; for a shard the
+            values over all shards. With them the softmax loses nothing to the rounding of a large lse.
+        temperature: see the forward.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, for a
+            shard the entropy over all shards, and the gradient of each entropy; pass both or neither.
 
     Returns:
         grad_logits_hbm: [N, V], ``dtype``; with ``inplace``, ``logits_hbm`` itself.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: statistics chunk by chunk, results group by group of batches."""
+"""The forward on one core: statistics are computed chunk by chunk, results for a group of batches at a time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from nkilib.nki import nisa, nl
 
 
 def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
-    """The results of the positions of this core."""
+    """Compute and store the results of this core's positions."""
     if options.with_shift:
         shifted_forward_of_core(launch, options, results)
         return
@@ -37,12 +37,12 @@ def forward_of_core(launch: Launch, options: Options, results: Results) -> None:
 
 @dataclass(frozen=True)
 class _OpenChunk:
-    """A chunk whose maximum is taken, and whose exponentials are not.
+    """A chunk whose maximum has been computed, and whose exponentials have not.
 
     Attributes:
-        load: its number among all chunks of the core.
-        place: in the tiles of its group.
-        scores_sbuf: times the scale they are z: the logits, or the tangents of a cap.
+        load: the index of the chunk among all chunks of the core.
+        place: the place of the chunk in the tiles of its group.
+        scores_sbuf: the scores, which times the scale are z: the logits, or the tangents of a cap.
     """
 
     load: int
@@ -52,16 +52,17 @@ class _OpenChunk:
 
 @dataclass(frozen=True)
 class _Forward:
-    """What all chunks have in common.
+    """The state that all chunks of the forward share.
 
     Attributes:
-        launch, options: of the kernel.
-        logits: the chunks.
-        factors: of the classes.
-        scores, products: scratch, for what its name says.
-        exponentials: of pieces, for the entropy; None without it.
-        folds: of chunks, whose maximum Vector has little time for; None where it takes the maximum of whole chunks.
-        finder: of the targets; None for class probabilities.
+        launch, options: the arguments and the options of the kernel.
+        logits: the stream of chunks of logits.
+        factors: the class factors.
+        scores, products: scratch tiles for scores and for products.
+        exponentials: PSUM buffers for pieces of exponentials, for the entropy; None without it.
+        folds: folded chunks, used where Vector has little time for the maximum; None if it takes the maximum of
+            whole chunks.
+        finder: the object that locates the targets; None for class probabilities.
     """
 
     launch: Launch
@@ -91,9 +92,9 @@ class _Forward:
         return cls(launch, options, logits, factors, scores, products, exponentials, folds, finder)
 
     def run(self, results: Results) -> None:
-        """Go through all chunks.
+        """Process all chunks.
 
-        A group is finished beside the first chunks of the next one, so that no engine waits for another one.
+        A group is finished during the first chunks of the next one, so that no engine waits for another one.
         """
         chunks = self.logits.num_chunks
         previous = None
@@ -126,11 +127,11 @@ class _Forward:
         group.statistics.take_logs()
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
-        """Open chunk number ``load``, unless it is open, and the next one of the group where that can be done.
+        """Open chunk number ``load``, unless it is open, and the next one of the group if possible.
 
-        Where Scalar or GpSimd prepares a chunk for Vector, or Vector comes after Scalar, engines would wait for each
-        other: they work on the next chunk meanwhile. That takes a third chunk buffer; with two, the load after the next
-        one would come before this chunk is used.
+        If Scalar or GpSimd prepares a chunk for Vector, or Vector runs after Scalar, engines would wait for each other;
+        they work on the next chunk in the meantime. That requires a third chunk buffer: with two, the load after the
+        next one would be issued before this chunk is used.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -144,7 +145,7 @@ class _Forward:
                 opened.append(self._opened(group, load + 1, batches.start))
 
     def _opened(self, group: Group, load: int, first_batch: int) -> _OpenChunk:
-        """What comes before the exponentials of a chunk: its maximum and, where asked for, moments and argmax."""
+        """Do the work of a chunk that precedes its exponentials: its maximum and, if requested, moments and argmax."""
         statistics, moments, chunk = group.statistics, group.moments, self.logits.chunk(load)
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
@@ -167,7 +168,7 @@ class _Forward:
         return _OpenChunk(load, place, scores_sbuf)
 
     def _take_exponentials(self, group: Group, chunk: _OpenChunk) -> None:
-        """The sum of the exponentials of a chunk and, where asked for, what makes the entropy."""
+        """Compute the sum of the exponentials of a chunk and, if requested, the terms of the entropy."""
         moments = group.moments
         if moments is None or moments.entropy is None or self.exponentials is None:
             group.statistics.take_sum(chunk.scores_sbuf, chunk.scores_sbuf, chunk.place)
@@ -176,7 +177,7 @@ class _Forward:
         moments.entropy.take(group.statistics, chunk.scores_sbuf, pieces, chunk.place)
 
     def _scores(self, load: int, logits_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """What times the scale is z: the logits themselves or, under a cap, their tangents in float32."""
+        """Return the scores, which times the scale are z: the logits or, with a cap, their tangents in float32."""
         softcap = self.options.softcap
         if softcap is None:
             return logits_sbuf

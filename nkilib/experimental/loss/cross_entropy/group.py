@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the forward gathers of a group of batches, whose results are made at once."""
+"""The values that the forward gathers for a group of batches, whose results are computed together."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TargetValues:
-    """What is gathered at the targets of a group: tiles [rows, batches].
+    """The values gathered at the targets of a group: tiles [rows, batches].
 
     Attributes:
         logits_sbuf: the logits, in the type of the chunks.
-        masks: which targets count; None where all do.
-        weights_sbuf: float32 weights of the classes that the targets, moved where they have to be, stand for; None
-            without class weights.
+        masks: the masks of valid targets; None if all targets are valid.
+        weights_sbuf: the class weights of the targets, float32; a target that is ignored or in another shard has
+            the weight of the class to which it was moved. None without class weights.
     """
 
     logits_sbuf: nl.NkiTensor
@@ -35,7 +35,7 @@ class TargetValues:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, options: Options) -> TargetValues:
-        """Not written yet."""
+        """Allocate the tiles; their contents are not initialised."""
         return cls(
             columns.row_tile(dtype),
             None if options.is_plain else TargetMasks.make(columns.rows, columns.batches),
@@ -43,13 +43,14 @@ class TargetValues:
         )
 
     def masks_of_batch(self, batch: int) -> TargetMasks | None:
-        """The masks of one batch of the group."""
+        """Return the masks of one batch of the group."""
         return None if self.masks is None else self.masks.of_batch(batch)
 
     def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
-        """The logits at the targets of one batch of the group, and their class weights.
+        """Gather the logits at the targets of one batch of the group, and their class weights.
 
-        DMA rounds this logit to the type of the tiles just as it rounds the chunks: no other one exceeds the maximum.
+        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed the
+        maximum.
         """
         nisa.dma_copy(
             dst=self.logits_sbuf[:, batch : batch + 1],
@@ -64,13 +65,13 @@ class TargetValues:
 
 @dataclass(frozen=True)
 class Group:
-    """What is gathered of a group of batches; None for what nobody asks for.
+    """The values gathered for a group of batches; None for values that are not requested.
 
     Attributes:
-        batches: of the group.
-        statistics, moments, argmax: chunk by chunk.
-        exact_neg_max_sbuf: where an argmax is asked for, minus the maximum of one chunk of logits, [rows, 1].
-        targets: None for class probabilities.
+        batches: the batches of the group.
+        statistics, moments, argmax: the accumulators, updated chunk by chunk.
+        exact_neg_max_sbuf: minus the maximum of one chunk of logits, [rows, 1], used if an argmax is requested.
+        targets: the values at the targets; None for class probabilities.
     """
 
     batches: StoredRows
@@ -82,7 +83,7 @@ class Group:
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> Group:
-        """For rows of so many chunks of ``dtype``."""
+        """Allocate a group for rows of ``num_chunks`` chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
         is_capped = options.softcap is not None
         statistics = Statistics.make(columns, nl.float32 if is_capped else dtype, options.scale)
@@ -100,24 +101,24 @@ class Group:
 
     @property
     def first_moment(self) -> FirstMoment:
-        """What is summed over the classes of each row.
+        """The sums over the classes of each row.
 
         Raises:
-            ValueError: nothing is.
+            ValueError: if no option requires them.
         """
         if self.moments is None or self.moments.first is None:
             raise ValueError("cross_entropy: no option sums over the classes")
         return self.moments.first
 
     def take_weights(self, chunks: int) -> None:
-        """How the chunks of each row are to be weighted, when ``chunks`` of them have gone through."""
+        """Compute the weights that combine the chunks of each row, after ``chunks`` of them have been processed."""
         distances_sbuf = self.statistics.take_distances(chunks)
         if self.moments is not None:
             self.moments.keep_distances(distances_sbuf, chunks)
         self.statistics.take_weights(chunks)
 
     def combine(self, chunks: int) -> None:
-        """What was gathered of chunks becomes that of rows, once the weights are there."""
+        """Combine the values of the chunks into values of rows, once the weights are available."""
         if self.moments is not None:
             self.moments.combine(self.statistics, chunks)
         if self.argmax is not None:
@@ -125,7 +126,7 @@ class Group:
         self.statistics.combine_sums(chunks)
 
     def restart(self, chunks: int) -> None:
-        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        """Combine the columns, which are full after ``chunks`` chunks, into column 0."""
         self.take_weights(chunks)
         self.combine(chunks)
         self.statistics.restart()
@@ -137,12 +138,12 @@ class Group:
 
 @dataclass(frozen=True)
 class ShiftedGroup:
-    """What is gathered of a group of batches where exponentials are taken under a shift.
+    """The values gathered for a group of batches whose exponentials are taken under a shift.
 
     Attributes:
-        batches: of the group.
-        statistics, entropy: chunk by chunk; None for an entropy that nobody asks for.
-        targets: one of each row is an element of the row, whether it counts or not.
+        batches: the batches of the group.
+        statistics, entropy: the accumulators, updated chunk by chunk; ``entropy`` is None if it is not requested.
+        targets: the values at the targets; each target is an element of its row, whether it is ignored or not.
     """
 
     batches: BatchGroup
@@ -152,7 +153,7 @@ class ShiftedGroup:
 
     @classmethod
     def make(cls, batches: BatchGroup, num_chunks: int, dtype: nl.DType, options: Options) -> ShiftedGroup:
-        """For rows of so many chunks of ``dtype``."""
+        """Allocate a group for rows of ``num_chunks`` chunks of ``dtype``."""
         columns = Columns.of_group(batches, num_chunks)
         return cls(
             batches,
@@ -162,13 +163,13 @@ class ShiftedGroup:
         )
 
     def combine(self, chunks: int) -> None:
-        """What was gathered of chunks becomes that of rows."""
+        """Combine the values of the chunks into values of rows."""
         self.statistics.combine_sums(chunks)
         if self.entropy is not None:
             self.entropy.combine(self.statistics.columns, chunks)
 
     def restart(self, chunks: int) -> None:
-        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        """Combine the columns, which are full after ``chunks`` chunks, into column 0."""
         self.statistics.restart(chunks)
         if self.entropy is not None:
             self.entropy.restart(self.statistics.columns, chunks)

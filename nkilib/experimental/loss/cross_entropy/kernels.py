@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy loss and its gradient for large vocabularies, where every target is a class and counts.
+"""Cross-entropy loss and its gradient for large vocabularies, where every target is a valid class.
 
-Both work on batches of positions, one position a partition, and on chunks of the vocabulary, so that neither needs a
-whole row on chip. The forward reads the logits from HBM once, the backward reads and writes them once.
+Both kernels process batches of positions, one position per partition, and chunks of the vocabulary, so that neither
+needs a whole row on chip. The forward reads the logits from HBM once, the backward reads and writes them once.
 """
 
 from __future__ import annotations
@@ -43,17 +43,18 @@ def cross_entropy_forward(
     Args:
         logits_hbm: [N, V], bfloat16, float16 or float32, in HBM.
         targets_hbm: [N], int32, in HBM; each in [0, V). Another value is an out-of-range access of the DMA engine.
-        positions_per_batch: positions that are worked on at a time, 1 to 128.
-        chunk_size: vocabulary entries that are worked on at a time, 1 to min(V, 65535), such that
+        positions_per_batch: positions processed at a time, 1 to 128.
+        chunk_size: vocabulary entries processed at a time, 1 to min(V, 65535), such that
             ``positions_per_batch * chunk_size * bytes(dtype) <= 24 MiB`` and a chunk fits a partition of SBUF.
-        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles, to which the logits are rounded, and
-            of the loss. All statistics are float32 whatever it is.
-        lse_dtype: bfloat16, float16 or float32: type of the log-sum-exp; None means ``dtype``. Where a result of
-            float16 would be beyond 65504, it is infinite.
-        exact_maximum: True takes the maximum of every row before its exponentials. False takes them under a shift that
-            is known before, the maximum of the row's first chunk and of the target's logit, and computes the few rows
-            anew for which that is not exact enough; it needs at least two chunks a row, and a position for each core.
-            None takes whichever is modelled to be faster: the shift for large launches of 16-bit types.
+        dtype: type of the tiles, to which the logits are rounded, and of the loss: bfloat16, float32, or float16 if
+            the logits are float16. All statistics are float32 for every ``dtype``.
+        lse_dtype: type of the log-sum-exp, bfloat16, float16 or float32; None means ``dtype``. A float16 result
+            beyond 65504 is infinite.
+        exact_maximum: True computes the maximum of every row before its exponentials. False computes the exponentials
+            under a shift that is known in advance, the maximum of the row's first chunk and of the target's logit, and
+            recomputes the few rows for which that is not exact enough; it needs at least two chunks per row, and a
+            position for each core. None selects the form that is modelled to be faster: the shift for large launches
+            of 16-bit types.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -88,25 +89,25 @@ def cross_entropy_backward(
 ) -> nl.NkiTensor:
     """Gradient of the cross-entropy loss with respect to the logits: ``scale * (softmax - onehot)``.
 
-    Equivalent to the gradient of ``F.cross_entropy(logits, targets, reduction=reduction)`` in PyTorch. Launch as the
-    forward.
+    Equivalent to the gradient of ``F.cross_entropy(logits, targets, reduction=reduction)`` in PyTorch. Launch it like
+    the forward.
 
     Dimensions:
         N: positions, that is tokens (N > 0).
         V: vocabulary size (V > 0).
 
     Args:
-        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM: what the forward was given.
-        targets_hbm: [N], int32, in HBM: what the forward was given.
+        logits_hbm: [N, V], bfloat16, float16 or float32, in HBM: the logits passed to the forward.
+        targets_hbm: [N], int32, in HBM: the targets passed to the forward.
         lse_state_hbm: [N], bfloat16, float16 or float32, in HBM: the log-sum-exp from the forward. Its rounding is
             multiplied into the gradient: bfloat16 changes exp(x - LSE) by up to 2^-9 of LSE, 6 percent for an LSE of
-            32. Ask the forward for ``lse_dtype=nl.float32``.
+            32. Pass ``lse_dtype=nl.float32`` to the forward.
         reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
-        positions_per_batch, chunk_size: as in the forward; they need not be the same.
-        dtype: bfloat16, float32, or of float16 logits float16: type of the tiles and of the gradient, which is rounded
-            to it once. Everything of shape [P, 1] is float32. float16 has nothing between 0 and 6e-8: a mean over 4,096
-            positions is 0 where a probability is below 1.2e-4. Scale the loss, as the extended kernel's ``grad_loss``
-            does.
+        positions_per_batch, chunk_size: see the forward; the values may differ from the forward's.
+        dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16 if the
+            logits are float16. Everything of shape [P, 1] is float32. float16 has nothing between 0 and 6e-8: a mean
+            over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the extended kernel's
+            ``grad_loss`` does.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
 
     Returns:
@@ -128,5 +129,5 @@ def cross_entropy_backward(
 
 
 def _plain_options(launch: Launch) -> Options:
-    """Every position counts, and there is nothing to choose."""
+    """Return the options of the plain kernels: every position is valid, and all other options are off."""
     return Options(Classes(0, launch.vocab_size, launch.vocab_size), is_plain=True)

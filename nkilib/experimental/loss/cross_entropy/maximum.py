@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether the forward takes the exact maximum of every row, or does without a pass for it."""
+"""The decision whether the forward computes the exact maximum of every row or omits the pass for it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ from nkilib.core.rows.recomputation import BATCHES_MAX, ROWS_MAX
 from nkilib.experimental.loss.cross_entropy.options import Launch, Options
 from nkilib.nki import nl
 
-# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). What comes with a shift takes as
-# long as is saved over so many columns of batches; in rows of fewer columns, what a batch costs by itself shows.
+# Where a shift pays, fitted to profiles of launches on trn2 (modelled, not measured). The additional work of a shift
+# takes the time that it saves over this many columns of batches; in shorter rows, the fixed cost of a batch shows.
 _COLUMNS_OF_BATCHES = 130_000
 _COLUMNS_OF_ROW = 4_000
-# Beside an entropy, rows that are computed anew are the more expensive the shorter their chunks are: with fewer columns
+# With an entropy, recomputed rows are the more expensive the shorter their chunks are: with fewer columns
 # a launch of nothing but such rows takes more than 2.3 times the time of the form with the exact maximum.
 _CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
-    """The options, of the form that is asked for: with the exact maximum, without it, or whichever is faster.
+    """Return the options with the requested form: with the exact maximum, without it, or the faster of the two.
 
     Raises:
-        AssertionError: ``exact_maximum`` is none of the three, or asks for what the launch or its options exclude.
+        AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or its
+            options exclude.
     """
     function = launch.function
     require(
@@ -43,7 +44,7 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
 
 
 def _obstacle(launch: Launch, options: Options) -> str:
-    """Why a launch cannot do without the exact maximum; empty if it can."""
+    """Return the reason why a launch needs the exact maximum; an empty string if there is none."""
     cores, wanted = nl.num_programs(), options.wanted
     shifted = replace(options, with_shift=True).forward_plan
     for is_there, obstacle in (
@@ -74,9 +75,9 @@ def _pays(launch: Launch, options: Options) -> bool:
 
 
 def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
-    """Whether a core's pass for the maximum would take longer than all that comes with a shift.
+    """Return whether a core's pass for the maximum would take longer than all the additional work of a shift.
 
-    Of 16-bit types: loads of float32 take longer than either pass.
+    This holds for 16-bit types: loads of float32 take longer than either pass.
     """
     columns = vocab_size - chunk_size // 2
     least, least_of_batches = limited_shift_columns(_COLUMNS_OF_ROW), limited_shift_columns(_COLUMNS_OF_BATCHES)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is known of a launch when its kernel is traced: every branch of the kernels is taken by one of these."""
+"""The values of a launch that are known when its kernel is traced; they determine every branch of the kernels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nkilib.core.rows.sbuf import DividedSbuf, SbufPlan
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nl
 
-# What stands beside the chunks of a kernel without options: five tiles of 128 float32 (two groups of batches overlap)
+# The tiles beside the chunks of a kernel without options: five tiles of 128 float32 (two groups of batches overlap)
 # and tiles of at most GROUP_BATCHES_MAX columns, with room for alignment.
 _SMALL_BYTES = 4096
 # The same with every option: ten tiles of statistics instead of three. A chunk of 8192 float32 and all that may be
 # asked for still fits trn2.
 _SMALL_BYTES_OF_OPTIONS = 12288
 
-# The same under a shift: five tiles more for the rows that are computed anew, and two matrices of 128 x 128.
+# The same under a shift: five tiles more for the recomputed rows, and two matrices of 128 x 128.
 _SMALL_BYTES_OF_SHIFT = 8192
 
 # Beyond it, products of options and logits may leave the range of float32.
@@ -41,16 +41,17 @@ class RecipeOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """What a training recipe chooses; the defaults are those of PyTorch.
+    """The options of a training recipe; the defaults are those of PyTorch.
 
     Attributes:
-        ignore_index: target of positions that do not count.
+        ignore_index: target of ignored positions.
         label_smoothing: e, in [0, 1], the share of the target that is spread over all classes; arXiv 1512.00567.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(x / c) of the logits x; None leaves them. arXiv 2408.00118.
+        logit_softcap: c from 1e-30 to 1e30; replaces the logits x by c * tanh(x / c). None leaves them unchanged.
+            arXiv 2408.00118.
         lse_square_scale: s from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
-        exact_maximum: of the forward alone: True takes the maximum of every row before its exponentials, False a shift,
-            None whichever is faster.
+        temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.
+        exact_maximum: the form of the forward: True computes the maximum of every row before its exponentials, False
+            uses a shift, None selects the faster form.
     """
 
     ignore_index: int = -100
@@ -62,10 +63,10 @@ class LossOptions:
 
 
 def check_options(function: str, options: LossOptions) -> None:
-    """Refuse options out of range; an ``ignore_index`` is the caller's to check, who knows the type of the targets.
+    """Check that options are in range, except ``ignore_index``: only the caller knows the type of the targets.
 
     Raises:
-        AssertionError: with function, requirement and value.
+        AssertionError: if an option is out of range; the message has function, requirement and value.
     """
     smoothing, cap, square = options.label_smoothing, options.logit_softcap, options.lse_square_scale
     temperature = options.temperature
@@ -88,27 +89,27 @@ def check_options(function: str, options: LossOptions) -> None:
 
 @dataclass(frozen=True)
 class Classes:
-    """Which classes the columns of the logits are.
+    """The range of classes that the columns of the logits hold.
 
     Attributes:
-        first: class of the first column.
-        held: columns.
-        total: of all shards of the vocabulary.
+        first: the class of the first column.
+        count: the number of columns.
+        total: the number of classes of all shards of the vocabulary.
     """
 
     first: int
-    held: int
+    count: int
     total: int
 
     @property
     def is_shard(self) -> bool:
-        """The logits hold a part of the classes."""
-        return self.total != self.held
+        """Whether the logits hold only a part of the classes."""
+        return self.total != self.count
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results of the forward are asked for beside loss and log-sum-exp; ``target`` is logit and weight."""
+    """The requested results of the forward besides loss and log-sum-exp; ``target``: the target's logit and weight."""
 
     argmax: bool = False
     entropy: bool = False
@@ -124,13 +125,13 @@ class Options:
     """The flags of the kernels.
 
     Attributes:
-        classes: of the columns.
-        is_plain: every target is a class and counts, and there are no options: no masks, no coefficients.
-        is_weighted: there are class weights.
-        has_probabilities: targets are class probabilities.
-        recipe: of the loss.
-        wanted: of the forward.
-        with_shift: the forward takes exponentials under a shift, not under the maximum.
+        classes: the classes of the columns.
+        is_plain: whether every target is a valid class and there are no options: no masks, no coefficients.
+        is_weighted: whether there are class weights.
+        has_probabilities: whether the targets are class probabilities.
+        recipe: the options of the loss.
+        wanted: the requested results of the forward.
+        with_shift: whether the forward computes exponentials under a shift instead of the maximum.
     """
 
     classes: Classes
@@ -143,17 +144,17 @@ class Options:
 
     @property
     def softcap(self) -> float | None:
-        """Of the logits."""
+        """The cap of the logits, or None."""
         return self.recipe.logit_softcap
 
     @property
     def temperature(self) -> float:
-        """What divides the logits, after the cap."""
+        """The divisor of the logits, applied after the cap."""
         return self.recipe.temperature
 
     @property
     def scale(self) -> float:
-        """z is this times the logits, or times the tangents of a cap."""
+        """The factor by which the logits, or the tangents of a cap, are multiplied to give z."""
         return (1.0 if self.softcap is None else self.softcap) / self.temperature
 
     @property
@@ -163,39 +164,40 @@ class Options:
 
     @property
     def kept(self) -> float:
-        """1 - e of the label smoothing e."""
+        """1 - e, with the label smoothing e."""
         return 1.0 - self.recipe.label_smoothing
 
     @property
     def spread(self) -> float:
-        """e / classes."""
+        """e / classes, with the label smoothing e and the classes of all shards."""
         return self.recipe.label_smoothing / self.classes.total
 
     @property
     def sums_classes(self) -> bool:
-        """Something is summed over all classes, beside the exponentials: the loss, or the distances of a shard."""
+        """Whether the loss, or the distances of a shard, are summed over all classes, besides the exponentials."""
         return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
 
     @property
     def needs_class_weights(self) -> bool:
-        """The weights of all classes are needed, not those of the targets alone."""
+        """Whether the weights of all classes are needed, not only the weights of the targets."""
         return self.is_weighted and self.sums_classes
 
     def folds_maxima(self, dtype: nl.DType) -> bool:
-        """Whether GpSimd takes a part of the maxima of chunks of ``dtype``: an entropy takes Vector as long again.
+        """Return whether GpSimd computes a part of the maxima of chunks of ``dtype``.
 
-        Of bfloat16, of which Vector raises negligible elements alone, in a quarter of a cycle each.
+        An entropy doubles Vector's work per chunk. Only bfloat16 is folded: there Vector raises negligible elements
+        alone, in a quarter of a cycle each.
         """
         return self.wanted.entropy and dtype == nl.bfloat16 and self.softcap is None and not self.sums_classes
 
     @property
     def forward_plan(self) -> SbufPlan:
-        """Of the forward: scores, class weights, class probabilities and products."""
+        """The SBUF plan of the forward: scores, class weights, class probabilities and products."""
         return self._plan(self.softcap is not None, self.needs_class_weights, self.has_probabilities, self.sums_classes)
 
     @property
     def backward_plan(self) -> SbufPlan:
-        """Of the backward: exponentials, squares, class weights and class probabilities."""
+        """The SBUF plan of the backward: exponentials, squares, class weights and class probabilities."""
         return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
 
     def _plan(self, *scratch: bool) -> SbufPlan:
@@ -203,7 +205,7 @@ class Options:
         return SbufPlan(max(small, _SMALL_BYTES_OF_SHIFT) if self.with_shift else small, sum(scratch))
 
 
-# A launch with every option: the most scratch that there can be. What a tiling is chosen for has to fit then, too.
+# A launch with every option has the most scratch. A chosen tiling has to fit then, too.
 _EVERYTHING = Options(
     Classes(0, 1, 2),
     is_weighted=True,
@@ -221,12 +223,12 @@ class Launch:
     """The arguments that all kernels share.
 
     Attributes:
-        function: that is named in errors.
-        logits_hbm: [N, V].
+        function: the name of the function in error messages.
+        logits_hbm: the logits, [N, V].
         targets_hbm: [N] classes, or [N, V] class probabilities.
-        class_weight_hbm: [V], or None.
-        positions_per_batch, chunk_size: how the logits are cut up.
-        dtype: of the tiles.
+        class_weight_hbm: the class weights, [V], or None.
+        positions_per_batch, chunk_size: the sizes into which the logits are cut.
+        dtype: the type of the tiles.
     """
 
     function: str
@@ -239,25 +241,25 @@ class Launch:
 
     @property
     def num_positions(self) -> int:
-        """N."""
+        """The number of positions, N."""
         return self.logits_hbm.shape[0]
 
     @property
     def vocab_size(self) -> int:
-        """V: columns of the logits."""
+        """The number of columns of the logits, V."""
         return self.logits_hbm.shape[1]
 
     def batches(self) -> list[Batch]:
-        """Of the core that runs this; none where there are fewer positions than cores."""
+        """Return the batches of the current core; a core has none if there are fewer positions than cores."""
         return self.batches_of(nl.program_id())
 
     def batches_of(self, core: int) -> list[Batch]:
-        """Of any core of the launch."""
+        """Return the batches of any core of the launch."""
         cores = nl.num_programs()
         rows = rows_per_batch(self.function, self.positions_per_batch, self.vocab_size, cores)
         return batches_of_core(self.num_positions, cores, core, rows)
 
     def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
-        """A plan for the chunks of the core's batches, at least one."""
+        """Divide SBUF according to a plan for the chunks of the core's batches; there must be at least one batch."""
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
         return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the gradient of the loss is made of, a number a position: the terms of :mod:`.coefficients`, from the upstream.
+"""The terms of the gradient of the loss, a number per position: the terms of :mod:`.coefficients` from the upstream.
 
 Tiles may hold one column of positions, or all positions of a launch in several.
 """
@@ -21,17 +21,17 @@ class LoadedPositions(Protocol):
     """Positions whose values are loaded together."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """The values of a vector [N] that belong to the positions, as a tile [rows, columns]."""
+        """Load the values of a vector [N] that belong to the positions, into a tile [rows, columns]."""
 
 
 @dataclass(frozen=True)
 class TargetTerms:
-    """Of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+    """The terms of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
 
     Attributes:
-        own_sbuf: A - D, what the target alone takes; zeros without a gradient of the loss or the log-probability.
+        own_sbuf: A - D, the term of the target alone; zeros without a gradient of the loss or the log-probability.
         rest_sbuf: D.
-        spread_sbuf: g * e / V, what class factors are multiplied with.
+        spread_sbuf: g * e / V, the multiplier of the class factors.
     """
 
     own_sbuf: nl.NkiTensor
@@ -50,16 +50,16 @@ class TargetTerms:
         weights_sbuf: nl.NkiTensor | None,
         weight_sum: float | nl.NkiTensor,
     ) -> TargetTerms:
-        """From what was loaded of the positions.
+        """Compute the terms from the loaded values of the positions.
 
         Args:
-            options: of the kernel.
-            upstream: the vectors; those that a term needs are loaded here.
-            positions: which ones.
-            lse_sbuf: log-sum-exp.
-            grad_loss_sbuf: as :func:`loaded_gradient` gives it; None for 0.
+            options: the options of the kernel.
+            upstream: the upstream vectors; the function loads those that a term needs.
+            positions: the positions to load.
+            lse_sbuf: the log-sum-exp.
+            grad_loss_sbuf: the gradient of the loss from :func:`loaded_gradient`; None for 0.
             valid_sbuf: uint32, 1 for a target that is not ignored.
-            weights_sbuf: class weights of the targets; None without any, or where the upstream has them.
+            weights_sbuf: class weights of the targets; None without any, or if the upstream has them.
             weight_sum: the sum of all class weights.
         """
         if grad_loss_sbuf is not None:
@@ -78,7 +78,7 @@ class TargetTerms:
 
 
 def loaded_gradient(positions: LoadedPositions, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
-    """An upstream gradient of the positions, over the temperature: times dz, it is the gradient of the logits."""
+    """Load an upstream gradient of the positions, over the temperature: times dz, it is the gradient of the logits."""
     gradient_sbuf = positions.loaded(gradient_hbm)
     return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
 
@@ -90,7 +90,7 @@ def rest_terms(
     grad_loss_sbuf: nl.NkiTensor | None,
     options: Options,
 ) -> list[nl.NkiTensor]:
-    """What is added up to D, but for what class factors add to it."""
+    """Return the terms whose sum is D, without the terms of the class factors."""
     terms_sbuf = []
     if options.square != 0.0 and grad_loss_sbuf is not None:
         square_sbuf = float32_like(lse_sbuf)
@@ -109,7 +109,7 @@ def rest_terms(
 
 
 def summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """The sum of all of them, in place of the first."""
+    """Return the sum of all tiles, in place of the first."""
     for other_sbuf in others_sbuf:
         nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
     return first_sbuf
@@ -123,7 +123,7 @@ def _own(
     weights_sbuf: nl.NkiTensor | None,
     valid_sbuf: nl.NkiTensor,
 ) -> nl.NkiTensor:
-    """A - D."""
+    """Return A - D."""
     if grad_loss_sbuf is None:
         own_sbuf = constant(valid_sbuf, 0.0)
     else:
@@ -134,7 +134,7 @@ def _own(
             # An ignored position has the weight of some class, which may be infinite.
             nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=selected(weights_sbuf, valid_sbuf), op=nl.multiply)
     if upstream.grad_logprob_hbm is not None:
-        given_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
-        grad_logprob_sbuf = selected(given_sbuf, valid_sbuf)
+        unmasked_sbuf = loaded_gradient(positions, upstream.grad_logprob_hbm, options)
+        grad_logprob_sbuf = selected(unmasked_sbuf, valid_sbuf)
         nisa.tensor_tensor(dst=own_sbuf, data1=own_sbuf, data2=grad_logprob_sbuf, op=nl.subtract)
     return own_sbuf

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Coefficients of a batch, made while the batch before it streams: small tiles, a number a position."""
+"""Coefficients of a batch, computed while the previous batch streams: small tiles, a number per position."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from nkilib.nki import nisa, nl
 
 
 class Preparation(Protocol):
-    """Makes the coefficients of batches; to be asked for those of the first batch, of the second, ..."""
+    """A source of the coefficients of batches; call it for the first batch, then the second, and so on."""
 
     def prepared(self, number: int, batch: Batch) -> Coefficients:
-        """Those of the core's batch of that number."""
+        """Return the coefficients of the core's batch with this number."""
 
 
 def make_preparation(launch: Launch, options: Options, upstream: Upstream, factors: ClassFactors) -> Preparation:
-    """The one for a launch; makes the constants that all batches of the core share."""
+    """Return the preparation for a launch, after computing the constants that all batches of the core share."""
     batch = factors.batches[0]
     if isinstance(upstream, PositionUpstream) and options.has_probabilities:
         return _OfProbabilities(options, upstream, factors)
@@ -59,7 +59,7 @@ def make_preparation(launch: Launch, options: Options, upstream: Upstream, facto
 
 @dataclass(frozen=True)
 class _Uniform:
-    """All losses have the same gradient."""
+    """The preparation for losses that all have the same gradient."""
 
     upstream: UniformUpstream
     finder: TargetFinder
@@ -72,7 +72,7 @@ class _Uniform:
 
 @dataclass(frozen=True)
 class _OfProbabilities:
-    """Targets are class probabilities, whose factors sum to W in each position."""
+    """The preparation for class probabilities, whose factors sum to W in each position."""
 
     options: Options
     upstream: PositionUpstream
@@ -84,7 +84,7 @@ class _OfProbabilities:
         else:
             factor_sum_sbuf = batch.loaded(self.upstream.target_weight_hbm)
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        grad_loss_sbuf = loaded_gradient(batch, self.upstream.given_loss_hbm, self.options)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
         terms_sbuf = rest_terms(self.upstream, batch, softmax.lse_sbuf, grad_loss_sbuf, self.options)
         rest_sbuf = summed(scaled(grad_loss_sbuf, factor_sum_sbuf), terms_sbuf)
         entropy = _entropy_coefficients(self.upstream, batch, softmax, self.options)
@@ -93,7 +93,10 @@ class _OfProbabilities:
 
 @dataclass(frozen=True)
 class _OfClasses:
-    """Targets are classes, whose weights sum to W: a number, or float32 [rows, 1] where it was summed here."""
+    """The preparation for targets that are classes.
+
+    Their weights sum to W: a number, or float32 [rows, 1] if the kernel has summed the weights.
+    """
 
     options: Options
     upstream: PositionUpstream
@@ -104,20 +107,20 @@ class _OfClasses:
 
     def prepared(self, number: int, batch: Batch) -> TargetCoefficients:
         softmax = SoftmaxTerms.load(self.upstream, batch)
-        given_sbuf = loaded_gradient(batch, self.upstream.given_loss_hbm, self.options)
+        grad_loss_sbuf = loaded_gradient(batch, self.upstream.required_grad_loss_hbm, self.options)
         masks = TargetMasks.make(batch.rows, 1)
         elements = self.finder.find(batch, masks)
-        held_sbuf = cast(masks.held_sbuf, nl.float32)
+        local_sbuf = cast(masks.local_sbuf, nl.float32)
         weights_sbuf = None
         if self.class_weight_hbm is not None:
-            weights_sbuf = float32_like(held_sbuf)
+            weights_sbuf = float32_like(local_sbuf)
             nisa.dma_copy(dst=weights_sbuf, src=vector_elements(self.class_weight_hbm, elements.column_sbuf))
         terms = TargetTerms.make(
             self.options,
             self.upstream,
             batch,
             softmax.lse_sbuf,
-            given_sbuf,
+            grad_loss_sbuf,
             masks.valid_sbuf,
             weights_sbuf,
             self._weight_sum(batch),
@@ -134,7 +137,7 @@ class _OfClasses:
             _entropy_coefficients(self.upstream, batch, softmax, self.options),
             elements.index_sbuf,
             terms.own_sbuf,
-            held_sbuf,
+            local_sbuf,
             weights_sbuf,
             self.options.softcap,
             self.options.scale,

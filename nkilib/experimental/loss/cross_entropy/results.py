@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The results of the forward, of a group of batches at once: tiles [rows, batches] become vectors in HBM."""
+"""The results of the forward for a group of batches at a time: tiles [rows, batches] become vectors in HBM."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, 
 from nkilib.experimental.loss.cross_entropy.targets import TargetMasks
 from nkilib.nki import nisa, nl
 
-# A vector [N] in HBM and its values of a group, [rows, batches]; None for one that is not returned.
-_Found = tuple[nl.NkiTensor | None, nl.NkiTensor]
+# A vector [N] in HBM, or None if it is not returned, and its values of a group, [rows, batches].
+_PossibleResult = tuple[nl.NkiTensor | None, nl.NkiTensor]
 
 
-class Found(NamedTuple):
+class GroupResult(NamedTuple):
     """A result of a group of batches.
 
     Attributes:
-        vector_hbm: [N].
+        vector_hbm: the vector in HBM, [N].
         tile_sbuf: the values of the group, [rows, batches], in the type of the vector or in float32.
     """
 
@@ -45,7 +45,7 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Vectors [N] in HBM, in the order in which a kernel returns them; None for what it does not return."""
+    """Vectors [N] in HBM, in the order in which a kernel returns them; None for a vector that it does not return."""
 
     loss_hbm: nl.NkiTensor
     lse_hbm: nl.NkiTensor
@@ -61,7 +61,7 @@ class Results:
 
     @classmethod
     def of_options(cls, num_positions: int, options: Options) -> Results:
-        """Those of a forward with options."""
+        """Allocate the result vectors that a forward with these options returns."""
 
         def vector(name: str, is_wanted: bool, dtype: nl.DType = nl.float32) -> nl.NkiTensor | None:
             return new_vector(name, num_positions, dtype) if is_wanted else None
@@ -82,74 +82,74 @@ class Results:
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """What a kernel returns."""
-        vectors: list[nl.NkiTensor | None] = [getattr(self, each.name) for each in fields(self)]
+        """Return the vectors that a kernel returns, in its order."""
+        vectors: list[nl.NkiTensor | None] = [getattr(self, result.name) for result in fields(self)]
         return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
 
 
 def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
-    """A result [N]."""
+    """Allocate a result vector [N] in HBM."""
     return nl.ndarray((num_positions,), dtype=dtype, buffer=nl.shared_hbm, name=name)
 
 
 def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
-    """Compute and store the results of a group of batches, whose log d is there.
+    """Compute and store the results of a group of batches whose log d has been computed.
 
     Returns:
-        The stores.
+        The DMA instructions of the stores.
     """
     return [
         group.batches.stored(vector_hbm, cast(tile_sbuf, vector_hbm.dtype))
-        for vector_hbm, tile_sbuf in found_results(group, results, options)
+        for vector_hbm, tile_sbuf in computed_results(group, results, options)
     ]
 
 
-def found_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[Found]:
-    """Compute the results of a group of batches, whose log d is there."""
+def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
+    """Compute the results of a group of batches whose log d has been computed."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
     of_targets = _of_targets(group, options)
-    found: list[_Found] = [
+    entries: list[_PossibleResult] = [
         (results.loss_hbm, _loss(of_targets.loss_sbuf, lse_sbuf, masks, results.loss_hbm.dtype, options)),
         (results.lse_hbm, lse_sbuf),
     ]
     if results.target_logit_hbm is not None:
-        found.append((results.target_logit_hbm, _where_held(statistics.scaled(of_targets.logit_sbuf), masks)))
+        entries.append((results.target_logit_hbm, _where_local(statistics.scaled(of_targets.logit_sbuf), masks)))
     if results.position_weight_hbm is not None:
         weight_sbuf = of_targets.weight_sbuf
         weight_sbuf = constant(lse_sbuf, 1.0) if weight_sbuf is None else weight_sbuf
-        found.append((results.position_weight_hbm, _where_held(weight_sbuf, masks)))
+        entries.append((results.position_weight_hbm, _where_local(weight_sbuf, masks)))
     if isinstance(group, Group):
-        found += found_of_all_classes(group, results)
+        entries += results_of_all_classes(group, results)
     elif group.entropy is not None:
-        found.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
+        entries.append((results.entropy_hbm, group.entropy.entropies(group.statistics)))
     if results.maximum_hbm is not None:
-        found.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
-        found.append((results.log_sum_hbm, statistics.log_sum_sbuf))
-    return [Found(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in found if vector_hbm is not None]
+        entries.append((results.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        entries.append((results.log_sum_hbm, statistics.log_sum_sbuf))
+    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in entries if vector_hbm is not None]
 
 
-def found_of_all_classes(group: Group, results: Results) -> list[_Found]:
-    """What more is gathered of a row than the sum of its exponentials."""
-    found: list[_Found] = []
+def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
+    """Compute the results of a row that need more than the sum of its exponentials."""
+    entries: list[_PossibleResult] = []
     if group.argmax is not None:
-        found.append((results.argmax_hbm, group.argmax.row_found_sbuf))
+        entries.append((results.argmax_hbm, group.argmax.row_found_sbuf))
     moments = group.moments
     if moments is not None and moments.entropy is not None:
-        found.append((results.entropy_hbm, moments.entropy.entropies(group.statistics)))
+        entries.append((results.entropy_hbm, moments.entropy.entropies(group.statistics)))
     if moments is not None and moments.squares is not None:
-        found.append((results.log_sum_squares_hbm, moments.squares.logs(group.statistics)))
+        entries.append((results.log_sum_squares_hbm, moments.squares.logs(group.statistics)))
     if moments is not None and moments.mean is not None:
-        found.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
+        entries.append((results.mean_logit_hbm, moments.mean.means(group.statistics.scale)))
     if results.distance_sum_hbm is not None:
-        found.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
-    return found
+        entries.append((results.distance_sum_hbm, scaled(group.first_moment.row_first_sbuf, -group.statistics.scale)))
+    return entries
 
 
 @dataclass(frozen=True)
 class _OfTargets:
-    """What the targets of a group give, before masks and the squared log-sum-exp: float32 tiles [rows, batches].
+    """The results at a group's targets, before masks and squared log-sum-exp: float32 tiles [rows, batches].
 
     Attributes:
         loss_sbuf: the loss.
@@ -171,9 +171,9 @@ def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
 
 
 def _under_shift(group: ShiftedGroup) -> _OfTargets:
-    """w[t] * (log S - (z[t] - c)), and z[t] and w[t].
+    """Return w[t] * (log S - (z[t] - c)), with z[t] and w[t].
 
-    No z[t] is larger than c, and S is at least 1 but for rounding: neither term is negative, so nothing cancels.
+    No z[t] is larger than c, and S is at least 1 except for rounding: neither term is negative, so nothing cancels.
     """
     targets = group.targets
     loss_sbuf = _distance_of_target(group.statistics, targets.logits_sbuf)
@@ -184,7 +184,7 @@ def _under_shift(group: ShiftedGroup) -> _OfTargets:
 
 
 def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """log d - (z[t] - m), or the same with a shift and the sum under it: lse - z[t] would cancel large logits later."""
+    """Return log d - (z[t] - m), or the same with a shift and its sum; lse - z[t] would cancel large logits."""
     distance_sbuf = float32_like(logit_sbuf)
     nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
     below_sbuf = statistics.scaled(distance_sbuf)
@@ -193,10 +193,10 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
 
 
 def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
-    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), and z[t] and w[t].
+    """Return (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with z[t] and w[t].
 
-    The loss does not go through the lse: it is log d - (z[t] - m). Where logits are large, lse - z[t] would cancel what
-    the rounding of the lse has left of log d.
+    The loss is not computed from the lse: it is log d - (z[t] - m). For large logits, lse - z[t] would cancel the part
+    of log d that the rounding of the lse has preserved.
     """
     statistics = group.statistics
     logit_sbuf = targets.logits_sbuf
@@ -217,7 +217,7 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
 
 
 def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
-    """The sums of f * (lse - z), of f * z = scale * (G + F * m) over the scale, and of f."""
+    """Return the sums of f * (lse - z), of f * z = scale * (G + F * m) over the scale, and of f."""
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
     return _OfTargets(
         _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
@@ -225,7 +225,7 @@ def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Sum of f * (lse - z) = F * log d - scale * G: large logits have cancelled in G already."""
+    """Return the sum of f * (lse - z) = F * log d - scale * G: large logits have cancelled in G already."""
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
     first_sbuf = statistics.scaled(first.row_first_sbuf)
     nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
@@ -235,7 +235,7 @@ def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
 def _loss(
     loss_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, masks: TargetMasks | None, dtype: nl.DType, options: Options
 ) -> nl.NkiTensor:
-    """loss + s * lse^2, and 0 where the target is ignored.
+    """Return loss + s * lse^2, and 0 where the target is ignored.
 
     A row with a +inf has lse +inf and, as in PyTorch, loss NaN.
     """
@@ -254,6 +254,6 @@ def _loss(
     return total_sbuf if masks is None else selected(total_sbuf, masks.valid_sbuf)
 
 
-def _where_held(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.NkiTensor:
-    """The values in float32, and 0 at targets that do not count, or whose class another shard holds."""
-    return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.held_sbuf)
+def _where_local(values_sbuf: nl.NkiTensor, masks: TargetMasks | None) -> nl.NkiTensor:
+    """Return the values in float32, and 0 at targets that are ignored or whose class is in another shard."""
+    return values_sbuf if masks is None else selected(cast(values_sbuf, nl.float32), masks.local_sbuf)

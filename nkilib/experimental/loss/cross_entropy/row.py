@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy of logits as one row of data: the kernels, what they promise, and what they work on.
+"""The registry row of cross-entropy of logits: the kernels, their guarantees, and their work.
 
-What they work on is stated whatever the tiling: from it the performance model knows how fast hardware could be.
+The work is stated independently of the tiling: the performance model derives from it how fast the hardware could be.
 
-For host code, not for kernels. The least that has to be done for logits [N, V]:
+For host code, not for kernels. The minimum of work for logits [N, V]:
 
-- forward: every logit crosses HBM once; one exponential an element, and one maximum where that is asked for;
-- backward: every logit crosses HBM once, and every element of the gradient; one exponential an element. The target of
+- forward: every logit crosses HBM once; one exponential per element, and one maximum if that is requested;
+- backward: every logit crosses HBM once, and every element of the gradient; one exponential per element. The target of
   a row changes one element of it, so no pass over all elements is needed for it.
 
-The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+The simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from nkilib.experimental.loss.cross_entropy.host.tiling import choose_tiling
 from nkilib.nki import nl
 
 _SHAPE: Final = (4096, 32128)
-_HELD: Final = {"bfloat16": 1.25, "float32": 1.15}
+_TIME_LIMITS: Final = {"bfloat16": 1.25, "float32": 1.15}
 _INDEX_BYTES = 4  # a target is int32
 
 
 def forward_workspace_bytes(
     logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
 ) -> int:
-    """The targets' logits, which the form without the exact maximum keeps for rows that are computed anew."""
+    """Return the bytes of the targets' logits, which the form without the exact maximum keeps for recomputed rows."""
     if exact_maximum:
         return 0
     batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
@@ -60,7 +60,7 @@ _BACKWARD_NOTES = "logits are rounded to dtype on loading; a target's p - 1 is s
 def forward_work(
     logits_hbm: Any, dtype: Any, lse_dtype: Any = None, exact_maximum: bool | None = None, **_: Any
 ) -> Work:
-    """The work of ``cross_entropy_forward``, whose parameters it takes."""
+    """Return the work of ``cross_entropy_forward``; the function takes the kernel's parameters."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -76,7 +76,7 @@ def forward_work(
 
 
 def backward_work(logits_hbm: Any, lse_state_hbm: Any, dtype: Any, inplace: bool, **_: Any) -> Work:
-    """The work of ``cross_entropy_backward``, whose parameters it takes."""
+    """Return the work of ``cross_entropy_backward``; the function takes the kernel's parameters."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -100,9 +100,9 @@ def extended_forward_work(
     exact_maximum: bool | None = None,
     **_: Any,
 ) -> Work:
-    """The work of ``extended_cross_entropy_forward``, whose parameters it takes.
+    """Return the work of ``extended_cross_entropy_forward``; the function takes the kernel's parameters.
 
-    Class probabilities and weights cross HBM once. A cap is one more activation function an element, an argmax a
+    Class probabilities and weights cross HBM once. A cap is one more activation function per element, an argmax a
     maximum.
     """
     from nkilib.simulator.terms.dtypes import as_dtype
@@ -129,7 +129,7 @@ def extended_backward_work(
     inplace: bool,
     **_: Any,
 ) -> Work:
-    """The work of ``extended_cross_entropy_backward``, whose parameters it takes."""
+    """Return the work of ``extended_cross_entropy_backward``; the function takes the kernel's parameters."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     positions, vocab_size = logits_hbm.shape
@@ -145,15 +145,15 @@ def extended_backward_work(
 
 
 def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
-    """How often the loop of either forward runs at most: when every row of a core is computed anew.
+    """Return the maximum iterations of the loop of either forward: the number when every row of a core is recomputed.
 
-    To be asked while the kernel runs, which knows how many cores there are.
+    Call this while the kernel runs, because the number of cores is known only then.
     """
     return {"recompute_rows": most_trips(positions_of_core(logits_hbm.shape[0], nl.num_programs(), 0))}
 
 
 def _arguments(direction: str, dtype: str) -> dict[str, Any]:
-    """Of an extended kernel, with the tiling that is chosen for it."""
+    """Return the arguments of an extended kernel, with the tiling that is chosen for it."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     kernel: Callable[..., Any] = extended_kernels.extended_cross_entropy_forward
@@ -250,8 +250,8 @@ CROSS_ENTROPY: Final = SizedLoss(
     differences="gradients of probabilities as targets, and of weights beside them, are computed by PyTorch's "
     "operators; a mean is NaN where weights sum to 0; further options and results, on the page of PyTorch",
     launches=(
-        ModelledLaunch("forward, each", True, partial(_arguments, "forward"), _HELD, held_to=None),
-        ModelledLaunch("backward", False, partial(_arguments, "backward"), _HELD),
+        ModelledLaunch("forward, each", True, partial(_arguments, "forward"), _TIME_LIMITS, bounded_by=None),
+        ModelledLaunch("backward", False, partial(_arguments, "backward"), _TIME_LIMITS),
     ),
     size_of=size_of,
 )

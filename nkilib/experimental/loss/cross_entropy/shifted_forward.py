@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core with exponentials under a shift: no pass over a row takes its maximum.
+"""The forward on one core with exponentials under a shift: no pass over a row computes its maximum.
 
-The shift of a row is the largest of its first chunk and of its target's logit, which is gathered a batch ahead. What is
-wrong with it in a row shows in the row's sum; such rows are computed anew under their maximum, when all others are done
-(:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
+The shift of a row is the larger of the maximum of its first chunk and its target's logit, which is gathered a batch
+ahead. An unsuitable shift shows in the row's sum; such rows are recomputed under their maximum after all others are
+done (:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from nkilib.experimental.loss.cross_entropy.results import Results, store_result
 from nkilib.experimental.loss.cross_entropy.targets import TargetFinder, TargetMasks
 from nkilib.nki import nisa, nl
 
-# A chunk of rows that are computed anew is so much smaller.
+# The factor by which a chunk of recomputed rows is smaller.
 _PARTS = 2
-# Columns of a first chunk that the shift is taken of beside an entropy.
+# Columns of a first chunk from which the shift is computed if an entropy is requested.
 _SAMPLE_BESIDE_ENTROPY = 2048
 
 
 def shifted_forward_of_core(launch: Launch, options: Options, results: Results) -> None:
-    """The results of the positions of this core, of which there is at least one."""
+    """Compute and store the results of this core's positions, of which there must be at least one."""
     _ShiftedForward.make(launch, options, results).run()
 
 
 @dataclass(frozen=True)
 class _ShiftedForward:
-    """What all chunks have in common.
+    """The state that all chunks of the shifted forward share.
 
     Attributes:
-        launch, options: of the kernel.
-        results: of the kernel.
-        target_logits: kept for rows that are computed anew.
-        logits: the chunks.
-        groups: of batches.
-        finder: of the targets.
-        flagged: rows to be computed anew.
-        exponentials: of pieces, for the entropy; None without it.
-        folds: of chunks of rows that are computed anew; None where Vector takes the maximum of whole chunks.
-        stores: of results.
+        launch, options: the arguments and the options of the kernel.
+        results: the result vectors of the kernel.
+        target_logits: the targets' logits, kept for recomputed rows.
+        logits: the stream of chunks of logits.
+        groups: the groups of batches.
+        finder: the object that locates the targets.
+        flagged: the rows to be recomputed.
+        exponentials: PSUM buffers for pieces of exponentials, for the entropy; None without it.
+        folds: folded chunks of recomputed rows; None where Vector computes the maximum of whole chunks.
+        stores: the stores of results.
     """
 
     launch: Launch
@@ -73,7 +73,7 @@ class _ShiftedForward:
     @classmethod
     def make(cls, launch: Launch, options: Options, results: Results) -> _ShiftedForward:
         batches = launch.batches()
-        # Rows that are computed anew take the same buffers, one a partition.
+        # Recomputed rows take the same buffers, one per partition.
         plan = options.forward_plan
         sbuf = replace(launch.divided(plan, batches), rows=ROWS_OF_TILE)
         logits = Stream.make(launch.logits_hbm, batches, sbuf.buffers(), is_first_halved=True)
@@ -97,9 +97,9 @@ class _ShiftedForward:
         )
 
     def run(self) -> None:
-        """Go through all chunks, then through the rows that are to be computed anew.
+        """Process all chunks, then the rows that have to be recomputed.
 
-        A group is finished beside the first chunks of the next one, so that no engine waits for another one.
+        A group is finished during the first chunks of the next one, so that no engine waits for another one.
         """
         chunks = self.logits.num_chunks
         previous, group = None, self._group(0)
@@ -130,21 +130,21 @@ class _ShiftedForward:
         return ShiftedGroup.make(self.groups[number], self.logits.num_chunks, self.launch.dtype, self.options)
 
     def _gather_targets(self, group: ShiftedGroup, visit: int) -> None:
-        """The logits at the targets of a batch, and their class weights, before its first chunk is taken."""
+        """Gather the logits at the targets of a batch, and their class weights, before its first chunk is processed."""
         at, rows = visit - group.batches.start, self.logits.batches[visit]
         elements = self.finder.find(rows, group.targets.masks_of_batch(at))
         group.targets.gather(self.launch, elements, rows, at)
 
     @property
     def _ahead(self) -> int:
-        """How many chunks are opened before a chunk is summed: Vector raises elements of the next one meanwhile.
+        """The number of chunks opened before a chunk is summed; Vector raises elements of the next one meanwhile.
 
-        That takes a third chunk buffer: with two, the load after the next one would come before this chunk is used.
+        That requires a third chunk buffer: with two, the load after the next one would come before this chunk is used.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 
     def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """What comes before the exponentials of a chunk: of the first one of a row the shift."""
+        """Do the work of a chunk that precedes its exponentials; for the first chunk of a row, compute the shift."""
         statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
         if chunk.number == 0:
             # Beside the entropy, Vector has no time for more.
@@ -155,7 +155,7 @@ class _ShiftedForward:
             raise_negligible(chunk_sbuf, statistics.shift_of(batch), statistics.scale, is_shared=True)
 
     def _take_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """The sums of one chunk."""
+        """Compute the sums of one chunk."""
         statistics = group.statistics
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
@@ -175,7 +175,7 @@ class _ShiftedForward:
         self.flagged.put(self._counted(group), group.batches)
 
     def _end(self, group: ShiftedGroup) -> None:
-        """Finish the last group, whose results are stored while the cores exchange how many rows are left."""
+        """Finish the last group, whose results are stored while the cores exchange the number of remaining rows."""
         group.combine(self.logits.num_chunks)
         slots = self._counted(group)
         others_sbuf = self.flagged.exchanged_count()
@@ -193,7 +193,7 @@ class _ShiftedForward:
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
-        """Loss and log-sum-exp of rows, under their maximum; their other results stay as they are."""
+        """Recompute loss, log-sum-exp and requested entropy of rows under their maximum; other results remain."""
         logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
@@ -224,12 +224,12 @@ class _ShiftedForward:
             store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
 
     def _smaller_buffers(self) -> list[nl.NkiTensor]:
-        """Parts of the buffers: nothing overlaps with the first load of a trip, nor with its last exponentials."""
+        """Return parts of the buffers: nothing overlaps an iteration's first load or its last exponentials."""
         size = div_ceil(self.logits.chunk_size, _PARTS)
         return [buffer_sbuf[:, 0:size] for buffer_sbuf in self.logits.buffers_sbuf]
 
     def _targets_of(self, rows: GatheredRows) -> TargetValues:
-        """The targets of rows that are computed anew, from what has been found of them."""
+        """Return the targets of rows to be recomputed, from the values kept for them."""
         masks = weights_sbuf = None
         if not self.options.is_plain:
             valid_sbuf = nl.ndarray((rows.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)

@@ -3,7 +3,7 @@
 
 """Capped logits: c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked.
 
-Kernels keep the tangents: the cap is a part of the scale by which z is more than what stands in a tile.
+Kernels keep the tangents: the cap is a part of the scale by which tiles are multiplied to give z.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from nkilib.nki import nisa, nl
 
 
 def hyperbolic_tangents(dst_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor, softcap: float) -> None:
-    """tanh(x / c). Scalar loads another activation table for it, and exp's again afterwards."""
+    """Compute tanh(x / c). Scalar loads another activation table for it, and exp's again afterwards."""
     nisa.activation(dst=dst_sbuf, op=nl.tanh, data=logits_sbuf, scale=1.0 / softcap)
 
 
 def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor) -> None:
-    """min(x + highest, tanh): -inf where x is -inf, and the tangent elsewhere.
+    """Compute min(x + highest, tanh): -inf where x is -inf, and the tangent elsewhere.
 
     For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where it is small, the tangent is -1.
     """
@@ -28,15 +28,15 @@ def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_
 
 
 def squared(tangents_sbuf: nl.NkiTensor) -> None:
-    """tanh(x / c)^2 in the place of the tangents, for :func:`through_cap`, once nothing else needs them.
+    """Compute tanh(x / c)^2 in place of the tangents, for :func:`through_cap`, once nothing else needs them.
 
-    Masked logits are taken for -c: what they give is multiplied with 1 - tanh^2, which is 0 there.
+    Masked logits are treated as -c: their values are multiplied by 1 - tanh^2, which is 0 there.
     """
     nisa.activation(dst=tangents_sbuf, op=nl.square, data=tangents_sbuf)
 
 
 def through_cap(dst_sbuf: nl.NkiTensor, gradient_sbuf: nl.NkiTensor, squares_sbuf: nl.NkiTensor) -> None:
-    """dz * (1 - tanh^2), the gradient of x where that of z is dz; rounded once."""
+    """Compute dz * (1 - tanh^2), the gradient of x for the gradient dz of z; it is rounded once."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=squares_sbuf,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where the target of each position is, with a class that may be ignored, or held by another shard.
+"""The location of each position's target; its class may be ignored, or held by another shard.
 
-How the index of an element is made, and what it is for an invalid class: :mod:`nkilib.core.rows.elements`.
+See :mod:`nkilib.core.rows.elements` for the index of an element, and for its value for an invalid class.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from nkilib.nki import explain_index, nl
 
 @dataclass(frozen=True)
 class TargetMasks:
-    """Which targets count: uint32 tiles [rows, batches], 1 or 0.
+    """The masks of valid targets: uint32 tiles [rows, batches], 1 or 0.
 
     Attributes:
         valid_sbuf: 1 for a target that is not ignored.
-        held_sbuf: 1 for such a target if the logits hold its class.
+        local_sbuf: 1 for such a target if the logits hold its class.
     """
 
     valid_sbuf: nl.NkiTensor
-    held_sbuf: nl.NkiTensor
+    local_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, rows: int, batches: int) -> TargetMasks:
-        """Not written yet."""
+        """Allocate the masks; their contents are not initialised."""
         shape = (rows, batches)
         valid_sbuf = nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf)
         return cls(valid_sbuf, nl.ndarray(shape, dtype=nl.uint32, buffer=nl.sbuf))
 
     def of_batch(self, batch: int) -> TargetMasks:
-        """Those of one batch of the group."""
-        return TargetMasks(self.valid_sbuf[:, batch : batch + 1], self.held_sbuf[:, batch : batch + 1])
+        """Return the masks of one batch of the group."""
+        return TargetMasks(self.valid_sbuf[:, batch : batch + 1], self.local_sbuf[:, batch : batch + 1])
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class TargetElements:
     """The targets of a batch: int32 tiles [rows, 1].
 
     Attributes:
-        index_sbuf: of each row's target element within the batch's span of rows, out of range of it where the target
-            is neither ignored nor a class.
-        column_sbuf: the element's column.
+        index_sbuf: the index of each row's target element within the batch's span of rows; out of its range where the
+            target is neither ignored nor a class.
+        column_sbuf: the column of the element.
     """
 
     index_sbuf: nl.NkiTensor
@@ -66,21 +66,21 @@ class _ClassRange:
         return cls(int32_column(rows, first, 0), int32_column(rows, first + classes - 1, 0))
 
     def nearest(self, targets_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The class of the range that is nearest to each target."""
+        """Return the class of the range that is nearest to each target."""
         return clamped(targets_sbuf, self.first_sbuf, self.last_sbuf)
 
 
 @dataclass(frozen=True)
 class TargetFinder:
-    """The constants that targets are compared with, made once for all batches of a core.
+    """The constants with which targets are compared, computed once for all batches of a core.
 
     Attributes:
-        targets_hbm: [N] int32, counted over all classes.
-        classes: of the columns.
-        indices: of the elements.
-        here: classes that the logits hold.
-        all: of all shards; None where that is the same.
-        ignored_sbuf: the ignored class, int32 [rows, 1]; None where none is.
+        targets_hbm: the targets, [N] int32, counted over all classes.
+        classes: the classes of the columns.
+        indices: the indices of the elements.
+        here: the range of classes that the logits hold.
+        all: the range of classes of all shards; None if it equals ``here``.
+        ignored_sbuf: the ignored class, int32 [rows, 1]; None if no class is ignored.
     """
 
     targets_hbm: nl.NkiTensor
@@ -92,22 +92,22 @@ class TargetFinder:
 
     @classmethod
     def make(cls, targets_hbm: nl.NkiTensor, rows: int, cores: int, options: Options) -> TargetFinder:
-        """For batches of at most ``rows`` positions."""
+        """Return a finder for batches of at most ``rows`` positions."""
         classes = options.classes
         return cls(
             targets_hbm,
             classes,
-            ElementIndices.make(rows, classes.held, cores),
-            _ClassRange.make(rows, classes.first, classes.held),
+            ElementIndices.make(rows, classes.count, cores),
+            _ClassRange.make(rows, classes.first, classes.count),
             _ClassRange.make(rows, 0, classes.total) if classes.is_shard else None,
             None if options.is_plain else int32_column(rows, options.recipe.ignore_index, 0),
         )
 
     def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
-        """The target elements of a batch; also writes the masks, of which there are some if targets may be ignored.
+        """Return the target elements of a batch, and write the masks if targets may be ignored.
 
-        A target that is ignored, or of a class that is not here, is moved to the nearest class that is: its element can
-        be gathered, and be scattered if it gets what it would get without the scatter.
+        A target that is ignored, or whose class is in another shard, is moved to the nearest class held here: its
+        element can be gathered, and it can be scattered if its new value equals the value without the scatter.
         """
         targets_sbuf = batch.loaded(self.targets_hbm, nl.int32)
         column_sbuf = self.here.nearest(targets_sbuf)
@@ -115,16 +115,16 @@ class TargetFinder:
         if masks is None or self.ignored_sbuf is None:
             integer_op(index_sbuf, column_sbuf, targets_sbuf, nl.not_equal)
         else:
-            valid_sbuf, held_sbuf = masks.valid_sbuf, masks.held_sbuf
+            valid_sbuf, local_sbuf = masks.valid_sbuf, masks.local_sbuf
             integer_op(valid_sbuf, targets_sbuf, self.ignored_sbuf, nl.not_equal)
-            integer_op(held_sbuf, column_sbuf, targets_sbuf, nl.equal)
-            is_class_sbuf = held_sbuf
+            integer_op(local_sbuf, column_sbuf, targets_sbuf, nl.equal)
+            is_class_sbuf = local_sbuf
             if self.all is not None:
                 integer_op(index_sbuf, self.all.nearest(targets_sbuf), targets_sbuf, nl.equal)
                 is_class_sbuf = index_sbuf
                 integer_op(column_sbuf, column_sbuf, self.here.first_sbuf, nl.subtract)
             integer_op(index_sbuf, valid_sbuf, is_class_sbuf, nl.greater)
-            integer_op(held_sbuf, held_sbuf, valid_sbuf, nl.multiply)
+            integer_op(local_sbuf, local_sbuf, valid_sbuf, nl.multiply)
         self.indices.add_position(index_sbuf, column_sbuf)
         explain_index(index_sbuf, "target", targets_sbuf, batch.first, batch.cores, self.classes.total)
         return TargetElements(index_sbuf, column_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the backward is given beside the logits and their targets, and the softmax that it makes of that."""
+"""The inputs of the backward besides logits and targets, and the softmax terms that it computes from them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class UniformUpstream:
-    """The same gradient for all losses.
+    """The same upstream gradient for all losses.
 
     Attributes:
-        lse_hbm: log-sum-exp, [N].
+        lse_hbm: the log-sum-exp, [N].
         scale: the gradient of each loss.
     """
 
@@ -27,15 +27,15 @@ class UniformUpstream:
 
 @dataclass(frozen=True)
 class PositionUpstream:
-    """A gradient for each result of each position: vectors [N] in HBM, None for what there is not.
+    """An upstream gradient for each result of each position: vectors [N] in HBM, None for absent ones.
 
     Attributes:
-        lse_hbm: log-sum-exp.
+        lse_hbm: the log-sum-exp.
         grad_loss_hbm: gradient of each loss; None in linear cross-entropy alone.
         grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
-        target_weight_hbm: ``w[t]``, or of probabilities the sum of the factors.
+        target_weight_hbm: ``w[t]``, or for probabilities the sum of the factors.
         weight_sum: the sum of all class weights, a number.
-        maximum_hbm, log_sum_hbm: what lse is the sum of.
+        maximum_hbm, log_sum_hbm: the two terms whose sum is lse.
         entropy_hbm, grad_entropy_hbm: entropy of the softmax, and the gradient of each.
     """
 
@@ -51,8 +51,8 @@ class PositionUpstream:
     grad_entropy_hbm: nl.NkiTensor | None = None
 
     @property
-    def given_loss_hbm(self) -> nl.NkiTensor:
-        """The gradient of each loss, where a kernel requires it."""
+    def required_grad_loss_hbm(self) -> nl.NkiTensor:
+        """The gradient of each loss, for kernels that require it; an AssertionError is raised if it is None."""
         if self.grad_loss_hbm is None:
             raise AssertionError("PositionUpstream: grad_loss_hbm must be a tensor, got None; pass the gradient")
         return self.grad_loss_hbm
@@ -63,11 +63,12 @@ Upstream = UniformUpstream | PositionUpstream
 
 @dataclass(frozen=True)
 class SoftmaxTerms:
-    """What makes a softmax of exponentials: float32 [rows, 1].
+    """The terms that turn exponentials into a softmax: float32 [rows, 1].
 
     Attributes:
-        lse_sbuf: log-sum-exp.
-        bias_sbuf: exp(z + bias) is the softmax times the sum of exp(z - m), or the softmax itself.
+        lse_sbuf: the log-sum-exp.
+        bias_sbuf: the bias of the exponentials; exp(z + bias) is the softmax times the sum of exp(z - m), or the
+            softmax itself.
         inverse_sbuf: 1 over that sum, or None.
         log_sum_sbuf: the log of that sum, or None for 0.
     """
@@ -79,9 +80,9 @@ class SoftmaxTerms:
 
     @classmethod
     def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
-        """Of a batch.
+        """Load the terms of a batch.
 
-        Of large logits lse has lost its last digits. The maximum is one of them, and z - m exact.
+        For large logits, lse has lost its last digits. The maximum is one of the logits, and z - m is exact.
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -93,14 +94,14 @@ class SoftmaxTerms:
         return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf, log_sum_sbuf)
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The values times ``inverse``."""
+        """Return the values times ``inverse``."""
         return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
 
 
 def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
-    """``added - LSE``, float32 [rows, 1], the bias of a softmax.
+    """Return ``added - LSE``, float32 [rows, 1], the bias of a softmax.
 
-    Where the LSE is infinite the bias is NaN, and with it the row's gradient, as PyTorch has it.
+    Where the LSE is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
     """
     bias_sbuf = float32_like(lse_sbuf)
     nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels accept. Everything else is refused here, before the first instruction."""
+"""The checks of the kernels' arguments, which run before the first instruction."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 def validated_options(
     launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
 ) -> Options:
-    """The options of an extended kernel, whose tiles may still be too large: :func:`validate_tiles`.
+    """Return the options of an extended kernel; :func:`validate_tiles` checks separately that its tiles fit.
 
     Raises:
-        AssertionError: an array, an option or a result is not accepted; with function, requirement, value and remedy.
+        AssertionError: if an array, an option or a result is not accepted; the message has function, requirement,
+            value and remedy.
     """
     function = launch.function
     has_probabilities = len(launch.targets_hbm.shape) == 2
@@ -53,10 +54,10 @@ def validated_options(
 
 
 def validate_recipe(function: str, recipe: LossOptions) -> None:
-    """Refuse options of the loss that are out of range.
+    """Check that the options of the loss are in range.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if an option is out of range; the message has function, requirement, value and remedy.
     """
     require(
         isinstance(recipe.ignore_index, int) and INT32_MIN <= recipe.ignore_index <= INT32_MAX,
@@ -66,13 +67,13 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
 
 
 def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
-    """Refuse results that a forward does not give.
+    """Check that a forward can give the requested results.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it cannot give one; the message has function, requirement, value and remedy.
     """
-    for each in fields(wanted):
-        require_flag(function, f"with_{each.name}", getattr(wanted, each.name))
+    for result in fields(wanted):
+        require_flag(function, f"with_{result.name}", getattr(wanted, result.name))
     require(
         not wanted.argmax or classes.total <= ARGMAX_COLUMNS_MAX,
         f"{function}: with_argmax must be False for more than {ARGMAX_COLUMNS_MAX} classes, which are counted in "
@@ -81,10 +82,10 @@ def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
 
 
 def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
-    """Refuse logits, targets and a type of tiles that no kernel takes.
+    """Check logits, targets and the type of the tiles.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if no kernel accepts one; the message has function, requirement, value and remedy.
     """
     function = launch.function
     require_indirect_dma(function)
@@ -102,16 +103,16 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
     require_float_type(function, "dtype", launch.dtype)
     require(
         launch.dtype != nl.float16 or launch.logits_hbm.dtype == nl.float16,
-        f"{function}: dtype must be nl.bfloat16 or nl.float32 for logits of {launch.logits_hbm.dtype}, which float16 "
-        f"ends before, got {launch.dtype}; use one of the two",
+        f"{function}: dtype must be nl.bfloat16 or nl.float32 for logits of {launch.logits_hbm.dtype}, whose range "
+        f"exceeds float16, got {launch.dtype}; use one of the two",
     )
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
-    """Refuse sizes of batches and chunks whose tiles the machine does not take.
+    """Check that the machine can hold the tiles of the sizes of batches and chunks.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it cannot; the message has function, requirement, value and remedy.
     """
     require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
     require_chunk_size(
@@ -126,10 +127,10 @@ def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
 
 
 def validate_lse(launch: Launch, lse_state_hbm: nl.NkiTensor) -> None:
-    """Refuse what is not the log-sum-exp of the plain forward.
+    """Check that a tensor can be the log-sum-exp of the plain forward.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it cannot be; the message has function, requirement, value and remedy.
     """
     function, num_positions = launch.function, launch.num_positions
     require(
@@ -149,18 +150,18 @@ def validate_upstream(
     *,
     requires_loss: bool = True,
 ) -> None:
-    """Refuse upstream gradients and statistics that do not fit each other, the positions or the options.
+    """Check that upstream gradients and statistics fit each other, the positions and the options.
 
     Args:
-        function: that is named in errors.
+        function: the name of the function in error messages.
         num_positions: N.
-        options: of the kernel.
-        upstream: what it was given.
-        like: what the vectors are flattened as, in words.
-        requires_loss: the gradient of the loss has to be there; otherwise any one gradient.
+        options: the options of the kernel.
+        upstream: the upstream gradients and statistics of the kernel.
+        like: the noun for the tensor whose flattening the vectors follow, used in error messages.
+        requires_loss: whether the gradient of the loss is required; otherwise any one gradient is.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not fit; the message has function, requirement, value and remedy.
     """
     required = ("lse", "grad_loss") if requires_loss else ("lse",)
     for name in _VECTORS:
@@ -195,10 +196,17 @@ def validate_upstream(
 def validate_class_targets(
     function: str, targets_hbm: nl.NkiTensor, num_positions: int, matrix: str, like: str
 ) -> None:
-    """Refuse all but one int32 for each position, a row of ``matrix``; ``like`` is what they are flattened as.
+    """Check that the targets are one int32 for each position, a row of ``matrix``.
+
+    Args:
+        function: the name of the function in error messages.
+        targets_hbm: the targets.
+        num_positions: N.
+        matrix: the name of the matrix whose rows are the positions.
+        like: the noun for the tensor whose flattening the targets follow, used in error messages.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they are not; the message has function, requirement, value and remedy.
     """
     require(
         tuple(targets_hbm.shape) == (num_positions,),
@@ -211,11 +219,11 @@ def validate_class_targets(
     )
 
 
-def validated_classes(function: str, vocab_size: int, held: str, first_class: int, num_classes: int | None) -> Classes:
-    """The classes of a launch that holds ``vocab_size`` of them; ``held`` is what stands for a class, in words.
+def validated_classes(function: str, vocab_size: int, noun: str, first_class: int, num_classes: int | None) -> Classes:
+    """Return the classes of a launch that holds ``vocab_size`` of them; ``noun`` names them in error messages.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they are not accepted; the message has function, requirement, value and remedy.
     """
     require(
         isinstance(first_class, int) and first_class >= 0,
@@ -232,14 +240,14 @@ def validated_classes(function: str, vocab_size: int, held: str, first_class: in
     )
     require(
         first_class + vocab_size <= last,
-        f"{function}: {held} must be classes below num_classes = {last}, got classes {first_class} to "
+        f"{function}: {noun} must be classes below num_classes = {last}, got classes {first_class} to "
         f"{first_class + vocab_size - 1}; pass num_classes of all shards",
     )
     return Classes(first_class, vocab_size, vocab_size if num_classes is None else num_classes)
 
 
 def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
-    """What a shard cannot know has to be given."""
+    """Check that the sums that a shard cannot know are passed."""
     remedy = "needs target_weight_hbm, got None; pass the sum of the position_weight of all shards"
     has_target_weight = upstream.target_weight_hbm is not None
     if options.has_probabilities:
@@ -254,7 +262,7 @@ def _validate_sums_of_shards(function: str, options: Options, upstream: Position
 
 
 def _validate_logits(function: str, logits_hbm: nl.NkiTensor) -> None:
-    """Two dimensions, of sizes that can be indexed."""
+    """Check that the logits have two dimensions, of sizes that can be indexed."""
     shape = logits_hbm.shape
     require(
         len(shape) == 2,

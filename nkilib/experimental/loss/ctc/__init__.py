@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Connectionist temporal classification, to be launched on its own."""
+"""Kernels of connectionist temporal classification (CTC) that are launched on their own."""
 
 from nkilib.experimental.loss.ctc.row import CTC, ctc_loss_backward, ctc_loss_forward
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of a core's groups: betas, and the gradient of a chunk of time while the next one is computed."""
+"""The backward of the groups of one core: betas, and the gradient of each chunk of time during the next chunk."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.ctc.forward import Batch
 from nkilib.experimental.loss.ctc.gradient import Factors, Gradient, Task, Upstream
-from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, Classes, Occupancies, kept_turns
+from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, Classes, Occupancies, kept_wavefronts
 from nkilib.experimental.loss.ctc.plan import Group, Plan
 from nkilib.experimental.loss.ctc.sweeps import Posteriors
-from nkilib.experimental.loss.ctc.turns import Turn, run_turns
+from nkilib.experimental.loss.ctc.wavefronts import Wavefront, run_wavefronts
 from nkilib.nki import nl
 
 _TILES = 2
@@ -30,7 +30,15 @@ def backward_of_core(
     upstream: Upstream,
     grad_hbm: nl.NkiTensor,
 ) -> None:
-    """The gradient by the log-probabilities, [T, N, C], from what the forward found: losses and alphas."""
+    """Compute the gradient with respect to the log-probabilities, [T, N, C].
+
+    Args:
+        plan: the sizes of the launch.
+        batch: the inputs of the loss.
+        forward: the losses and the alphas that the forward returned.
+        upstream: the upstream gradient and the options of the loss.
+        grad_hbm: the result, [T, N, C].
+    """
     for group in plan.own_groups():
         _backward_of_group(group, batch, forward, upstream, grad_hbm)
 
@@ -49,39 +57,39 @@ def _backward_of_group(
     occupancies = Occupancies.make(Classes.make(sequences, batch.blank))
     gradient = Gradient(factors, occupancies, batch.log_probs_hbm, grad_hbm)
 
-    def run(turn: Turn) -> None:
-        if turn.number == 0:
-            posteriors.source.load(turn.number, turn.now)
-            posteriors.source.make_ready(turn.number, turn.now)
+    def run(wavefront: Wavefront) -> None:
+        if wavefront.number == 0:
+            posteriors.source.load(wavefront.number, wavefront.now)
+            posteriors.source.make_ready(wavefront.number, wavefront.now)
         else:
-            posteriors.compute(turn.number - 1)
-        tasks = list(_tasks(turn, posteriors, gradient))
-        if not turn.computes:
+            posteriors.compute(wavefront.number - 1)
+        tasks = list(_tasks(wavefront, posteriors, gradient))
+        if not wavefront.computes:
             for task in tasks:
                 task()
             return
-        posteriors.source.load(turn.number + 1, turn.following)
-        posteriors.load(turn.now, alpha_hbm)
+        posteriors.source.load(wavefront.number + 1, wavefront.following)
+        posteriors.load(wavefront.now, alpha_hbm)
         at_a_time = div_ceil(len(tasks), group.plan.chunk)
 
         def between(number: int) -> None:
             for task in tasks[number * at_a_time : (number + 1) * at_a_time]:
                 task()
 
-        posteriors.recursion.run(turn, posteriors.source, between)
+        posteriors.recursion.run(wavefront, posteriors.source, between)
 
-    run_turns(group.plan, False, max(_TILES, kept_turns(group.plan.blocks)), run)
+    run_wavefronts(group.plan, False, max(_TILES, kept_wavefronts(group.plan.blocks)), run)
 
 
-def _tasks(turn: Turn, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
-    """What is left to do of the turn before, in small parts."""
-    before = turn.number - 1
+def _tasks(wavefront: Wavefront, posteriors: Posteriors, gradient: Gradient) -> Iterator[Task]:
+    """Yield the remaining work of the previous wavefront, in small tasks."""
+    before = wavefront.number - 1
     if before < 0:
         return
     chunk = posteriors.group.plan.chunk
     for step in range(0, chunk, _STEPS_OF_BANK):
         steps = min(_STEPS_OF_BANK, chunk - step)
-        yield partial(gradient.occupancies.turn_over, before, step, steps, posteriors.states_sbuf)
-    through = turn.before[0]
+        yield partial(gradient.occupancies.transpose, before, step, steps, posteriors.states_sbuf)
+    through = wavefront.before[0]
     if not through.is_empty:
         yield from gradient.tasks(before, through)

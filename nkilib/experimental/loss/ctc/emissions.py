@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of the states, a chunk of time at a time, made while the chunk before is worked on.
+"""Log-probabilities of the states for one chunk of time, computed while the previous chunk is processed.
 
-GpSimd gathers those of the labels out of the classes, in each partition by its own list of indices.
+GpSimd gathers the log-probabilities of the labels from the classes, with a list of indices for each partition.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Emissions:
-    """Of a chunk, float32.
+    """The log-probabilities of blanks and labels for one chunk, float32.
 
     Attributes:
         blank_sbuf: [P, steps].
@@ -30,18 +30,18 @@ class Emissions:
 
 @dataclass(frozen=True)
 class EmissionSource:
-    """Two chunks' tiles in turn, and lists of indices.
+    """The tiles of two chunks, used alternately, and lists of indices.
 
     Attributes:
-        sequences: of the group.
+        sequences: the sequences of the group.
         log_probs_hbm: [T, N, C].
         blank: class of the blank.
-        first_label: the column of :class:`Sequences` that the first pair's label has.
-        stays_at_end: for betas, which descend from the label behind the target.
-        index_sbuf: uint32 [P, steps, pairs], of the labels in a loaded chunk.
+        first_label: the column of :class:`Sequences` with the label of the first pair.
+        stays_at_end: whether emissions are for betas, which descend from the label behind the target.
+        index_sbuf: uint32 [P, steps, pairs], the indices of the labels in a loaded chunk.
         loaded: [P, steps, C], in the type of the log-probabilities.
-        gathered: [P, steps, pairs], likewise.
-        made: the results.
+        gathered: [P, steps, pairs], in the type of the log-probabilities.
+        emissions: the results.
     """
 
     sequences: Sequences
@@ -52,11 +52,11 @@ class EmissionSource:
     index_sbuf: nl.NkiTensor
     loaded: tuple[nl.NkiTensor, ...]
     gathered: tuple[nl.NkiTensor, ...]
-    made: tuple[Emissions, ...]
+    emissions: tuple[Emissions, ...]
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, is_alpha: bool) -> EmissionSource:
-        """For all chunks of a group."""
+        """Allocate the tiles for all chunks of a group, and compute the indices."""
         group, plan = sequences.group, sequences.group.plan
         first_label = 1 if is_alpha else 0
         loaded = tuple(group.tile(plan.chunk, plan.classes, dtype=log_probs_hbm.dtype) for _ in range(2))
@@ -74,28 +74,42 @@ class EmissionSource:
             tuple(Emissions(group.tile(plan.chunk), group.tile(plan.chunk, plan.pairs)) for _ in range(2)),
         )
 
-    def load(self, turn: int, times: list[Times]) -> None:
-        """Start the loads of a turn, of the times of each block."""
+    def load(self, wavefront: int, times: list[Times]) -> None:
+        """Start the loads of a wavefront, given the times of each block."""
         for block, of_block in enumerate(times):
             if not of_block.is_empty:
                 source = self.sequences.group.sequences(of_block.of(self.log_probs_hbm), 1).permute((1, 0, 2))
                 partitions = self.sequences.group.block(block)
-                nisa.dma_copy(dst=self.loaded[turn % 2][partitions, of_block.rows], src=source)
+                nisa.dma_copy(dst=self.loaded[wavefront % 2][partitions, of_block.rows], src=source)
 
-    def make_ready(self, turn: int, times: list[Times]) -> None:
-        """Gather what was loaded for a turn."""
-        loaded_sbuf, gathered_sbuf, made = self.loaded[turn % 2], self.gathered[turn % 2], self.of(turn)
+    def make_ready(self, wavefront: int, times: list[Times]) -> None:
+        """Gather the loaded log-probabilities of a wavefront."""
+        loaded_sbuf, gathered_sbuf, emissions = (
+            self.loaded[wavefront % 2],
+            self.gathered[wavefront % 2],
+            self.of(wavefront),
+        )
         nisa.nc_n_gather(dst=gathered_sbuf, data=loaded_sbuf, indices=self.index_sbuf)
-        nisa.tensor_scalar(dst=made.blank_sbuf, data=loaded_sbuf[:, :, self.blank], op0=nl.maximum, operand0=NOTHING)
+        nisa.tensor_scalar(
+            dst=emissions.blank_sbuf, data=loaded_sbuf[:, :, self.blank], op0=nl.maximum, operand0=NOTHING
+        )
         mask_sbuf = self._of_labels(self.sequences.mask_sbuf)
         nisa.scalar_tensor_tensor(
-            dst=made.label_sbuf, data=gathered_sbuf, op0=nl.maximum, operand0=NOTHING, op1=nl.add, operand1=mask_sbuf
+            dst=emissions.label_sbuf,
+            data=gathered_sbuf,
+            op0=nl.maximum,
+            operand0=NOTHING,
+            op1=nl.add,
+            operand1=mask_sbuf,
         )
         if self.stays_at_end:
-            self._end(made, times)
+            self._end(emissions, times)
 
-    def _end(self, made: Emissions, times: list[Times]) -> None:
-        """Behind the end of a sequence it stays with probability 1 in the label behind its target, and nowhere else."""
+    def _end(self, emissions: Emissions, times: list[Times]) -> None:
+        """Let a sequence stay with probability 1 in the label behind its target once its input has ended.
+
+        All other states have probability 0 there.
+        """
         group, plan = self.sequences.group, self.sequences.group.plan
         time_sbuf = group.tile(plan.chunk)
         is_behind_sbuf = group.tile(plan.chunk, dtype=nl.uint32)
@@ -105,26 +119,26 @@ class EmissionSource:
         nisa.tensor_scalar(
             dst=is_behind_sbuf, data=time_sbuf, op0=nl.greater_equal, operand0=self.sequences.input_length_sbuf
         )
-        nisa.tensor_copy_predicated(dst=made.blank_sbuf, src=NOTHING, predicate=is_behind_sbuf)
+        nisa.tensor_copy_predicated(dst=emissions.blank_sbuf, src=NOTHING, predicate=is_behind_sbuf)
         every_sbuf = is_behind_sbuf.expand_dim(2).broadcast(2, plan.pairs)
-        nisa.tensor_copy_predicated(dst=made.label_sbuf, src=NOTHING, predicate=every_sbuf)
+        nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=NOTHING, predicate=every_sbuf)
         stays_sbuf = group.tile(plan.chunk, plan.pairs, dtype=nl.uint32)
         is_end_sbuf = self._of_labels(self.sequences.is_end_sbuf)
         nisa.tensor_tensor(dst=stays_sbuf, data1=every_sbuf, data2=is_end_sbuf, op=nl.multiply)
-        nisa.tensor_copy_predicated(dst=made.label_sbuf, src=0.0, predicate=stays_sbuf)
+        nisa.tensor_copy_predicated(dst=emissions.label_sbuf, src=0.0, predicate=stays_sbuf)
 
-    def of(self, turn: int) -> Emissions:
-        """The tiles of a turn."""
-        return self.made[turn % 2]
+    def of(self, wavefront: int) -> Emissions:
+        """Return the emissions of a wavefront."""
+        return self.emissions[wavefront % 2]
 
     def _of_labels(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """A tile of :class:`Sequences`, the same at each step."""
+        """Return the columns of the labels in a tile of :class:`Sequences`, repeated at each step."""
         plan = self.sequences.group.plan
         return tile_sbuf[:, self.first_label : self.first_label + plan.pairs].expand_dim(1).broadcast(1, plan.chunk)
 
 
 def _indices(group: Group, class_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Of the labels in a loaded chunk: class + C * step."""
+    """Return the indices of the labels in a loaded chunk: class + C * step."""
     plan = group.plan
     start_sbuf = group.tile(plan.chunk, 1)
     nisa.iota(dst=start_sbuf, pattern=[[plan.classes, plan.chunk], [0, 1]])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of a core's groups."""
+"""The forward of the groups of one core."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Batch:
-    """What is read.
+    """The inputs of a loss, in HBM.
 
     Attributes:
         log_probs_hbm: [T, N, C].
-        targets_hbm: int32 [N, S]; None where S is 0.
+        targets_hbm: int32 [N, S]; None if S is 0.
         input_lengths_hbm, target_lengths_hbm: int32 [N].
-        blank: its class.
+        blank: class of the blank.
     """
 
     log_probs_hbm: nl.NkiTensor
@@ -33,20 +33,20 @@ class Batch:
     blank: int
 
     def sequences(self, group: Group) -> Sequences:
-        """What is fixed for a group."""
+        """Load the lengths and labels of a group, which are fixed for all times."""
         return Sequences.load(group, self.targets_hbm, self.input_lengths_hbm, self.target_lengths_hbm)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Where the results go, in HBM.
+    """The tensors in HBM that the results go to, and the options of the loss.
 
     Attributes:
         loss_hbm: [N] for every loss, or float32 [1].
         nll_hbm: float32 [N].
         alpha_hbm: float32 [T, N, 2 S + 1].
-        reduction: of the losses.
-        is_zero_if_infinite: an infinite loss counts as 0.
+        reduction: the reduction of the losses.
+        is_zero_if_infinite: whether an infinite loss counts as 0.
     """
 
     loss_hbm: nl.NkiTensor
@@ -57,7 +57,7 @@ class Results:
 
 
 def forward_of_core(plan: Plan, batch: Batch, results: Results) -> None:
-    """The results."""
+    """Compute the results of the groups of this core."""
     sums = None if results.reduction == "none" else PartialSums.make(plan.groups)
     for group in plan.own_groups():
         store_alphas(batch.sequences(group), batch.log_probs_hbm, batch.blank, results.alpha_hbm)
@@ -85,7 +85,7 @@ def _take(group: Group, likelihood: Likelihood, results: Results, sums: PartialS
 
 
 def reduction_factor(group: Group, target_length_sbuf: nl.NkiTensor, reduction: str) -> nl.NkiTensor:
-    """What each loss of a sum is multiplied by: for a mean one over the target's length, at least 1, and over N."""
+    """Return the factor of each loss in the sum: for a mean 1 / (N * target length), with a length of at least 1."""
     factor_sbuf = nl.ndarray(target_length_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     if reduction != "mean":
         nisa.memset(dst=factor_sbuf, value=1.0)

@@ -22,12 +22,12 @@ Task = Callable[[], None]
 
 @dataclass(frozen=True)
 class Upstream:
-    """What the gradient is multiplied by.
+    """The upstream gradient, and the options of the loss that change it.
 
     Attributes:
-        grad_loss_hbm: of each loss, or float32 [1] of the reduced one.
-        reduction: of the losses.
-        is_zero_if_infinite: no gradient where there is no alignment; else it is NaN.
+        grad_loss_hbm: the upstream gradient of each loss, or float32 [1] for the reduced loss.
+        reduction: the reduction of the losses.
+        is_zero_if_infinite: whether the gradient is 0 where there is no alignment; else it is NaN.
     """
 
     grad_loss_hbm: nl.NkiTensor
@@ -37,12 +37,12 @@ class Upstream:
 
 @dataclass(frozen=True)
 class Factors:
-    """Of the sequences of a group, the same in each partition: [chunk, rows].
+    """The factors and lengths of the sequences of a group, the same in each partition: [chunk, rows].
 
     Attributes:
-        group: whose.
-        factor_sbuf: float32, what the gradient is multiplied by.
-        input_length_sbuf: float32.
+        group: the group of the sequences.
+        factor_sbuf: float32, the factors of the gradient.
+        input_length_sbuf: float32, the input lengths.
     """
 
     group: Group
@@ -58,7 +58,7 @@ class Factors:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Factors:
-        """Of a group."""
+        """Compute the factors of a group."""
         grad_hbm = upstream.grad_loss_hbm
         is_each = upstream.reduction == "none"
         grad_sbuf = _rows(group, group.sequences(grad_hbm, 0) if is_each else grad_hbm)
@@ -73,7 +73,7 @@ class Factors:
         return cls(group, factor_sbuf, _rows(group, group.sequences(input_lengths_hbm, 0)))
 
     def at(self, times: Times) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """The factors at some times, and where a sequence has ended, uint32; there they are 0."""
+        """Return the factors at some times, 0 where a sequence has ended, and a uint32 mask of the ended sequences."""
         shape = self.factor_sbuf.shape
         time_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=time_sbuf, pattern=[[0, shape[1]]], offset=times.first, channel_multiplier=1)
@@ -87,23 +87,23 @@ class Factors:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some sequences of a group, and classes, of a chunk."""
+    """Some sequences of a group and some classes, in one chunk."""
 
     rows: slice
     classes: slice
 
     @property
     def size(self) -> tuple[int, int]:
-        """Sequences and classes."""
+        """The numbers of sequences and classes."""
         return self.rows.stop - self.rows.start, self.classes.stop - self.classes.start
 
     def of(self, group: Group, times: Times, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The part of a tensor [T, N, C]."""
+        """Return the part of a tensor [T, N, C] that belongs to this piece."""
         return group.sequences(times.of(tensor_hbm), 1)[:, self.rows, self.classes]
 
 
 def pieces(group: Group) -> Iterator[Piece]:
-    """All of a chunk."""
+    """Yield all pieces of a chunk."""
     width = min(group.plan.classes, PIECE_COLUMNS)
     height = max(1, PIECE_COLUMNS // width)
     for row in range(0, group.rows, height):
@@ -114,11 +114,11 @@ def pieces(group: Group) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class Gradient:
-    """Of a group.
+    """The operands and the result of the gradient of a group.
 
     Attributes:
-        factors: of its sequences.
-        occupancies: of its classes.
+        factors: the factors of the sequences.
+        occupancies: the occupancies of the classes.
         log_probs_hbm, grad_hbm: [T, N, C].
     """
 
@@ -127,37 +127,37 @@ class Gradient:
     log_probs_hbm: nl.NkiTensor
     grad_hbm: nl.NkiTensor
 
-    def tasks(self, turn: int, times: Times) -> Iterator[Task]:
-        """What is to be done for the times that are through all blocks after a turn."""
+    def tasks(self, wavefront: int, times: Times) -> Iterator[Task]:
+        """Yield the work for the times that have passed all blocks after a wavefront."""
         group = self.factors.group
         at = self.factors.at(times)
         for piece in pieces(group):
-            made = _MadePiece(self, piece, times, turn)
-            yield made.load
+            gradient_piece = _GradientPiece(self, piece, times, wavefront)
+            yield gradient_piece.load
             for row in range(*piece.rows.indices(group.rows)):
-                yield partial(made.subtract, row)
-            yield partial(made.store, at)
+                yield partial(gradient_piece.subtract, row)
+            yield partial(gradient_piece.store, at)
 
 
-class _MadePiece:
-    """The tiles of a piece, while it is made."""
+class _GradientPiece:
+    """The tiles of a piece while its gradient is computed."""
 
-    def __init__(self, gradient: Gradient, piece: Piece, times: Times, turn: int) -> None:
+    def __init__(self, gradient: Gradient, piece: Piece, times: Times, wavefront: int) -> None:
         self._gradient = gradient
         self._piece = piece
         self._times = times
-        self._turn = turn
+        self._wavefront = wavefront
         self._shape = (gradient.factors.group.plan.chunk, *piece.size)
         self._values_sbuf = nl.ndarray(self._shape, dtype=nl.float32, buffer=nl.sbuf)
 
     def _like(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """A tile in the type of a tensor: that of the values where it can be."""
+        """Return a tile in the type of a tensor: the tile of the values if that is float32, else a new one."""
         if tensor_hbm.dtype == nl.float32:
             return self._values_sbuf
         return nl.ndarray(self._shape, dtype=tensor_hbm.dtype, buffer=nl.sbuf)
 
     def load(self) -> None:
-        """The probabilities."""
+        """Load the log-probabilities and compute the probabilities."""
         loaded_sbuf = self._like(self._gradient.log_probs_hbm)
         if self._times.end - self._times.start < self._shape[0]:
             nisa.memset(dst=loaded_sbuf, value=0.0)
@@ -166,18 +166,21 @@ class _MadePiece:
         nisa.activation(dst=self._values_sbuf, op=nl.exp, data=loaded_sbuf)
 
     def subtract(self, row: int) -> None:
-        """The occupancies of a sequence of the group."""
+        """Subtract the occupancies of a sequence of the group."""
         classes = self._piece.classes
         for start in range(classes.start, classes.stop, BANK_COLUMNS):
             end = min(classes.stop, start + BANK_COLUMNS)
-            occupancy_psum = self._gradient.occupancies.of(self._turn, row, start, end)
+            occupancy_psum = self._gradient.occupancies.of(self._wavefront, row, start, end)
             columns = slice(start - classes.start, end - classes.start)
             values_sbuf = self._values_sbuf[:, row - self._piece.rows.start, columns]
             nisa.tensor_tensor(dst=values_sbuf, data1=values_sbuf, data2=occupancy_psum, op=nl.subtract)
 
     def store(self, at: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Times upstream; 0 behind the end, whatever stands there."""
-        factor_sbuf, is_behind_sbuf = (each[:, self._piece.rows].expand_dim(2) for each in at)
+        """Multiply by the upstream gradient and store the result.
+
+        Behind the end of a sequence the result is 0, whatever the tile holds there.
+        """
+        factor_sbuf, is_behind_sbuf = (tile_sbuf[:, self._piece.rows].expand_dim(2) for tile_sbuf in at)
         width = self._shape[2]
         nisa.tensor_copy_predicated(dst=self._values_sbuf, src=0.0, predicate=is_behind_sbuf.broadcast(2, width))
         stored_sbuf = self._like(self._gradient.grad_hbm)
@@ -193,7 +196,7 @@ class _MadePiece:
 
 
 def _rows(group: Group, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """A number for each sequence, or one for all, as float32 [chunk, rows]."""
+    """Load one number for each sequence, or one for all, as float32 [chunk, rows]."""
     size = vector_hbm.shape[0]
     loaded_sbuf = nl.ndarray((group.plan.chunk, size), dtype=vector_hbm.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=vector_hbm.reshape((1, size)).broadcast(0, group.plan.chunk))

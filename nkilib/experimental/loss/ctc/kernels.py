@@ -25,32 +25,33 @@ def ctc_loss_forward(
     zero_infinity: bool = False,
     dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Connectionist temporal classification: minus the log-probability of all alignments of a target to its input.
+    """Compute the CTC loss: minus the log-probability of all alignments of a target to its input.
 
     Equivalent to ``F.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity)`` in
     PyTorch, computed in float32 logarithms. Launch with ``ctc_loss_forward[2](...)`` on a logical NeuronCore of two
-    cores, which take halves of the sequences. No value is looked at on the host.
+    cores; each computes half of the sequences. The host reads no values.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
 
     Args:
         log_probs_hbm: [T, N, C] log-probabilities, bfloat16, float16 or float32, in HBM.
-        targets_hbm: [N, S] int32, labels, of which those behind a target's length are not looked at; None for S = 0.
-            A label that is no class has probability 0.
+        targets_hbm: [N, S] int32, labels; None for S = 0. Labels behind a target's length are ignored. A label that is
+            no class has probability 0.
         input_lengths_hbm: [N] int32, times of each sequence, 0 to T.
         target_lengths_hbm: [N] int32, labels of each target, 0 to S. A longer target has no alignment.
         blank: class of the blank.
         reduction: ``"none"``, ``"sum"`` or ``"mean"``, which divides each loss by the length of its target, at least 1,
             and the sum by N.
-        zero_infinity: the loss of a target without an alignment is 0, else infinite.
-        dtype: of the losses for ``"none"``; None: that of the log-probabilities.
+        zero_infinity: whether the loss of a target without an alignment is 0; else it is infinite.
+        dtype: type of the losses for ``"none"``; None: the type of the log-probabilities.
 
     Returns:
         loss_hbm: [N] for ``"none"``, else [1], float32.
-        nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction; the backward takes them.
-        alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all beginnings; the backward takes them.
-            Below -1e29 stands for the logarithm of 0. Behind an input's or a target's length they mean nothing.
+        nll_hbm: [N] float32, the losses before ``zero_infinity`` and the reduction, an argument of the backward.
+        alpha_hbm: [T, N, 2 S + 1] float32, logarithms of the probabilities of all prefixes, an argument of the
+            backward. Values below -1e29 stand for the logarithm of 0. Behind an input's or a target's length they mean
+            nothing.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -87,19 +88,20 @@ def ctc_loss_backward(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> nl.NkiTensor:
-    """The gradient of the loss by the log-probabilities, as PyTorch defines it.
+    """Compute the gradient of the loss with respect to the log-probabilities, as PyTorch defines it.
 
     It is ``exp(log_probs)`` minus the probability that an alignment is at that class at that time, times the upstream
-    gradient. So it is the gradient by the logits where the log-probabilities are their ``log_softmax``, whose own
-    derivative leaves it as it is. Equivalent to the gradient of ``F.ctc_loss`` in PyTorch. Launch as the forward.
+    gradient. If the log-probabilities are the ``log_softmax`` of logits, it is also the gradient with respect to the
+    logits, because the derivative of ``log_softmax`` leaves it unchanged. Equivalent to the gradient of ``F.ctc_loss``
+    in PyTorch. Launch like :func:`ctc_loss_forward`.
 
     Dimensions:
         T: time steps. N: sequences. C: classes. S: labels of the longest target.
 
     Args:
-        log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank, reduction, zero_infinity: what the
-            forward was given.
-        nll_hbm, alpha_hbm: what the forward returned.
+        log_probs_hbm, targets_hbm, input_lengths_hbm, target_lengths_hbm, blank, reduction, zero_infinity: the
+            arguments of the forward.
+        nll_hbm, alpha_hbm: the results of the forward.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
 
     Returns:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of a group, out of the stored alphas."""
+"""The losses of a group, computed from the stored alphas."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Likelihood:
-    """Of the sequences of a group: float32 [rows, 1].
+    """The losses of the sequences of a group: float32 [rows, 1].
 
     Attributes:
         nll_sbuf: -log-likelihoods, infinite where there is no alignment.
-        is_infinite_sbuf: uint32, where there is none.
-        target_length_sbuf: of the targets.
+        is_infinite_sbuf: uint32, 1 where there is no alignment.
+        target_length_sbuf: the lengths of the targets.
     """
 
     nll_sbuf: nl.NkiTensor
@@ -35,7 +35,11 @@ class Likelihood:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Likelihood:
-        """log(exp a + exp b) of the last blank and the last label, at the last time of each sequence."""
+        """Compute the losses of a group.
+
+        The likelihood is log(exp a + exp b), where a and b are the alphas of the last blank and the last label at the
+        last time of each sequence.
+        """
         input_length_sbuf = lengths(group.rows, group.sequences(input_lengths_hbm, 0))
         target_length_sbuf = lengths(group.rows, group.sequences(target_lengths_hbm, 0))
         last_sbuf = _last_alphas(group, alpha_hbm, input_lengths_hbm)
@@ -50,7 +54,7 @@ class Likelihood:
 
 
 def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """The alphas of the last time of each sequence, [rows, 2 S + 1]. Lengths are clamped to times that exist."""
+    """Load the alphas at the last time of each sequence, [rows, 2 S + 1]. Lengths are clamped to times that exist."""
     plan, rows = group.plan, group.rows
     index_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=index_sbuf, src=group.sequences(input_lengths_hbm, 0).reshape((rows, 1)))
@@ -66,7 +70,7 @@ def _last_alphas(group: Group, alpha_hbm: nl.NkiTensor, input_lengths_hbm: nl.Nk
 
 
 def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor, offset: float) -> nl.NkiTensor:
-    """The alpha of state ``2 * target length + offset``; ``NOTHING`` where there is no such state."""
+    """Return the alpha of state ``2 * target length + offset``; ``NOTHING`` where there is no such state."""
     rows, states = group.rows, group.plan.states
     state_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
@@ -78,9 +82,9 @@ def _at_state(group: Group, alphas_sbuf: nl.NkiTensor, target_length_sbuf: nl.Nk
     nisa.tensor_scalar(dst=is_there_sbuf, data=number_sbuf, op0=nl.equal, operand0=state_sbuf)
     nisa.memset(dst=number_sbuf, value=NOTHING)
     nisa.tensor_copy_predicated(dst=number_sbuf, src=alphas_sbuf, predicate=is_there_sbuf)
-    found_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
-    nisa.tensor_reduce(dst=found_sbuf, op=nl.maximum, data=number_sbuf, axis=1)
-    return found_sbuf
+    alpha_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
+    nisa.tensor_reduce(dst=alpha_sbuf, op=nl.maximum, data=number_sbuf, axis=1)
+    return alpha_sbuf
 
 
 def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -96,7 +100,7 @@ def _minus_log_add(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiT
 
 
 def _without_time(nll_sbuf: nl.NkiTensor, input_length_sbuf: nl.NkiTensor, target_length_sbuf: nl.NkiTensor) -> None:
-    """A sequence of no time has loss 0 if its target is empty, else there is no alignment."""
+    """Set the loss of sequences with an input length of 0: 0 if the target is empty; else there is no alignment."""
     is_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     of_empty_sbuf = nl.ndarray(nll_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_empty_sbuf, data=input_length_sbuf, op0=nl.less_equal, operand0=0.0)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The probability of each class at each time: those of the states that are it, summed by a product on Tensor.
+"""The probability of each class at each time: the sum over the states of that class, as a matrix product on Tensor.
 
-The probabilities of a turn are transposed, so that states are on partitions. Their product with the one-hot classes of
-a sequence's states is [times, classes]. A block is a turn behind its neighbour, so the transposed tiles of some turns
-are kept.
+The probabilities of a wavefront are transposed, so that states are on partitions. Their product with the one-hot
+classes of a sequence's states is [times, classes]. A block is a wavefront behind its neighbour, so the transposed tiles
+of several wavefronts are kept.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from nkilib.nki import nisa, nl
 
 # Float32 numbers of a bank of PSUM in a partition.
 BANK_COLUMNS = 512
-# One-hot classes that take no more are made once.
+# One-hot classes that take at most this many bytes of a partition are computed once.
 _KEPT_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
 class Classes:
-    """The classes of the states, and one-hot.
+    """The classes of the states, as numbers and one-hot.
 
     Attributes:
-        group: whose.
+        group: the group of the sequences.
         classes: for each run of at most 128 states of a block, float32 [states, P].
         number_sbuf: float32 [128, columns], 0, 1, ...
-        kept: one-hot tiles [states, C] by run and partition; empty where they are made when needed.
+        kept: one-hot tiles [states, C] by run and partition; empty if they are computed when needed.
     """
 
     group: Group
@@ -42,7 +42,7 @@ class Classes:
 
     @classmethod
     def make(cls, sequences: Sequences, blank: int) -> Classes:
-        """Of a group."""
+        """Compute the classes of the states of a group."""
         group, plan = sequences.group, sequences.group.plan
         state_sbuf = group.tile(2 * plan.pairs)
         nisa.memset(dst=state_sbuf, value=float(blank))
@@ -50,21 +50,25 @@ class Classes:
         classes = tuple(_transposed(state_sbuf[:, run]) for run in runs(plan.pairs))
         number_sbuf = nl.ndarray((PARTITIONS, min(BANK_COLUMNS, plan.classes)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=number_sbuf, pattern=[[1, number_sbuf.shape[1]]])
-        made = cls(group, classes, number_sbuf, {})
+        result = cls(group, classes, number_sbuf, {})
         if kept_bytes(group) > 0:
             for run in range(len(classes)):
                 for partition in range(group.partitions):
-                    made.kept[run, partition] = made._one_hot(run, partition, 0, plan.classes)
-        return made
+                    result.kept[run, partition] = result._one_hot(run, partition, 0, plan.classes)
+        return result
 
     def one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """Of the states of a run in a partition, for some classes: float32 [states, classes]."""
+        """Return the one-hot classes of the states of a run in a partition, for classes ``start`` to ``end``.
+
+        Returns:
+            A tile, float32 [states, classes].
+        """
         if self.kept:
             return self.kept[run, partition][:, start:end]
         return self._one_hot(run, partition, start, end)
 
     def _one_hot(self, run: int, partition: int, start: int, end: int) -> nl.NkiTensor:
-        """``class - start == 0, 1, ...``."""
+        """Compute ``class - start == 0, 1, ...``."""
         class_sbuf = self.classes[run]
         one_hot_sbuf = nl.ndarray((class_sbuf.shape[0], end - start), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_scalar(
@@ -79,14 +83,14 @@ class Classes:
 
 
 def kept_bytes(group: Group) -> int:
-    """Of a partition, that the kept one-hot classes take; 0 where they are not kept."""
+    """Return the bytes of a partition that the kept one-hot classes take; 0 if they are not kept."""
     plan = group.plan
-    taken = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
-    return taken if taken <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
+    nbytes = len(runs(plan.pairs)) * group.partitions * plan.classes * FLOAT32_BYTES
+    return nbytes if nbytes <= _KEPT_BYTES and plan.classes <= BANK_COLUMNS else 0
 
 
 def runs(pairs: int) -> list[slice]:
-    """The states of a block, in runs that fit the partitions, as equal as can be."""
+    """Split the states of a block into runs that fit the partitions, as equal as possible."""
     states = 2 * pairs
     size = div_ceil(states, div_ceil(states, PARTITIONS))
     return [slice(start, min(states, start + size)) for start in range(0, states, size)]
@@ -94,50 +98,52 @@ def runs(pairs: int) -> list[slice]:
 
 @dataclass(frozen=True)
 class Occupancies:
-    """The transposed probabilities of some turns.
+    """The transposed probabilities of several wavefronts.
 
     Attributes:
-        classes: of the states.
-        turned: by turn, and by run: float32 [states, chunk, P].
+        classes: the classes of the states.
+        transposed: the probabilities by wavefront, and by run: float32 [states, chunk, P].
     """
 
     classes: Classes
-    turned: tuple[tuple[nl.NkiTensor, ...], ...]
+    transposed: tuple[tuple[nl.NkiTensor, ...], ...]
 
     @classmethod
     def make(cls, classes: Classes) -> Occupancies:
-        """Room for as many turns as a chunk takes through all blocks."""
+        """Allocate tiles for as many wavefronts as a chunk needs to pass all blocks."""
         group, plan = classes.group, classes.group.plan
 
         def tiles() -> tuple[nl.NkiTensor, ...]:
             heights = [run.stop - run.start for run in runs(plan.pairs)]
             return tuple(_sbuf(height, plan.chunk, group.partitions) for height in heights)
 
-        return cls(classes, tuple(tiles() for _ in range(kept_turns(plan.blocks))))
+        return cls(classes, tuple(tiles() for _ in range(kept_wavefronts(plan.blocks))))
 
-    def turn_over(self, turn: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
-        """Transpose some steps of a turn's probabilities [P, chunk, states], which share a bank of PSUM."""
+    def transpose(self, wavefront: int, step: int, steps: int, states_sbuf: nl.NkiTensor) -> None:
+        """Transpose some steps of a wavefront's probabilities [P, chunk, states], which share a bank of PSUM."""
         partitions = self.classes.group.partitions
-        for run, tile_sbuf in zip(runs(self.classes.group.plan.pairs), self._of(turn), strict=True):
-            turned_psum = nl.ndarray((tile_sbuf.shape[0], steps, partitions), dtype=nl.float32, buffer=nl.psum)
-            for each in range(steps):
+        for run, tile_sbuf in zip(runs(self.classes.group.plan.pairs), self._of(wavefront), strict=True):
+            transposed_psum = nl.ndarray((tile_sbuf.shape[0], steps, partitions), dtype=nl.float32, buffer=nl.psum)
+            for offset in range(steps):
                 nisa.nc_transpose(
-                    dst=turned_psum[:, each], data=states_sbuf[:, step + each, run], engine=nisa.engine.tensor
+                    dst=transposed_psum[:, offset], data=states_sbuf[:, step + offset, run], engine=nisa.engine.tensor
                 )
-            nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=turned_psum, engine=nisa.engine.scalar)
+            nisa.tensor_copy(dst=tile_sbuf[:, step : step + steps], src=transposed_psum, engine=nisa.engine.scalar)
 
-    def of(self, turn: int, row: int, start: int, end: int) -> nl.NkiTensor:
-        """Of a sequence and classes ``start`` to ``end``, at the chunk that is through all blocks after this turn.
+    def of(self, wavefront: int, row: int, start: int, end: int) -> nl.NkiTensor:
+        """Compute the occupancies of a sequence, for classes ``start`` to ``end``.
+
+        They are the occupancies of the chunk that has passed all blocks after this wavefront.
 
         Returns:
-            In PSUM, [chunk, classes].
+            The occupancies, in PSUM, [chunk, classes].
         """
         plan = self.classes.group.plan
         sum_psum = nl.ndarray((plan.chunk, end - start), dtype=nl.float32, buffer=nl.psum)
         for block in range(plan.blocks):
             partition = block * plan.stride + row
             # The first block is the last one that a chunk comes through.
-            for run, tile_sbuf in enumerate(self._of(turn - block)):
+            for run, tile_sbuf in enumerate(self._of(wavefront - block)):
                 nisa.nc_matmul(
                     dst=sum_psum,
                     stationary=tile_sbuf[:, :, partition],
@@ -145,12 +151,15 @@ class Occupancies:
                 )
         return sum_psum
 
-    def _of(self, turn: int) -> tuple[nl.NkiTensor, ...]:
-        return self.turned[turn % len(self.turned)]
+    def _of(self, wavefront: int) -> tuple[nl.NkiTensor, ...]:
+        return self.transposed[wavefront % len(self.transposed)]
 
 
-def kept_turns(blocks: int) -> int:
-    """Turns whose transposed probabilities are kept: a power of two, so that few turns make a trip."""
+def kept_wavefronts(blocks: int) -> int:
+    """Return the number of wavefronts whose transposed probabilities are kept.
+
+    It is a power of two, so that an iteration of the loop has few wavefronts.
+    """
     return 1 << (blocks - 1).bit_length()
 
 
@@ -160,8 +169,8 @@ def _sbuf(*shape: int) -> nl.NkiTensor:
 
 def _transposed(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
     rows, columns = tile_sbuf.shape
-    turned_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned_psum, data=tile_sbuf, engine=nisa.engine.tensor)
-    turned_sbuf = _sbuf(columns, rows)
-    nisa.tensor_copy(dst=turned_sbuf, src=turned_psum)
-    return turned_sbuf
+    transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=tile_sbuf, engine=nisa.engine.tensor)
+    transposed_sbuf = _sbuf(columns, rows)
+    nisa.tensor_copy(dst=transposed_sbuf, src=transposed_psum)
+    return transposed_sbuf

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the sequences and states of a batch lie on the partitions, and how time is cut up.
+"""The layout of the sequences and states of a batch on partitions, and the chunks of time.
 
 The states of a sequence are blank, label, blank, ..., blank. Pair i is blank i and the label beside it. The pairs of a
-sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs one
-label's numbers of its neighbour, a time step earlier; so it follows its neighbour a chunk of time behind.
+sequence lie in up to four blocks, each in partitions of its own, so that instructions are short. A block needs the
+numbers of one label of its neighbour, from the previous time step; therefore it runs a chunk of time behind its
+neighbour.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CHUNK_MAX = 32
 
 
 class BatchShape(NamedTuple):
-    """Of log-probabilities: T, N and C."""
+    """The shape of the log-probabilities: T, N and C."""
 
     steps: int
     sequences: int
@@ -35,7 +36,7 @@ class BatchShape(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Sequences of a group, blocks of a sequence, and pairs of a block."""
+    """The number of sequences of a group, blocks of a sequence, and pairs of a block."""
 
     rows: int
     blocks: int
@@ -49,8 +50,8 @@ class Plan:
     Attributes:
         steps, sequences, classes, labels: T, N, C and S.
         rows: sequences of a group, which lie side by side; the last group may have fewer.
-        blocks: of the pairs of a sequence.
-        pairs: of a block.
+        blocks: the number of blocks of the pairs of a sequence.
+        pairs: the number of pairs of a block.
         chunk: time steps that are loaded and stored at a time.
     """
 
@@ -65,46 +66,46 @@ class Plan:
 
     @classmethod
     def make(cls, shape: BatchShape, labels: int, fewest_pairs: int, chunk: int) -> Plan:
-        """For log-probabilities [T, N, C] and at most so many labels.
+        """Choose the sizes for log-probabilities [T, N, C] and at most ``labels`` labels.
 
         Args:
-            fewest_pairs: in blocks of fewer pairs a sequence is not cut.
-            chunk: most steps of a chunk.
+            fewest_pairs: the smallest number of pairs of a block; a sequence is not split into smaller blocks.
+            chunk: the largest number of steps of a chunk.
         """
         layout = _layout(shape.sequences, labels, fewest_pairs)
         return cls(*shape, labels, *layout, min(chunk, shape.steps))
 
     @property
     def stride(self) -> int:
-        """Partitions from one block to the next."""
+        """The number of partitions from one block to the next."""
         return _STRIDES[self.blocks]
 
     @property
     def states(self) -> int:
-        """Of a sequence, ``2 S + 1``."""
+        """The number of states of a sequence, ``2 S + 1``."""
         return 2 * self.labels + 1
 
     @property
     def chunks(self) -> int:
-        """Of time."""
+        """The number of chunks of time."""
         return div_ceil(self.steps, self.chunk)
 
     @property
-    def turns(self) -> int:
-        """Chunks until the last block is done."""
+    def wavefronts(self) -> int:
+        """The number of wavefronts until the last block is done."""
         return self.chunks + self.blocks - 1
 
     @property
     def groups(self) -> int:
-        """Of sequences."""
+        """The number of groups of sequences."""
         return div_ceil(self.sequences, self.rows)
 
     def own_groups(self) -> list[Group]:
-        """Those of this core."""
+        """Return the groups of this core."""
         return [self.group(number) for number in range(nl.program_id(0), self.groups, nl.num_programs())]
 
     def group(self, number: int) -> Group:
-        """Group ``number``."""
+        """Return group ``number``."""
         first = number * self.rows
         return Group(self, number, first, min(self.rows, self.sequences - first))
 
@@ -114,10 +115,10 @@ class Group:
     """Sequences that lie side by side.
 
     Attributes:
-        plan: of the launch.
-        number: of the group.
-        first: its first sequence.
-        rows: how many it has.
+        plan: the plan of the launch.
+        number: the number of the group.
+        first: the first sequence of the group.
+        rows: the number of sequences of the group.
     """
 
     plan: Plan
@@ -127,25 +128,25 @@ class Group:
 
     @property
     def partitions(self) -> int:
-        """That instructions cover, with gaps between the blocks where a group is not full."""
+        """The number of partitions that instructions cover, including gaps between blocks if a group is not full."""
         return (self.plan.blocks - 1) * self.plan.stride + self.rows
 
     def block(self, number: int) -> slice:
-        """The partitions of a block."""
+        """Return the partitions of a block."""
         start = number * self.plan.stride
         return slice(start, start + self.rows)
 
     def sequences(self, tensor_hbm: nl.NkiTensor, dimension: int) -> nl.NkiTensor:
-        """The part of a tensor that is of these sequences."""
+        """Return the part of a tensor that belongs to the sequences of the group."""
         return tensor_hbm.slice(dimension, self.first, self.first + self.rows)
 
     def tile(self, *columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """A tile for all blocks."""
+        """Allocate a tile for all blocks."""
         return nl.ndarray((self.partitions, *columns), dtype=dtype, buffer=nl.sbuf)
 
 
 def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
-    """Two cores have work where there are two sequences."""
+    """Choose the layout. If there are at least two sequences, both cores have work."""
     rows = min(PARTITIONS, div_ceil(sequences, 2))
     needed = labels + _FURTHER_PAIRS
     possible = [count for count, stride in _STRIDES.items() if rows <= stride and needed >= count * fewest_pairs]
@@ -154,17 +155,17 @@ def _layout(sequences: int, labels: int, fewest_pairs: int) -> Layout:
 
 
 def steps_that_fit(bytes_of_step: int, bytes_taken: int) -> int:
-    """Steps of a chunk that fit a partition, 0 where not one does."""
+    """Return the number of steps of a chunk that fit a partition, 0 if not even one fits."""
     return min(CHUNK_MAX, (usable_sbuf_bytes() - bytes_taken) // bytes_of_step)
 
 
 @dataclass(frozen=True)
 class Times:
-    """The time steps of a chunk of a block: rows of a tile, and where they are in the whole.
+    """The time steps of a chunk of a block: rows of a tile, and their place in the whole input.
 
     Attributes:
-        first: the time of row 0, a number or what a loop of the device counts.
-        start, end: the rows that are in the whole.
+        first: the time of row 0, a number or a scalar that a loop of the device counts.
+        start, end: the range of rows that exist in the input.
     """
 
     first: int | nisa.NkiScalar
@@ -173,16 +174,16 @@ class Times:
 
     @property
     def is_empty(self) -> bool:
-        """None of its rows is in the whole."""
+        """Whether none of the rows exists in the input."""
         return self.end <= self.start
 
     @property
     def rows(self) -> slice:
-        """Of a tile of the chunk."""
+        """The rows that exist, as a slice of a tile of the chunk."""
         return slice(self.start, self.end)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The view of these times, the first dimension of a tensor in HBM."""
+        """Return the view of these times along the first dimension of a tensor in HBM."""
         if isinstance(self.first, int):
             return tensor_hbm.slice(0, self.first + self.start, self.first + self.end)
         return tensor_hbm[nl.ds(self.first, self.end)]

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A step of time of the recursions of alpha and beta, in logarithms, and a chunk of steps.
+"""A time step of the recursions of alpha and beta, in logarithms, and a chunk of steps.
 
 For pair i, with blank b[i] and label l[i] of the step before (alpha: the time before, beta: the time after):
 
     u[i]      = log(exp b[i] + exp l')            l' = l[i - 1] for alpha, l[i] for beta
     new b[i]  = u[i] + log-probability of the blank
     new l''   = log(exp l'' + exp v[i]) + log-probability of the label, l'' = l[i] for alpha, l[i - 1] for beta
-    v[i]      = u[i] where l[i - 1] and l[i] may follow each other at once, else b[i]
+    v[i]      = u[i] where l[i - 1] and l[i] may follow each other directly, else b[i]
 
-which are two log-adds, of half the states each, for what the definition takes two of all states. And
+These are two log-adds of half of the states each; the definition takes two log-adds of all states. The identity
 
     log(exp a + exp b) = max(a, b) + softplus(-|a - b|)
 
-keeps the one table of activation functions loaded. Vector has the chain of differences and sums, Scalar softplus, and
-GpSimd what has time.
+needs only one loaded table of activation functions. Vector computes the chain of differences and sums, Scalar softplus,
+and GpSimd whatever is not urgent.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from dataclasses import dataclass
 from nkilib.experimental.loss.ctc.emissions import Emissions, EmissionSource
 from nkilib.experimental.loss.ctc.plan import Group
 from nkilib.experimental.loss.ctc.sequences import NOTHING
-from nkilib.experimental.loss.ctc.turns import Turn
+from nkilib.experimental.loss.ctc.wavefronts import Wavefront
 from nkilib.nki import nisa, nl
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Columns of a tile of states, and rows of time. Column k of a tile is state ``2 i - 1 + k`` of its first pair i.
+    """The columns of a tile of states and its rows of time. Column k is state ``2 i - 1 + k``; i is the first pair.
 
     Attributes:
-        is_alpha: states and times ascend; else they descend.
-        pairs: of a block.
-        chunk: steps of a tile, which has a row more, for the step before the first one.
+        is_alpha: whether states and times ascend; else they descend.
+        pairs: the number of pairs of a block.
+        chunk: steps of a tile, which has one more row, for the step before the first one.
     """
 
     is_alpha: bool
@@ -46,12 +46,12 @@ class Direction:
 
     @property
     def width(self) -> int:
-        """Columns of a tile: pairs, and a label of the neighbour."""
+        """The number of columns of a tile: the states of the pairs, and a label of the neighbour."""
         return 2 * self.pairs + 1
 
     @property
     def border(self) -> int:
-        """The column with the label of the neighbouring block, whose last one it is."""
+        """The column with the label of the neighbouring block, which is the outermost one of that block."""
         return 0 if self.is_alpha else self.width - 1
 
     @property
@@ -71,27 +71,27 @@ class Direction:
 
     @property
     def steps(self) -> range:
-        """In the order of the recursion."""
+        """The steps of a chunk in the order of the recursion."""
         return range(self.chunk) if self.is_alpha else range(self.chunk - 1, -1, -1)
 
     def row(self, step: int) -> int:
-        """Of a step of the chunk."""
+        """Return the row of a step of the chunk."""
         return step + 1 if self.is_alpha else step
 
     def row_before(self, step: int) -> int:
-        """Of the step that it follows."""
+        """Return the row of the step before a step."""
         return step if self.is_alpha else step + 1
 
     def blanks(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Of a row [P, width], the blanks of all pairs."""
+        """Return the blanks of all pairs in a row [P, width]."""
         return row_sbuf[:, 1 : self.width : 2]
 
     def own(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The labels that the block computes."""
+        """Return the labels that the block computes."""
         return self._labels(row_sbuf, 2 if self.is_alpha else 0)
 
     def others(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The labels from which blanks are reached."""
+        """Return the labels from which blanks are reached."""
         return self._labels(row_sbuf, 0 if self.is_alpha else 2)
 
     def _labels(self, row_sbuf: nl.NkiTensor, start: int) -> nl.NkiTensor:
@@ -103,10 +103,10 @@ class Recursion:
     """The tiles of a group's recursion.
 
     Attributes:
-        group: whose.
+        group: the group of the sequences.
         direction: alpha or beta.
         may_skip_sbuf: uint32 [P, pairs].
-        states: two tiles float32 [P, chunk + 1, width], in turn.
+        states: two tiles float32 [P, chunk + 1, width], used alternately.
     """
 
     group: Group
@@ -116,20 +116,20 @@ class Recursion:
 
     @classmethod
     def make(cls, group: Group, is_alpha: bool, may_skip_sbuf: nl.NkiTensor) -> Recursion:
-        """Nothing anywhere."""
+        """Allocate the tiles, with probability 0 for all states."""
         direction = Direction(is_alpha, group.plan.pairs, group.plan.chunk)
         states = tuple(group.tile(direction.chunk + 1, direction.width) for _ in range(2))
         for tile_sbuf in states:
             nisa.memset(dst=tile_sbuf, value=NOTHING)
         return cls(group, direction, may_skip_sbuf, states)
 
-    def of(self, turn: int) -> nl.NkiTensor:
-        """The tile of a turn."""
-        return self.states[turn % 2]
+    def of(self, wavefront: int) -> nl.NkiTensor:
+        """Return the tile of a wavefront."""
+        return self.states[wavefront % 2]
 
-    def carry(self, turn: int) -> None:
-        """What the chunk starts from: the last step of the one before, and its neighbours' labels of that turn."""
-        now_sbuf, before_sbuf = self.of(turn), self.of(turn - 1)
+    def carry(self, wavefront: int) -> None:
+        """Copy the start of a chunk: the last step of the previous wavefront, and its labels of neighbouring blocks."""
+        now_sbuf, before_sbuf = self.of(wavefront), self.of(wavefront - 1)
         at, border, outermost = self.direction.carried, self.direction.border, self.direction.outermost
         nisa.tensor_copy(dst=now_sbuf[:, at], src=before_sbuf[:, self.direction.last])
         blocks = range(1, self.group.plan.blocks) if self.direction.is_alpha else range(self.group.plan.blocks - 1)
@@ -141,22 +141,28 @@ class Recursion:
                 engine=nisa.engine.gpsimd,
             )
 
-    def run(self, turn: Turn, source: EmissionSource, between: Callable[[int], None] = lambda number: None) -> None:
-        """The steps of a turn; in their midst the emissions of the next one are made, for which it is loaded.
+    def run(
+        self, wavefront: Wavefront, source: EmissionSource, between: Callable[[int], None] = lambda number: None
+    ) -> None:
+        """Compute the steps of a wavefront, and halfway through them gather the emissions of the next wavefront.
+
+        The log-probabilities of the next wavefront must be loaded, or their loads issued, before.
 
         Args:
-            between: is called after each step, counted from 0, to issue what other engines do meanwhile.
+            wavefront: the wavefront to compute.
+            source: the emissions.
+            between: is called after each step with its number, from 0, to issue work of other engines.
         """
         for number, step in enumerate(self.direction.steps):
-            self.step(turn.number, step, source.of(turn.number))
+            self.step(wavefront.number, step, source.of(wavefront.number))
             if number == self.direction.chunk // 2:
-                source.make_ready(turn.number + 1, turn.following)
+                source.make_ready(wavefront.number + 1, wavefront.following)
             between(number)
-        self.carry(turn.number + 1)
+        self.carry(wavefront.number + 1)
 
-    def step(self, turn: int, step: int, emissions: Emissions) -> None:
-        """A step of time in all blocks."""
-        direction, tile_sbuf = self.direction, self.of(turn)
+    def step(self, wavefront: int, step: int, emissions: Emissions) -> None:
+        """Compute a time step in all blocks."""
+        direction, tile_sbuf = self.direction, self.of(wavefront)
         before_sbuf, now_sbuf = tile_sbuf[:, direction.row_before(step)], tile_sbuf[:, direction.row(step)]
         blanks_sbuf, labels_sbuf = direction.blanks(before_sbuf), direction.own(before_sbuf)
         entered_sbuf = self.group.tile(direction.pairs)
@@ -187,7 +193,7 @@ class Recursion:
         _add(direction.own(now_sbuf), greater_sbuf, softplus_sbuf)
 
     def _softplus(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """softplus(-|left - right|)."""
+        """Return softplus(-|left - right|)."""
         distance_sbuf = self.group.tile(self.direction.pairs)
         nisa.tensor_tensor(dst=distance_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract)
         nisa.tensor_scalar(dst=distance_sbuf, data=distance_sbuf, op0=nl.abs, operand0=None)

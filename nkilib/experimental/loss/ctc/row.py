@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Connectionist temporal classification as one row of data: the kernels, what they promise, and what they work on.
+"""Registry entries of connectionist temporal classification: the kernels, their guarantees and their work.
 
-Log-probabilities and alphas cross HBM once each way. The recursion is bound by latency, of which this says nothing:
-each step of time waits for the one before. For host code.
+Log-probabilities and alphas cross HBM once each way. The recursion is bound by latency, which the work does not
+include: each time step waits for the previous one. For host code.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ from nkilib.experimental.loss.ctc import kernels
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on log-probabilities [T, N, C], with ``labels`` of the longest target among the options:
-    labels, lengths, and what the forward keeps for the backward.
+    """Return the size of a tensor of a launch on log-probabilities [T, N, C].
+
+    The tensors include labels, lengths, and the results that the forward keeps for the backward. The option ``labels``
+    is the number of labels of the longest target.
     """
     steps, sequences, _ = shape
-    found = {
+    sizes = {
         "log_probs": TensorSize(shape),
         "targets": TensorSize((sequences, options["labels"]), "int32"),
         "input_lengths": TensorSize((sequences,), "int32"),
@@ -34,17 +36,19 @@ def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> 
         "alpha": TensorSize((steps, sequences, 2 * options["labels"] + 1), "float32"),
         "grad_loss": SCALAR,
     }
-    return found[tensor]
+    return sizes[tensor]
 
 
 def forward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """The work of ``ctc_loss_forward``, whose parameters it takes."""
+    """Return the work of ``ctc_loss_forward``, whose parameters it takes."""
     return _work(log_probs_hbm, targets_hbm, 1)
 
 
 def backward_work(log_probs_hbm: Any, targets_hbm: Any, **_: Any) -> Work:
-    """The work of ``ctc_loss_backward``, whose parameters it takes: the log-probabilities are read, and the gradient
-    has their size."""
+    """Return the work of ``ctc_loss_backward``, whose parameters it takes.
+
+    The log-probabilities are read, and the gradient has their size.
+    """
     return _work(log_probs_hbm, targets_hbm, 2)
 
 

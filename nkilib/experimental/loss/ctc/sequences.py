@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is fixed for the sequences of a group: lengths, labels, and which states may be skipped."""
+"""The tiles of a group that are fixed for all times: lengths, labels, and a mask of the states that may be skipped."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ NOWHERE = -1e29
 
 @dataclass(frozen=True)
 class Sequences:
-    """Tiles of a group, [partitions, ...]. Column k of labels is of the label before pair k, and the one behind it.
+    """Tiles of a group, [partitions, ...]. Columns k and k + 1 of labels are the labels before and behind blank k.
 
     Attributes:
         input_length_sbuf, target_length_sbuf: float32 [P, 1].
-        class_sbuf: float32 [P, pairs + 1], labels as classes; some class where there is none.
+        class_sbuf: float32 [P, pairs + 1], labels as classes; an arbitrary class where there is no label.
         mask_sbuf: float32 [P, pairs + 1], 0 for a label of the target, else ``NOTHING``.
         is_end_sbuf: uint32 [P, pairs + 1], 1 for the label behind the target.
-        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the one before it at once.
+        may_skip_sbuf: uint32 [P, pairs], 1 where the label of pair k may follow the label before it directly.
     """
 
     group: Group
@@ -43,7 +43,7 @@ class Sequences:
         input_lengths_hbm: nl.NkiTensor,
         target_lengths_hbm: nl.NkiTensor,
     ) -> Sequences:
-        """Of a group, from HBM."""
+        """Load the lengths and labels of a group from HBM, and compute the masks."""
         pairs = group.plan.pairs
         input_length_sbuf = blocks_of_lengths(group, input_lengths_hbm)
         target_length_sbuf = blocks_of_lengths(group, target_lengths_hbm)
@@ -70,7 +70,7 @@ class Sequences:
 
 
 def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Lengths as a float32 column [rows, 1]."""
+    """Load lengths as a float32 column [rows, 1]."""
     loaded_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.dma_copy(dst=loaded_sbuf, src=lengths_hbm.reshape((rows, 1)))
     length_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -79,7 +79,7 @@ def lengths(rows: int, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """The lengths of a group in each block, float32 [P, 1]."""
+    """Load the lengths of a group into each block, float32 [P, 1]."""
     loaded_sbuf = group.tile(1, dtype=nl.int32)
     nisa.memset(dst=loaded_sbuf, value=0)
     for block in range(group.plan.blocks):
@@ -91,7 +91,7 @@ def blocks_of_lengths(group: Group, lengths_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _labels(group: Group, targets_hbm: nl.NkiTensor | None) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """The labels, 0 where the targets have none, and their numbers, from -1: float32 [P, pairs + 1]."""
+    """Return the labels, 0 where the targets have none, and their indices, from -1: float32 [P, pairs + 1]."""
     plan = group.plan
     loaded_sbuf = group.tile(plan.pairs + 1, dtype=nl.int32)
     number_sbuf = group.tile(plan.pairs + 1)

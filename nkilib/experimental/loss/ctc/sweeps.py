@@ -1,10 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The alphas of a group, stored as they come; its betas, and what they make of the alphas.
-
-That is the probability of each state at each time.
-"""
+"""The alphas of a group, stored as they are computed; the betas, and the probability of each state at each time."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from nkilib.experimental.loss.ctc.emissions import EmissionSource
 from nkilib.experimental.loss.ctc.plan import Group, Times
 from nkilib.experimental.loss.ctc.recursion import Recursion
 from nkilib.experimental.loss.ctc.sequences import NOTHING, Sequences
-from nkilib.experimental.loss.ctc.turns import Turn, run_turns
+from nkilib.experimental.loss.ctc.wavefronts import Wavefront, run_wavefronts
 from nkilib.nki import nisa, nl
 
 if TYPE_CHECKING:
@@ -25,24 +22,24 @@ _TILES = 2
 
 
 def store_alphas(sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, alpha_hbm: nl.NkiTensor) -> None:
-    """The alphas of all times of a group, into [T, N, 2 S + 1]. Behind a sequence's end they mean nothing."""
+    """Store the alphas of all times of a group into [T, N, 2 S + 1]. Behind a sequence's end they mean nothing."""
     group = sequences.group
     source = EmissionSource.make(sequences, log_probs_hbm, blank, is_alpha=True)
     recursion = Recursion.make(group, True, sequences.may_skip_sbuf)
     start_sbuf = recursion.of(0)[0 : group.rows, 0, 0:1]
 
-    def run(turn: Turn) -> None:
-        _store(group, recursion.of(turn.number - 1), turn.before, alpha_hbm)
-        if turn.number == 0:
-            source.load(turn.number, turn.now)
-            source.make_ready(turn.number, turn.now)
-        if not turn.computes:
+    def run(wavefront: Wavefront) -> None:
+        _store(group, recursion.of(wavefront.number - 1), wavefront.before, alpha_hbm)
+        if wavefront.number == 0:
+            source.load(wavefront.number, wavefront.now)
+            source.make_ready(wavefront.number, wavefront.now)
+        if not wavefront.computes:
             return
-        source.load(turn.number + 1, turn.following)
-        recursion.run(turn, source)
+        source.load(wavefront.number + 1, wavefront.following)
+        recursion.run(wavefront, source)
 
     nisa.memset(dst=start_sbuf, value=0.0)
-    run_turns(group.plan, True, _TILES, run)
+    run_wavefronts(group.plan, True, _TILES, run)
 
 
 def _store(group: Group, states_sbuf: nl.NkiTensor, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
@@ -62,9 +59,9 @@ class Posteriors:
     """The recursion of beta, with the alphas beside it. Columns are states, as in :class:`.recursion.Direction`.
 
     Attributes:
-        source: of the emissions.
-        recursion: of beta.
-        alpha_sbuf: float32 [P, chunk, 2 * pairs], ``NOTHING`` where no state is.
+        source: the emissions.
+        recursion: the recursion of beta.
+        alpha_sbuf: float32 [P, chunk, 2 * pairs], ``NOTHING`` where there is no state.
         states_sbuf: float32, of the same shape, probabilities.
         nll_sbuf: float32 [P, 1], finite.
     """
@@ -77,7 +74,7 @@ class Posteriors:
 
     @classmethod
     def make(cls, sequences: Sequences, log_probs_hbm: nl.NkiTensor, blank: int, nll_hbm: nl.NkiTensor) -> Posteriors:
-        """Of a group, at the end of time: there each sequence is in the label behind its target."""
+        """Set up a group at the end of time, where each sequence is in the label behind its target."""
         group, plan = sequences.group, sequences.group.plan
         recursion = Recursion.make(group, False, sequences.may_skip_sbuf)
         ends_sbuf = recursion.direction.own(recursion.of(0)[:, recursion.direction.carried])
@@ -89,11 +86,11 @@ class Posteriors:
 
     @property
     def group(self) -> Group:
-        """Whose."""
+        """The group of the sequences."""
         return self.recursion.group
 
     def load(self, times: list[Times], alpha_hbm: nl.NkiTensor) -> None:
-        """Start the loads of a turn's alphas."""
+        """Start the loads of a wavefront's alphas."""
         group, plan = self.group, self.group.plan
         for block, of_block in enumerate(times):
             first = 2 * plan.pairs * block - 1
@@ -105,11 +102,11 @@ class Posteriors:
                 dst=self.alpha_sbuf[group.block(block), of_block.rows, start - first : end - first], src=source
             )
 
-    def compute(self, turn: int) -> None:
-        """exp(alpha + beta - emission - log-likelihood) of a turn, whose alphas and betas are there."""
-        plan, emissions = self.group.plan, self.source.of(turn)
+    def compute(self, wavefront: int) -> None:
+        """Compute exp(alpha + beta - emission - log-likelihood) of a wavefront from its alphas and betas."""
+        plan, emissions = self.group.plan, self.source.of(wavefront)
         states_sbuf = self.states_sbuf
-        beta_sbuf = self.recursion.of(turn)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
+        beta_sbuf = self.recursion.of(wavefront)[:, 0 : plan.chunk, 0 : 2 * plan.pairs]
         labels_sbuf, blanks_sbuf = states_sbuf[:, :, 0 : 2 * plan.pairs : 2], states_sbuf[:, :, 1 : 2 * plan.pairs : 2]
         every_sbuf = emissions.blank_sbuf.expand_dim(2).broadcast(2, plan.pairs)
         _on_gpsimd(states_sbuf, self.alpha_sbuf, beta_sbuf, nl.add)
@@ -123,7 +120,7 @@ def _on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.N
 
 
 def _finite_losses(group: Group, nll_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """-log-likelihoods in each block; 0 where there is no alignment, and so no probability either."""
+    """Load -log-likelihoods into each block; 0 where there is no alignment, and therefore no probability either."""
     nll_sbuf = group.tile(1)
     nisa.memset(dst=nll_sbuf, value=0.0)
     for block in range(group.plan.blocks):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels of CTC accept. Everything else is refused here, before the first instruction."""
+"""The checks of the arguments of the CTC kernels, before the first instruction."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nkilib.core.rows.checks import require, require_flag, require_indirect_dma
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
-from nkilib.experimental.loss.ctc.occupancies import kept_bytes, kept_turns, runs
+from nkilib.experimental.loss.ctc.occupancies import kept_bytes, kept_wavefronts, runs
 from nkilib.experimental.loss.ctc.plan import BatchShape, Plan, steps_that_fit
 from nkilib.nki import nl
 
@@ -38,7 +38,7 @@ def require_batch(
     lengths: dict[str, nl.NkiTensor],
     blank: int,
 ) -> None:
-    """Log-probabilities [T, N, C], int32 targets [N, S] and int32 lengths [N]."""
+    """Check log-probabilities [T, N, C], int32 targets [N, S] and int32 lengths [N]."""
     shape = tuple(log_probs_hbm.shape)
     require(
         len(shape) == 3 and prod(shape) > 0,
@@ -71,14 +71,14 @@ def require_batch(
 
 
 def require_options(function: str, reduction: str, zero_infinity: bool) -> None:
-    """Of the loss; and a device that gathers."""
+    """Check the options of the loss, and that the device can gather."""
     require_reduction(function, reduction)
     require_flag(function, "zero_infinity", zero_infinity)
     require_indirect_dma(function)
 
 
 def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: tuple[int, ...]) -> None:
-    """What the forward returned."""
+    """Check a result of the forward that the backward takes."""
     require(
         tuple(tensor_hbm.shape) == shape and tensor_hbm.dtype == nl.float32,
         f"{function}: {name} must be float32 of shape {shape}, as the forward returned it, got {tensor_hbm.dtype} of "
@@ -87,17 +87,17 @@ def require_float32(function: str, name: str, tensor_hbm: nl.NkiTensor, shape: t
 
 
 def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType, of_backward: bool) -> Plan:
-    """The longest chunks that fit SBUF."""
+    """Return the plan with the longest chunks that fit SBUF."""
     fewest_pairs = _BACKWARD_PAIRS if of_backward else _FORWARD_PAIRS
     plan = Plan.make(shape, labels, fewest_pairs, 1)
     element, float32 = dtype_bytes(dtype), dtype_bytes(nl.float32)
     width = 2 * plan.pairs + 1
     of_step = 2 * element * (plan.classes + plan.pairs) + float32 * (5 * plan.pairs + 2 * width + 4)
-    taken = 2 * float32 * width + _CONSTANT_COLUMNS * float32 * (plan.pairs + 1) + _SMALL_BYTES
+    fixed_bytes = 2 * float32 * width + _CONSTANT_COLUMNS * float32 * (plan.pairs + 1) + _SMALL_BYTES
     if of_backward:
-        turned = kept_turns(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
-        of_step += float32 * (2 * width + 2 * plan.pairs + turned)
-        taken += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
+        transposed = kept_wavefronts(plan.blocks) * len(runs(plan.pairs)) * PARTITIONS
+        of_step += float32 * (2 * width + 2 * plan.pairs + transposed)
+        fixed_bytes += _piece_bytes(plan, dtype) + kept_bytes(plan.group(0))
     else:
         of_states, available = _LIKELIHOOD_TILES * float32 * plan.states, usable_sbuf_bytes()
         require(
@@ -105,18 +105,18 @@ def fitting_plan(function: str, shape: BatchShape, labels: int, dtype: nl.DType,
             f"{function}: the states of {labels} labels take {of_states} bytes of an SBUF partition, which has "
             f"{available}; pass shorter targets",
         )
-    chunk = steps_that_fit(of_step, taken)
+    chunk = steps_that_fit(of_step, fixed_bytes)
     require(
         chunk > 0,
         f"{function}: a time step of {plan.classes} classes and {labels} labels takes {of_step} bytes of an SBUF "
-        f"partition, beside {taken}, which has {usable_sbuf_bytes()}; pass fewer classes, as "
+        f"partition, beside {fixed_bytes}, which has {usable_sbuf_bytes()}; pass fewer classes, as "
         f"bfloat16, or shorter targets",
     )
     return Plan.make(shape, labels, fewest_pairs, chunk)
 
 
 def _piece_bytes(plan: Plan, dtype: nl.DType) -> int:
-    """What is computed and, in another type than float32, what is loaded and stored."""
+    """Return the bytes of the computed pieces and, for another type than float32, of the loaded and stored pieces."""
     of_element = dtype_bytes(nl.float32) + (0 if dtype == nl.float32 else 2 * dtype_bytes(dtype))
     return _PIECES * of_element * min(PIECE_COLUMNS, plan.rows * plan.classes)
 

@@ -19,7 +19,7 @@ from nkilib.nki import nisa, nl
 
 
 def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor, grad_hbm: nl.NkiTensor) -> None:
-    """The gradient of the positions of this core."""
+    """Compute and store the gradient of this core's positions."""
     batches = launch.batches()
     if not batches:
         return
@@ -31,7 +31,7 @@ def backward_of_core(launch: Launch, saved: Vectors, grad_loss_hbm: nl.NkiTensor
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all rows have in common."""
+    """The state that all rows of the backward share."""
 
     launch: Launch
     batches: list[Batch]
@@ -47,7 +47,7 @@ class _Backward:
         return cls(launch, batches, buffers, totals, coefficients)
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
-        """Go through all chunks."""
+        """Process all chunks."""
         has_differences = [self.launch.options.beta > 0.0] * len(self.batches)
         stream = PairStream.make(self.launch, self.batches, self.buffers, has_differences)
         take = self._reverse if self.launch.is_reverse else self._forward
@@ -60,7 +60,9 @@ class _Backward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _forward(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """(e_s - e_t * ratio) * factor: alike distributions cancel in float32, before anything is rounded.
+        """Compute (e_s - e_t * ratio) * factor for KL(teacher || student).
+
+        Equal distributions cancel in float32, before anything is rounded.
 
         Vector has two passes and is the busier engine: Scalar multiplies the factor in the first piece of every second
         chunk of a row, once it has the exponentials of the next piece.
@@ -88,10 +90,10 @@ class _Backward:
                 _scale(piece.of(pair.student_sbuf), piece.tile_psum, of_batch.factor_sbuf)
 
     def _reverse(self, pair: PairChunk[Batch], totals: Totals, of_batch: Coefficients) -> None:
-        """(d - center) * e_s * factor; Scalar, which has one exponential to do, multiplies the factor.
+        """Compute (d - center) * e_s * factor for KL(student || teacher); Scalar multiplies the factor.
 
-        Scalar takes the exponentials of a piece before it multiplies those of the piece before, which Vector has
-        meanwhile: else each would wait for the other.
+        Scalar, which has one exponential to compute, takes the exponentials of a piece before it multiplies the
+        previous piece, which Vector processes meanwhile: otherwise each would wait for the other.
         """
         unscaled: Piece | None = None
         for piece in self.buffers.pieces(pair.chunk.load, pair.student_sbuf):
@@ -112,10 +114,10 @@ class _Backward:
 
 
 def _scale(dst: nl.NkiTensor, data: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """The gradient where the student's logits stand, rounded once."""
+    """Write the gradient over the student's logits, rounded once."""
     nisa.tensor_scalar(dst=dst, data=data, op0=nl.multiply, operand0=factor_sbuf)
 
 
 def _scale_by_scalar(pair: PairChunk[Batch], piece: Piece, of_batch: Coefficients) -> None:
-    """As ``_scale``, on Scalar."""
+    """Do the same as ``_scale``, on Scalar."""
     nisa.activation(dst=piece.of(pair.student_sbuf), op=nl.copy, data=piece.tile_psum, scale=of_batch.factor_sbuf)

@@ -16,18 +16,18 @@ from nkilib.experimental.loss.distillation.rows import Exponentials
 from nkilib.experimental.loss.distillation.totals import ChunkSums, Totals, sum_of_products
 from nkilib.nki import nisa, nl
 
-# Chunks that are opened ahead, and tiles: GpSimd takes differences while Vector and Scalar have chunks before.
+# Chunks that are opened ahead, and tiles: GpSimd computes differences while Vector and Scalar process earlier chunks.
 _AHEAD, _WEIGHTS = 2, 2
 
 
 @dataclass(frozen=True)
 class DivergenceForward:
-    """What all visits have in common.
+    """The state that all visits of the forward of a Kullback-Leibler divergence share.
 
     Attributes:
-        launch: of the kernel.
-        buffers: on chip.
-        sums: of the visit, two that batches take in turn.
+        launch: the launch of the kernel.
+        buffers: the chunk buffers and scratch on chip.
+        sums: two sums of a visit, used by the batches in round-robin order.
     """
 
     launch: Launch
@@ -36,7 +36,7 @@ class DivergenceForward:
 
     @classmethod
     def make(cls, launch: Launch) -> DivergenceForward:
-        """Of a launch whose beta is 0 or 1."""
+        """Allocate the state for a launch whose beta is 0 or 1."""
         chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
         buffers = Buffers.make(launch, _AHEAD, {"difference": _AHEAD + 1, "weights": _WEIGHTS})
         return cls(launch, buffers, [ChunkSums.make(chunks) for _ in range(2)])
@@ -44,13 +44,14 @@ class DivergenceForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Gather the totals of rows; yields the number of each when it is done.
+        """Gather the totals of rows; yields the index of each entry of ``rows`` when it is done.
 
         Args:
-            rows: to be visited.
-            totals: of each of them.
-            has_maxima: shifts are the maxima of whole rows, which a visit before takes; else of their first columns.
-            at_shifts: called with the number of rows whose shifts have been taken.
+            rows: the rows to visit.
+            totals: the totals of each entry of ``rows``.
+            has_maxima: whether shifts are the maxima of whole rows, taken in a visit before; else of their first
+                columns.
+            at_shifts: called with the index of rows whose shifts have been taken.
         """
 
         def open_rows(pair: PairChunk[Rows]) -> None:
@@ -75,23 +76,23 @@ class DivergenceForward:
             yield number
 
     def _take_maxima(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """c of a row is the maximum of all its chunks."""
+        """Set c of a row to the maximum of all its chunks."""
         is_further = pair.chunk.number > 0
         totals.student.take_shift(pair.student_sbuf, 0, is_further)
         totals.teacher.take_shift(pair.teacher_sbuf, 0, is_further)
 
     def _take_shifts(self, pair: PairChunk[Rows], totals: Totals) -> None:
-        """c of the rows is the maximum of the first columns, of which this is the chunk."""
+        """Set c of the rows to the maximum of their first columns, which this chunk holds."""
         columns = min(pair.chunk.columns, SAMPLE_COLUMNS)
         totals.student.take_shift(pair.student_sbuf[:, 0:columns], 0)
         totals.teacher.take_shift(pair.teacher_sbuf[:, 0:columns], 0)
 
     def _take(self, pair: PairChunk[Rows], totals: Totals, center_sbuf: nl.NkiTensor) -> None:
-        """The sums of a Kullback-Leibler divergence: exponentials of both, and e * (d - c).
+        """Compute the sums of a Kullback-Leibler divergence: exponentials of both, and e * (d - c).
 
         Args:
             pair: the chunk.
-            totals: of its rows.
+            totals: the totals of its rows.
             center_sbuf: c, the difference of the shifts, [rows, 1].
         """
         launch, sums = self.launch, self.sums[pair.visit % len(self.sums)]
@@ -107,7 +108,7 @@ class DivergenceForward:
         other.take(unread_sbuf, other_sbuf, 0, sums.other.part(number, rows))
 
     def _close(self, visit: int, chunks: int, totals: Totals) -> None:
-        """S of both, and the sum of e * (d - c), of the rows of a visit."""
+        """Compute S of both, and the sum of e * (d - c), of the rows of a visit."""
         sums = self.sums[visit % len(self.sums)]
         weighting, other = totals.weighting(self.launch)
         sums.weighting.total(weighting.sums_sbuf, chunks)
@@ -116,7 +117,7 @@ class DivergenceForward:
 
 
 def _shift_difference(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """c - c' of the two."""
+    """Return c - c', the difference of the two shifts."""
     center_sbuf = nl.ndarray(first.neg_shift_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_tensor(dst=center_sbuf, data1=second.neg_shift_sbuf, data2=first.neg_shift_sbuf, op=nl.subtract)
     return center_sbuf

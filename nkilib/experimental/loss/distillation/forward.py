@@ -3,8 +3,8 @@
 
 """The forward on one core.
 
-The shifts of rows are the maxima of their first columns. What is wrong with them in a row shows in its sums; such rows
-are computed anew under their maxima when all others are done (:mod:`nkilib.core.rows.recomputation`).
+The shifts of rows are the maxima of their first columns. An unsuitable shift of a row shows in its sums; such rows are
+recomputed under their maxima when all others are done (:mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from nkilib.nki import nisa, nl
 
 
 def forward_of_core(launch: Launch, vectors: Vectors) -> None:
-    """The results of the positions of this core."""
+    """Compute and store the results of this core's positions."""
     batches = launch.batches()
     if batches:
         _Forward.make(launch, batches).run(vectors)
@@ -40,15 +40,15 @@ def forward_of_core(launch: Launch, vectors: Vectors) -> None:
 
 @dataclass(frozen=True)
 class _Forward:
-    """What all rows have in common.
+    """The state that all rows of the forward share.
 
     Attributes:
-        launch: of the kernel.
-        batches: of the core.
-        walk: gathers the totals of rows.
-        totals: of all rows.
-        flagged: rows to be computed anew; None where the shifts are the maxima of whole rows, and where a core has
-            none, so that cores could not agree on a number of rows.
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        walk: the object that gathers the totals of rows.
+        totals: the totals of all rows.
+        flagged: the rows to be recomputed; None if the shifts are the maxima of whole rows, and if there is only one
+            position, so that a core may have none and the cores could not agree on a number of rows.
     """
 
     launch: Launch
@@ -68,7 +68,7 @@ class _Forward:
         return cls(launch, batches, walk, Totals.make(len(batches), launch.scale), flagged)
 
     def run(self, vectors: Vectors) -> None:
-        """Go through all rows, then through those that are to be computed anew."""
+        """Process all rows, then the rows that have to be recomputed."""
         stores: list[nisa.NkiInstruction] = []
         for group, labels_sbuf in self._visited_groups(vectors, stores):
             stores += self._finish(group, labels_sbuf, vectors)
@@ -78,17 +78,17 @@ class _Forward:
 
         def compute(tiles: list[GatheredRows]) -> None:
             for tile in tiles:
-                self._anew(tile, vectors)
+                self._recompute(tile, vectors)
 
         self.flagged.recompute(compute, others_sbuf, stores)
 
     def _visited_groups(
         self, vectors: Vectors, stores: list[nisa.NkiInstruction]
     ) -> Iterator[tuple[BatchGroup, nl.NkiTensor | None]]:
-        """Groups of batches, and their labels, each when its batches have been visited.
+        """Yield groups of batches and their labels, each when its batches have been visited.
 
         All batches are visited under shifts that are known from their first columns. Shifts and sums are stored batch
-        by batch: a value of a row is as dear as a row for a DMA engine, and loads would wait for many.
+        by batch: a value of a row costs a DMA engine as much as a row, and loads would wait for many.
         """
         groups = {group.start: group for group in batch_groups(self.batches, GROUP_BATCHES_MAX)}
         labels: list[nl.NkiTensor] = []
@@ -115,17 +115,19 @@ class _Forward:
     def _finish(
         self, group: BatchGroup, labels_sbuf: nl.NkiTensor | None, vectors: Vectors
     ) -> list[nisa.NkiInstruction]:
-        """Store the divergences of a group of batches, and count its rows that are to be computed anew."""
+        """Store the divergences of a group of batches, and count its rows that have to be recomputed."""
         totals = self.totals.of_batches(group.start, group.end, group.rows)
-        found = self._divergences(totals)
-        self._ignore(found, labels_sbuf)
-        stores = [group.stored(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in _divergences_in(vectors, found)]
+        divergences = self._divergences(totals)
+        self._ignore(divergences, labels_sbuf)
+        stores = [
+            group.stored(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in _divergences_in(vectors, divergences)
+        ]
         if self.flagged is not None:
             self.flagged.add(totals.doubtful(self.launch), group)
         return stores
 
     def _replace_doubtful(self) -> None:
-        """The only row under its maxima too, in the place of what is not to be trusted."""
+        """Compute the only row under its maxima too, and replace its untrusted totals."""
         exact = self._under_maxima(self.batches[0])
         flags_sbuf = self.totals.doubtful(self.launch)
         doubtful_sbuf = nl.ndarray(flags_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
@@ -133,17 +135,17 @@ class _Forward:
         for tile_sbuf, exact_sbuf in zip(self.totals.tiles(), exact.tiles(), strict=True):
             nisa.tensor_copy_predicated(dst=tile_sbuf, src=exact_sbuf, predicate=doubtful_sbuf)
 
-    def _anew(self, tile: GatheredRows, vectors: Vectors) -> None:
-        """The results of rows under their maxima."""
+    def _recompute(self, tile: GatheredRows, vectors: Vectors) -> None:
+        """Recompute and store the results of rows under their maxima."""
         totals = self._under_maxima(tile)
-        found = self._divergences(totals)
+        divergences = self._divergences(totals)
         labels_hbm = self.launch.labels_hbm
-        self._ignore(found, None if labels_hbm is None else tile.loaded(labels_hbm, nl.int32))
-        for vector_hbm, values_sbuf in _divergences_in(vectors, found) + _results_of_sides(vectors, totals):
+        self._ignore(divergences, None if labels_hbm is None else tile.loaded(labels_hbm, nl.int32))
+        for vector_hbm, values_sbuf in _divergences_in(vectors, divergences) + _results_of_sides(vectors, totals):
             tile.stored(vector_hbm, values_sbuf)
 
     def _under_maxima(self, rows: Rows) -> Totals:
-        """The totals of rows under their maxima, which are taken first."""
+        """Return the totals of rows under their maxima, which are taken first."""
         all_rows = Totals.make(1, self.launch.scale)
         totals = all_rows.of_batches(0, 1, rows.rows)
         for _ in self.walk.visit([rows], [totals], True, lambda _: None):
@@ -153,17 +155,19 @@ class _Forward:
     def _divergences(self, totals: Totals) -> Divergences:
         return (jensen_shannon_of_totals if self.launch.is_mixed else kl_of_totals)(self.launch, totals)
 
-    def _ignore(self, found: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
-        """The loss of positions that do not count is 0, whatever their logits are."""
+    def _ignore(self, divergences: Divergences, labels_sbuf: nl.NkiTensor | None) -> None:
+        """Set the results of ignored positions to 0, whatever their logits are."""
         if labels_sbuf is None:
             return
-        counts_sbuf = counting(labels_sbuf, self.launch.options.ignore_index)
-        for values_sbuf in {id(each): each for each in (found.loss_sbuf, found.moment_sbuf)}.values():
+        counts_sbuf = valid_mask(labels_sbuf, self.launch.options.ignore_index)
+        for values_sbuf in {
+            id(result_sbuf): result_sbuf for result_sbuf in (divergences.loss_sbuf, divergences.moment_sbuf)
+        }.values():
             nisa.tensor_copy(dst=values_sbuf, src=selected(values_sbuf, counts_sbuf))
 
 
-def counting(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
-    """1 where a label is not ``ignore_index``, else 0: uint32, compared as integers."""
+def valid_mask(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
+    """Return 1 where a label is not ``ignore_index``, else 0: uint32, compared as integers."""
     rows, batches = labels_sbuf.shape
     counts_sbuf = nl.ndarray((rows, batches), dtype=nl.uint32, buffer=nl.sbuf)
     ignored_sbuf = int32_column(rows, ignore_index, 0).broadcast(1, batches)
@@ -171,8 +175,8 @@ def counting(labels_sbuf: nl.NkiTensor, ignore_index: int) -> nl.NkiTensor:
     return counts_sbuf
 
 
-def _divergences_in(vectors: Vectors, found: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-    return [(vectors.loss_hbm, found.loss_sbuf), (vectors.moment_hbm, found.moment_sbuf)]
+def _divergences_in(vectors: Vectors, divergences: Divergences) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
+    return [(vectors.loss_hbm, divergences.loss_sbuf), (vectors.moment_hbm, divergences.moment_sbuf)]
 
 
 def _results_of_sides(vectors: Vectors, totals: Totals) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:

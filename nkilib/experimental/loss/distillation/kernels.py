@@ -42,28 +42,30 @@ def distillation_forward(
     - beta = 1: KL(Q || P);
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
-    No factor T^2. A KL reads both logits once. So does Jensen-Shannon where a row of both fits on chip between two
-    visits, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712 of other types.
-    Longer rows are read twice.
+    The loss has no factor T^2. A KL reads both logits once. Jensen-Shannon also reads them once if a row of both fits
+    on chip between two visits, since the mixture needs both log-sum-exps: up to 40,832 classes of bfloat16 and 19,712
+    of other types. Longer rows are read twice.
 
     Dimensions:
-        N: positions; those of a core are taken in parts of 32,768.
+        N: positions; each core processes its positions in parts of 32,768.
         V: vocabulary size.
 
     Args:
-        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. -inf is a class that
-            is masked: in both it adds nothing, in the student alone KL(P || Q) is infinite if P there is 2^-68 or more.
-        labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None: every position counts.
+        student_hbm, teacher_hbm: [N, V], bfloat16, float16 or float32, in HBM; types may differ. -inf marks a masked
+            class: if both have it, it adds nothing; if only the student has it, KL(P || Q) is infinite if P there is
+            2^-68 or more.
+        labels_hbm: [N], int32; a position whose label is ``ignore_index`` has loss 0. None means that every position
+            is valid.
         beta: from 0 to 1.
         temperature: T, from 1e-3 to 1e6.
         ignore_index: an int32.
-        chunk_size: vocabulary entries that are worked on at a time, at most 4,096; None:
+        chunk_size: vocabulary entries processed at a time, at most 4,096; None:
             :func:`~nkilib.experimental.loss.distillation.host.tiling.choose_distillation_tiling`.
 
     Returns:
-        float32 [N] each: loss in nats, never negative; moment, which the backward takes: KL(Q || M), or the loss; and
-        minus the shift and the sum of exp((x - shift) / T) of the student, and of the teacher. NaN where a row is -inf
-        alone, or has +inf or NaN.
+        float32 [N] each: loss in nats, never negative; moment, which the backward needs: KL(Q || M), or the loss; and
+        minus the shift and the sum of exp((x - shift) / T) of the student, and of the teacher. A row that is -inf
+        alone, or has +inf or NaN, has NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -100,7 +102,7 @@ def distillation_backward(
     chunk_size: int | None = None,
     inplace: bool = False,
 ) -> nl.NkiTensor:
-    """Gradient of :func:`distillation_forward` by the student's logits; the teacher gets none.
+    """Gradient of :func:`distillation_forward` with respect to the student's logits; the teacher gets none.
 
     With r = log(P / Q) and L = log(beta * exp(r) + 1 - beta) it is, times the upstream gradient,
 
@@ -111,15 +113,15 @@ def distillation_backward(
     Both logits are read once, and the gradient is written once.
 
     Args:
-        student_hbm, teacher_hbm, labels_hbm, beta, temperature, ignore_index, chunk_size: as in the forward.
+        student_hbm, teacher_hbm, labels_hbm, beta, temperature, ignore_index, chunk_size: see the forward.
         moment_hbm, student_shift_hbm, student_sum_hbm, teacher_shift_hbm, teacher_sum_hbm: float32 [N], from the
             forward.
-        grad_loss_hbm: float32 [N], upstream.
+        grad_loss_hbm: the upstream gradient, float32 [N].
         inplace: write the gradient over ``student_hbm``; else into a new tensor of its type.
 
     Returns:
-        grad_student_hbm: [N, V], of the student's type; 0 at positions that are ignored, whose logits must not be +inf
-        or NaN for that.
+        grad_student_hbm: [N, V], of the student's type; 0 at ignored positions, whose logits must not be +inf or NaN
+        for that.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

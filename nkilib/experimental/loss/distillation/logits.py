@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The logits of both as Jensen-Shannon visits them twice: kept on chip where rows fit, else read twice."""
+"""The two logits for the two visits of Jensen-Shannon: kept on chip if rows fit, else read twice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Span(Generic[Rows]):
-    """Some columns of rows."""
+    """A range of columns of rows."""
 
     rows: Rows
     start: int
@@ -27,7 +27,7 @@ class Span(Generic[Rows]):
 
 @dataclass(frozen=True)
 class Logits:
-    """A chunk of both on chip, [rows, columns] each."""
+    """A chunk of student's and teacher's logits on chip, [rows, columns] each."""
 
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
@@ -35,58 +35,58 @@ class Logits:
 
 @dataclass(frozen=True)
 class PairRing:
-    """Tiles for chunks of both, which take them in turn."""
+    """Ring buffers for chunks of student's and teacher's logits."""
 
     student: list[nl.NkiTensor]
     teacher: list[nl.NkiTensor]
 
     @classmethod
     def make(cls, launch: Launch, count: int) -> PairRing:
-        """Of so many chunks."""
+        """Allocate ring buffers of ``count`` chunks."""
         columns = launch.tiling.chunk_size
         student, teacher = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
         return cls(ring_of(count, columns, student), ring_of(count, columns, teacher))
 
     def at(self, number: int, span: Span[Rows]) -> Logits:
-        """The tiles of a chunk that is number ``number`` of the ring."""
+        """Return the tiles of a chunk that is number ``number`` of the ring."""
         rows, columns, slot = span.rows.rows, span.end - span.start, number % len(self.student)
         return Logits(self.student[slot][0:rows, 0:columns], self.teacher[slot][0:rows, 0:columns])
 
     def load(self, launch: Launch, number: int, span: Span[Rows]) -> None:
-        """Issue its loads."""
+        """Issue the loads of chunk number ``number``."""
         logits = self.at(number, span)
         nisa.dma_copy(dst=logits.student_sbuf, src=span.rows.part_of(launch.student_hbm, span.start, span.end))
         nisa.dma_copy(dst=logits.teacher_sbuf, src=span.rows.part_of(launch.teacher_hbm, span.start, span.end))
 
 
 class LogitSource(Protocol):
-    """Chunks by their numbers among those of a list of rows, row after row, in the order of either visit."""
+    """A source of chunks of a list of rows, numbered row after row, in the order of both visits."""
 
     def first(self, number: int) -> Logits:
-        """For the first visit; once for each chunk, or twice where maxima are taken before."""
+        """Return a chunk for the first visit; call it once per chunk, or twice where maxima are taken before."""
 
     def second(self, number: int) -> Logits:
-        """For the second visit; the later ones may be on their way."""
+        """Return a chunk for the second visit; loads of later chunks may be in flight."""
 
     def release(self, number: int) -> None:
-        """The second visit of a chunk is over."""
+        """Release a chunk whose second visit is over."""
 
 
 def spans_of(launch: Launch, rows: list[Rows]) -> list[Span[Rows]]:
-    """All chunks, row after row."""
+    """Return the spans of all chunks, row after row."""
     size, columns = launch.tiling.chunk_size, launch.vocab_size
-    return [Span(each, start, min(start + size, columns)) for each in rows for start in range(0, columns, size)]
+    return [Span(of_rows, start, min(start + size, columns)) for of_rows in rows for start in range(0, columns, size)]
 
 
 @dataclass
 class KeptLogits(Generic[Rows]):
-    """Each chunk is loaded once, and is on chip until its second visit is over.
+    """A source that loads each chunk once and keeps it on chip until its second visit is over.
 
     Attributes:
-        launch: of the kernel.
-        ring: of the chunks of a row and a few more.
-        spans: all chunks.
-        loads: how many have been loaded.
+        launch: the launch of the kernel.
+        ring: the ring buffers, for the chunks of a row and a few more.
+        spans: the spans of all chunks.
+        loads: the number of chunks loaded.
     """
 
     launch: Launch
@@ -95,19 +95,19 @@ class KeptLogits(Generic[Rows]):
     loads: int = 0
 
     def __post_init__(self) -> None:
-        """Fill the ring."""
+        """Fill the ring buffers."""
         self._load_to(len(self.ring.student))
 
     def first(self, number: int) -> Logits:
-        """As ``LogitSource.first``."""
+        """Implement ``LogitSource.first``."""
         return self.ring.at(number, self.spans[number])
 
     def second(self, number: int) -> Logits:
-        """As ``LogitSource.second``."""
+        """Implement ``LogitSource.second``."""
         return self.ring.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        """As ``LogitSource.release``: another chunk is loaded into its place."""
+        """Implement ``LogitSource.release``: another chunk is loaded into the released slot."""
         self._load_to(number + 1 + len(self.ring.student))
 
     def _load_to(self, end: int) -> None:
@@ -118,15 +118,15 @@ class KeptLogits(Generic[Rows]):
 
 @dataclass
 class LogitsReadTwice(Generic[Rows]):
-    """Each chunk is loaded for each visit.
+    """A source that loads each chunk for each visit.
 
     Attributes:
-        launch: of the kernel.
-        of_first, of_second: rings of the visits.
-        spans: all chunks.
-        before: chunks whose maxima are taken before all other visits.
-        visited: first visits so far.
-        loads: how many have been loaded for second visits.
+        launch: the launch of the kernel.
+        of_first, of_second: the ring buffers of the two visits.
+        spans: the spans of all chunks.
+        before: the number of chunks whose maxima are taken before all other visits.
+        visited: the number of first visits so far.
+        loads: the number of chunks loaded for second visits.
     """
 
     launch: Launch
@@ -138,24 +138,24 @@ class LogitsReadTwice(Generic[Rows]):
     loads: int = 0
 
     def first(self, number: int) -> Logits:
-        """As ``LogitSource.first``."""
+        """Implement ``LogitSource.first``."""
         start = 0 if self.visited == 0 else self.visited + IN_FLIGHT - 1
         visits = self.before + len(self.spans)
         for visit in range(start, min(self.visited + IN_FLIGHT, visits)):
             self.of_first.load(self.launch, visit, self._first_span(visit))
-        found = self.of_first.at(self.visited, self.spans[number])
+        logits = self.of_first.at(self.visited, self.spans[number])
         self.visited += 1
-        return found
+        return logits
 
     def second(self, number: int) -> Logits:
-        """As ``LogitSource.second``."""
+        """Implement ``LogitSource.second``."""
         for load in range(self.loads, min(number + IN_FLIGHT, len(self.spans))):
             self.of_second.load(self.launch, load, self.spans[load])
             self.loads = load + 1
         return self.of_second.at(number, self.spans[number])
 
     def release(self, number: int) -> None:
-        """Nothing waits for it: the ring is as long as chunks are opened ahead."""
+        """Do nothing: the ring is as long as the number of chunks that are opened ahead."""
 
     def _first_span(self, visit: int) -> Span[Rows]:
         return self.spans[visit if visit < self.before else visit - self.before]
@@ -163,12 +163,12 @@ class LogitsReadTwice(Generic[Rows]):
 
 @dataclass(frozen=True)
 class MixtureRings:
-    """Where logits are loaded to, and how they are visited.
+    """The ring buffers into which logits are loaded, and the order in which they are visited.
 
     Attributes:
-        launch: of the kernel.
-        keeps_rows: each chunk is loaded once.
-        of_first, of_second: rings of the visits; the same one for rows that are kept.
+        launch: the launch of the kernel.
+        keeps_rows: whether each chunk is loaded once.
+        of_first, of_second: the ring buffers of the visits; the same object if rows are kept.
     """
 
     launch: Launch
@@ -178,7 +178,7 @@ class MixtureRings:
 
     @classmethod
     def make(cls, launch: Launch, plan: MixturePlan) -> MixtureRings:
-        """Of a launch."""
+        """Allocate the ring buffers of a launch."""
         if plan.keeps_rows:
             chunks = div_ceil(launch.vocab_size, launch.tiling.chunk_size)
             ring = PairRing.make(launch, chunks + SPARE_CHUNKS)
@@ -186,7 +186,7 @@ class MixtureRings:
         return cls(launch, False, PairRing.make(launch, IN_FLIGHT), PairRing.make(launch, IN_FLIGHT + plan.group + 1))
 
     def source(self, rows: list[Rows], has_maxima: bool) -> LogitSource:
-        """Of rows that are visited in that order."""
+        """Return the source for rows that are visited in this order."""
         spans = spans_of(self.launch, rows)
         if self.keeps_rows:
             return KeptLogits(self.launch, self.of_first, spans)

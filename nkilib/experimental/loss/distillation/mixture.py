@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The log of the mixture over the student's probability, and what a launch knows of it.
+"""The log of the ratio of the mixture to the student's probability, and its constants in a launch.
 
 With M = beta P + (1 - beta) Q and r = log(P / Q),
 
     L = log(M / Q) = log(beta e^r + 1 - beta) = softplus(r + log(beta / (1 - beta))) + log(1 - beta),
 
-one function of Scalar, whatever the size of r is.
+one function of Scalar, for any size of r.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Mixture:
-    """Constants of beta.
+    """The constants of beta.
 
     Attributes:
         scale: 1 / T.
@@ -37,12 +37,15 @@ class Mixture:
 
     @classmethod
     def of(cls, launch: Launch) -> Mixture:
-        """Of a launch whose beta is between 0 and 1."""
+        """Return the constants of a launch whose beta is between 0 and 1."""
         beta = launch.options.beta
         return cls(launch.scale, log(beta) - log1p(-beta), log1p(-beta))
 
     def bias(self, center_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """What :meth:`take_logs` adds: log odds - c / T, of rows whose differences of logits less c are T * r."""
+        """Return the bias of :meth:`take_logs`: log odds - c / T.
+
+        The differences of logits less c are T * r.
+        """
         bias_sbuf = float32_like(center_sbuf)
         nisa.tensor_scalar(
             dst=bias_sbuf,
@@ -55,10 +58,10 @@ class Mixture:
         return bias_sbuf
 
     def take_logs(self, dst: nl.NkiTensor, difference_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor) -> None:
-        """L - log(1 - beta), of differences teacher - student."""
+        """Compute L - log(1 - beta) from the differences teacher - student."""
         nisa.activation(dst=dst, op=nl.softplus, data=difference_sbuf, scale=self.scale, bias=bias_sbuf)
 
 
 def center_of(launch: Launch, totals: Totals) -> nl.NkiTensor:
-    """T * (lse of the teacher - lse of the student), once S of both are there."""
+    """Return T * (lse of the teacher - lse of the student), once S of both is available."""
     return center(totals.teacher, totals.student, launch.options.temperature)

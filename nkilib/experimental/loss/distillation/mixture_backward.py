@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of Jensen-Shannon: several chunks at a time, so that Scalar changes its table less often."""
+"""The gradient of Jensen-Shannon: several chunks at a time, so that Scalar changes its activation table less often."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from nkilib.experimental.loss.distillation.pair import Buffers, PairChunk, PairS
 from nkilib.experimental.loss.distillation.rows import Exponentials, Vectors, column
 from nkilib.nki import nisa, nl
 
-# Of a float32: its sign and exponent, its fraction, and the bits of 1.
+# Bits of a float32: its sign and exponent, its fraction, and the bits of 1.
 _SIGN_AND_EXPONENT, _FRACTION, _BITS_OF_ONE = -(1 << 23), (1 << 23) - 1, 127 << 23
 
 
 @dataclass(frozen=True)
 class MixtureBackward:
-    """What all rows have in common.
+    """The state that all rows of the gradient of Jensen-Shannon share.
 
-    The gradient is (L + moment) * e_s * factor. The factor is a signed power of two times a number from 1 to 2, which
-    goes into the exponent of e_s: what is left to multiply rounds nothing, so Vector does it in the type of the logits.
+    The gradient is (L + moment) * e_s * factor. The factor is a signed power of two times a number from 1 to 2, and
+    the number goes into the exponent of e_s: the remaining multiplication, by the power, rounds nothing, so Vector
+    does it in the type of the logits.
 
     Attributes:
-        launch: of the kernel.
-        batches: of the core.
-        buffers: on chip.
-        group: chunks that are taken at a time.
-        mixture: of beta.
-        student: whose exponentials are e_s times that number.
-        bias_sbuf: of the logs, [128, batches].
+        launch: the launch of the kernel.
+        batches: the batches of the core.
+        buffers: the chunk buffers and scratch on chip.
+        group: the number of chunks processed at a time.
+        mixture: the constants of beta.
+        student: the exponentials of the student, e_s times that number.
+        bias_sbuf: the bias of the logs, [128, batches].
         addend_sbuf: moment + log(1 - beta).
-        power_sbuf: signed powers of two.
+        power_sbuf: the signed powers of two.
     """
 
     launch: Launch
@@ -52,13 +53,13 @@ class MixtureBackward:
 
     @classmethod
     def make(cls, launch: Launch, batches: list[Batch], saved: Vectors, grad_loss_hbm: nl.NkiTensor) -> MixtureBackward:
-        """From the results of the forward, and upstream gradients."""
+        """Prepare the state from the results of the forward and the upstream gradients."""
         totals = loaded_totals(launch, batches, saved)
-        found = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
+        coefficients = coefficients_of(launch, batches, totals, saved.moment_hbm, grad_loss_hbm)
         mixture = Mixture.of(launch)
-        addend_sbuf, bias_sbuf = float32_like(found.moment_sbuf), float32_like(found.moment_sbuf)
-        nisa.tensor_scalar(dst=addend_sbuf, data=found.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
-        nisa.activation(dst=bias_sbuf, op=nl.log, data=_fraction(found.factor_sbuf))
+        addend_sbuf, bias_sbuf = float32_like(coefficients.moment_sbuf), float32_like(coefficients.moment_sbuf)
+        nisa.tensor_scalar(dst=addend_sbuf, data=coefficients.moment_sbuf, op0=nl.add, operand0=mixture.log_rest)
+        nisa.activation(dst=bias_sbuf, op=nl.log, data=_fraction(coefficients.factor_sbuf))
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=totals.student.bias_sbuf, op=nl.add)
         student = Exponentials(launch.scale, totals.student.neg_shift_sbuf, bias_sbuf, totals.student.sums_sbuf)
         group = gradient_group(launch.tiling.chunk_size, launch.bytes_of_pair)
@@ -70,13 +71,13 @@ class MixtureBackward:
             group,
             mixture,
             student,
-            mixture.bias(found.center_sbuf),
+            mixture.bias(coefficients.center_sbuf),
             addend_sbuf,
-            _power(found),
+            _power(coefficients),
         )
 
     def run(self, grad_hbm: nl.NkiTensor) -> None:
-        """Go through all chunks."""
+        """Process all chunks."""
         stream = PairStream.make(self.launch, self.batches, self.buffers, [True] * len(self.batches))
         loads = stream.student.loads
         for first in range(0, loads, self.group):
@@ -89,12 +90,12 @@ class MixtureBackward:
                 nisa.dma_copy(dst=pair.chunk.of(grad_hbm), src=pair.student_sbuf)
 
     def _take_logs(self, pair: PairChunk[Batch]) -> None:
-        """In the place of differences."""
+        """Compute the logs in place of the differences."""
         bias_sbuf = column(self.bias_sbuf, pair.visit, pair.student_sbuf.shape[0])
         self.mixture.take_logs(pair.difference, pair.difference, bias_sbuf)
 
     def _take_gradient(self, pair: PairChunk[Batch]) -> None:
-        """Where the student's logits stand, rounded once."""
+        """Write the gradient over the student's logits, rounded once."""
         rows = pair.student_sbuf.shape[0]
         weights_sbuf = self.buffers.tile("student", pair.chunk.load, pair.student_sbuf)
         self.student.take(weights_sbuf, pair.student_sbuf, pair.visit)
@@ -114,17 +115,17 @@ class MixtureBackward:
         )
 
 
-def _power(found: Coefficients) -> nl.NkiTensor:
-    """The signed power of two of factors: 0 of 0, and NaN of what is no number."""
-    bits_sbuf = nl.ndarray(found.factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
+def _power(coefficients: Coefficients) -> nl.NkiTensor:
+    """Return the signed power of two of each factor: 0 for 0, and NaN for a factor that is no finite number."""
+    bits_sbuf = nl.ndarray(coefficients.factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
-        dst=bits_sbuf, data=found.factor_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_SIGN_AND_EXPONENT
+        dst=bits_sbuf, data=coefficients.factor_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_SIGN_AND_EXPONENT
     )
-    return with_nan_of_infinite(bits_sbuf.view(nl.float32), found.factor_sbuf, nl.float32)
+    return with_nan_of_infinite(bits_sbuf.view(nl.float32), coefficients.factor_sbuf, nl.float32)
 
 
 def _fraction(factor_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The factor over its power, from 1 to 2."""
+    """Return the factor over its power of two, from 1 to 2."""
     bits_sbuf = nl.ndarray(factor_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=bits_sbuf,

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward of Jensen-Shannon: two visits of each row, the second one beside the first one of the next rows.
+"""The forward of Jensen-Shannon: two visits of each row, the second one during the first visit of the next rows.
 
-The first visit sums exponentials. With both log-sum-exps the second one takes, of each element,
+The first visit sums exponentials. With both log-sum-exps the second one computes, for each element,
 
     s = softplus(r + log odds) = L - log(1 - beta)        w = (x_t - x_s) / T - s
 
-and sums e_s * s and e_t * w. GpSimd takes the differences, Vector w and the sums, and Scalar everything else. Scalar
-loads a table for softplus and one for exp, so chunks are taken in groups: first the logs of a group, then exponentials
-of its chunks and of the next rows.
+and sums e_s * s and e_t * w. GpSimd computes the differences, Vector w and the sums, and Scalar everything else. Scalar
+loads a table for softplus and one for exp, so chunks are processed in groups: first the logs of a group, then
+exponentials of its chunks and of the next rows.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from nkilib.nki import nisa, nl
 # A logit this far below its row's shift, times T, is raised to that: its exponential is nothing beside a sum of 0.5 or
 # more, and ratios stay small enough for float32.
 _FAR_BELOW = 60.0
-# Rows of which sums are gathered at a time.
+# Groups of rows whose sums are gathered at a time.
 _ROWS_IN_FLIGHT = 2
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """Float32 tiles of a chunk's size, each kind taken in turn.
+    """Float32 tiles of a chunk's size, in round-robin order for each purpose.
 
     Attributes:
-        differences_sbuf: for a group, and for one chunk of the next.
-        logs_sbuf: for a group.
-        weights: of exponentials that are multiplied.
-        unread_sbuf: of exponentials that are only summed, bfloat16.
+        differences_sbuf: differences, for a group and one chunk of the next group.
+        logs_sbuf: logs, for a group.
+        weights: exponentials that are multiplied.
+        unread_sbuf: exponentials that are only summed, bfloat16.
     """
 
     differences_sbuf: list[nl.NkiTensor]
@@ -53,7 +53,7 @@ class Tiles:
 
     @classmethod
     def make(cls, chunk_size: int, plan: MixturePlan) -> Tiles:
-        """As the plan says."""
+        """Allocate the tiles for a plan."""
 
         def tiles(count: int, buffer: nl.MemoryRegion = nl.sbuf) -> list[nl.NkiTensor]:
             return [nl.ndarray((POSITIONS, chunk_size), dtype=nl.float32, buffer=buffer) for _ in range(count)]
@@ -65,14 +65,14 @@ class Tiles:
 
 @dataclass(frozen=True)
 class _Floors:
-    """What logits of rows are raised to, float32 [rows, 1]."""
+    """The values to which logits of rows are raised, float32 [rows, 1]."""
 
     student_sbuf: nl.NkiTensor
     teacher_sbuf: nl.NkiTensor
 
     @classmethod
     def of(cls, totals: Totals, temperature: float) -> _Floors:
-        """Of rows with their shifts."""
+        """Compute the floors of rows from their shifts."""
         sides = (totals.student, totals.teacher)
         floors = [float32_like(side.neg_shift_sbuf) for side in sides]
         for floor_sbuf, side in zip(floors, sides, strict=True):
@@ -97,15 +97,15 @@ class Opened:
 
 @dataclass(frozen=True)
 class MixtureForward:
-    """What all rows have in common.
+    """The state that all rows of the forward of Jensen-Shannon share.
 
     Attributes:
-        launch: of the kernel.
-        plan: how chunks are taken.
-        rings: where logits are loaded to.
-        tiles: scratch.
-        sums: of the rows in flight.
-        mixture: of beta.
+        launch: the launch of the kernel.
+        plan: the way in which chunks are processed.
+        rings: the ring buffers into which logits are loaded.
+        tiles: the scratch tiles.
+        sums: the sums of the rows in flight.
+        mixture: the constants of beta.
     """
 
     launch: Launch
@@ -117,7 +117,7 @@ class MixtureForward:
 
     @classmethod
     def make(cls, launch: Launch) -> MixtureForward:
-        """Of a launch whose beta is between 0 and 1."""
+        """Allocate the state for a launch whose beta is between 0 and 1."""
         chunk_size = launch.tiling.chunk_size
         plan = mixture_plan(launch.vocab_size, chunk_size, launch.bytes_of_pair)
         chunks = div_ceil(launch.vocab_size, chunk_size)
@@ -133,13 +133,13 @@ class MixtureForward:
     def visit(
         self, rows: list[Rows], totals: list[Totals], has_maxima: bool, at_shifts: Callable[[int], None]
     ) -> Iterator[int]:
-        """Gather the totals of rows; yields the number of each when it is done.
+        """Gather the totals of rows; yields the index of each entry of ``rows`` when it is done.
 
         Args:
-            rows: to be visited.
-            totals: of each of them.
-            has_maxima: shifts are the maxima of whole rows, which are taken first; else of their first columns.
-            at_shifts: called with the number of rows whose shifts have been taken.
+            rows: the rows to visit.
+            totals: the totals of each entry of ``rows``.
+            has_maxima: whether shifts are the maxima of whole rows, which are taken first; else of their first columns.
+            at_shifts: called with the index of rows whose shifts have been taken.
         """
         columns = div_ceil(self.launch.vocab_size, self.launch.tiling.chunk_size)
         source = self.rings.source(rows, has_maxima)
@@ -156,16 +156,16 @@ class MixtureForward:
 
 @dataclass
 class _Run:
-    """A visit of some rows.
+    """A visit of a list of rows.
 
     Attributes:
-        walk: what all have in common.
-        source: of the logits.
-        totals: of each.
-        chunks: of a row.
-        has_maxima, at_shifts: as in ``MixtureForward.visit``.
-        summed: first visits that are over.
-        opened: chunks of the second visit by their numbers.
+        walk: the state that all rows share.
+        source: the source of the logits.
+        totals: the totals of each entry.
+        chunks: the number of chunks per row.
+        has_maxima, at_shifts: see ``MixtureForward.visit``.
+        summed: the number of first visits that are over.
+        opened: the opened chunks of the second visit by their numbers.
     """
 
     walk: MixtureForward
@@ -179,14 +179,14 @@ class _Run:
     _floors: dict[int, _Floors] = field(default_factory=dict)
 
     def take_maxima(self) -> None:
-        """c of the first rows is the maximum of all their chunks."""
+        """Set c of the first rows to the maximum of all their chunks."""
         for chunk in range(self.chunks):
             logits = self.source.first(chunk)
             self.totals[0].student.take_shift(logits.student_sbuf, 0, chunk > 0)
             self.totals[0].teacher.take_shift(logits.teacher_sbuf, 0, chunk > 0)
 
     def sum_exponentials(self, number: int, chunk: int) -> None:
-        """The first visit of a chunk, by the number of its rows and its own."""
+        """Do the first visit of a chunk, identified by the index of its rows and its own."""
         if number >= len(self.totals) or chunk < 0:
             return
         logits, totals = self.source.first(number * self.chunks + chunk), self.totals[number]
@@ -202,13 +202,13 @@ class _Run:
         self.summed += 1
 
     def close_exponentials(self, number: int) -> None:
-        """S of both."""
+        """Compute S of both."""
         if number < len(self.totals):
             self._sums(number).weighting.total(self.totals[number].teacher.sums_sbuf, self.chunks)
             self._sums(number).other.total(self.totals[number].student.sums_sbuf, self.chunks)
 
     def take_terms(self, number: int) -> None:
-        """The second visit of rows, and the first one of those that follow."""
+        """Do the second visit of rows, and the first visit of the rows that follow."""
         plan, totals = self.walk.plan, self.totals[number]
         bias_sbuf = self.walk.mixture.bias(center_of(self.walk.launch, totals))
         for first in range(0, self.chunks, plan.group):
@@ -232,7 +232,7 @@ class _Run:
         return self.walk.sums[number % _ROWS_IN_FLIGHT]
 
     def _open(self, load: int) -> None:
-        """Raise the logits of a chunk that has been visited once, and take differences, if that is not done yet."""
+        """Raise the logits of a chunk that has been visited once, and compute differences, unless already done."""
         number = load // self.chunks
         if load in self.opened or load >= self.summed:
             return
@@ -253,7 +253,7 @@ class _Run:
         self.opened[load] = Opened(logits, difference_sbuf)
 
     def _take_logs(self, load: int, bias_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """s, which is returned, and w in the place of the differences."""
+        """Compute s, which is returned, and w in place of the differences."""
         difference_sbuf, tiles = self.opened[load].difference_sbuf, self.walk.tiles.logs_sbuf
         rows, columns = difference_sbuf.shape
         logs_sbuf = tiles[load % len(tiles)][0:rows, 0:columns]
@@ -269,14 +269,14 @@ class _Run:
         return logs_sbuf
 
     def _sum_terms(self, number: int, chunk: int, opened: Opened, logs_sbuf: nl.NkiTensor) -> None:
-        """Sums of e_s * s and of e_t * w."""
+        """Compute the sums of e_s * s and of e_t * w."""
         rows, columns = logs_sbuf.shape
         totals, sums, weights = self.totals[number], self._sums(number), self.walk.tiles.weights
         of_sides = (
             (totals.student, opened.logits.student_sbuf, logs_sbuf, sums.logs),
             (totals.teacher, opened.logits.teacher_sbuf, opened.difference_sbuf, sums.weighted),
         )
-        for turn, (side, logits_sbuf, terms_sbuf, of_side) in enumerate(of_sides):
-            weights_tile = weights[(2 * chunk + turn) % len(weights)][0:rows, 0:columns]
+        for slot, (side, logits_sbuf, terms_sbuf, of_side) in enumerate(of_sides):
+            weights_tile = weights[(2 * chunk + slot) % len(weights)][0:rows, 0:columns]
             side.take(weights_tile, logits_sbuf, 0)
             sum_of_products(terms_sbuf, 1.0, nl.multiply, weights_tile, of_side.part(chunk, rows))

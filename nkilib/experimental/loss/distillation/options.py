@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels works on, what can be chosen, and what is accepted.
+"""The inputs of a launch of the kernels, its options, and the checks of both.
 
-Everything else is refused here, before the first instruction.
+The checks run before the first instruction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.experimental.loss.distillation.host.tiling import DistillationTiling, Form, most_columns
 from nkilib.nki import nl
 
-# Positions that are worked on at a time, one a partition.
+# Positions processed at a time, one per partition.
 POSITIONS = 128
 # Columns of a row whose maximum is its shift.
 SAMPLE_COLUMNS = 512
@@ -31,12 +31,12 @@ LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-3, 1e6
 
 @dataclass(frozen=True)
 class DistillationOptions:
-    """Options of the loss, by the names that operators and kernels have for them.
+    """Options of the loss, under the names that operators and kernels use.
 
     Attributes:
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
-        temperature: T, divides all logits.
-        ignore_index: the label of positions that do not count.
+        temperature: T, the divisor of all logits.
+        ignore_index: the label of ignored positions.
     """
 
     beta: float = 0.0
@@ -46,13 +46,13 @@ class DistillationOptions:
 
 @dataclass(frozen=True)
 class Part:
-    """Positions ``start`` to ``end``."""
+    """The positions from ``start`` to ``end``."""
 
     start: int
     end: int
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """A view of a tensor [N] or [N, V]; the tensor itself where all are taken."""
+        """Return a view of a tensor [N] or [N, V]; the tensor itself if the part is all of it."""
         if (self.start, self.end) == (0, int(tensor_hbm.shape[0])):
             return tensor_hbm
         return tensor_hbm.slice(0, self.start, self.end, 1)
@@ -63,12 +63,12 @@ class Launch:
     """A launch of either kernel.
 
     Attributes:
-        function: that is named in errors.
-        student_hbm, teacher_hbm: [N, V].
-        labels_hbm: [N], int32; None: every position counts.
-        options: of the loss.
-        tiling: of a row.
-        is_backward: it is the gradient.
+        function: the name of the function in error messages.
+        student_hbm, teacher_hbm: the logits, [N, V].
+        labels_hbm: the labels, [N], int32; None means that every position is valid.
+        options: the options of the loss.
+        tiling: the tiling of a row.
+        is_backward: whether the launch computes the gradient.
     """
 
     function: str
@@ -81,46 +81,46 @@ class Launch:
 
     @property
     def num_positions(self) -> int:
-        """N."""
+        """The number of positions, N."""
         return int(self.student_hbm.shape[0])
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The vocabulary size, V."""
         return int(self.student_hbm.shape[1])
 
     @property
     def bytes_of_pair(self) -> int:
-        """Of a logit of each on chip."""
+        """The bytes of a logit of the student and one of the teacher, on chip."""
         return dtype_bytes(tile_dtype(self.student_hbm.dtype)) + dtype_bytes(tile_dtype(self.teacher_hbm.dtype))
 
     @property
     def is_mixed(self) -> bool:
-        """The loss is a Jensen-Shannon divergence: it needs the mixture of both distributions."""
+        """Whether the loss is a Jensen-Shannon divergence, which needs the mixture of both distributions."""
         return 0.0 < self.options.beta < 1.0
 
     @property
     def is_reverse(self) -> bool:
-        """The student's probabilities are the weights of the sum."""
+        """Whether the student's probabilities are the weights of the sum."""
         return self.options.beta == 1.0
 
     @property
     def has_samples(self) -> bool:
-        """The shift of a row is the maximum of a part of it."""
+        """Whether the shift of a row is the maximum of only a part of it."""
         return min(self.vocab_size, self.tiling.chunk_size) < self.vocab_size or self.vocab_size > SAMPLE_COLUMNS
 
     @property
     def scale(self) -> float:
-        """1 / T."""
+        """The factor of the logits, 1 / T."""
         return 1.0 / self.options.temperature
 
     def parts(self) -> list[Part]:
-        """The positions in parts of as many as rows can be collected of, to be computed anew."""
+        """Return the positions in parts of at most as many rows as can be collected for recomputation."""
         most = limited_batches(BATCHES_MAX) * POSITIONS * int(nl.num_programs())
         return [Part(start, min(start + most, self.num_positions)) for start in range(0, self.num_positions, most)]
 
     def of_part(self, part: Part) -> Launch:
-        """A launch on its positions alone."""
+        """Return a launch on the positions of a part alone."""
         return replace(
             self,
             student_hbm=part.of(self.student_hbm),
@@ -129,22 +129,22 @@ class Launch:
         )
 
     def batches(self) -> list[Batch]:
-        """Those of this core."""
+        """Return the batches of this core."""
         return batches_of_core(self.num_positions, nl.num_programs(), nl.program_id(), POSITIONS)
 
 
 def tile_dtype(dtype: nl.DType) -> nl.DType:
-    """The type of logits on chip: float16 has too little range for what stands for -inf."""
+    """Return the type of logits on chip: float16 has too little range for the finite value that replaces -inf."""
     return nl.bfloat16 if dtype == nl.bfloat16 else nl.float32
 
 
-# Parts of a row whose sums are kept.
+# The maximum number of parts of a row whose sums are kept.
 MOST_CHUNKS = 512
 _INT32 = 2**31
 
 
 def validate(launch: Launch) -> None:
-    """Logits, labels and options of either kernel."""
+    """Check logits, labels and options of either kernel."""
     function, student_hbm, options = launch.function, launch.student_hbm, launch.options
     require_indirect_dma(function)
     shape = tuple(student_hbm.shape)
@@ -169,12 +169,13 @@ def validate(launch: Launch) -> None:
         )
     require(
         isinstance(options.ignore_index, int) and -_INT32 <= options.ignore_index < _INT32,
-        f"{function}: ignore_index must be an int32, got {options.ignore_index}; use a label that is none, as -100",
+        f"{function}: ignore_index must be an int32, got {options.ignore_index}; "
+        f"use a label that is no class, such as -100",
     )
 
 
 def validate_tiling(launch: Launch) -> None:
-    """Chunks that fit a partition, and whose sums do."""
+    """Check that chunks fit a partition, and that their sums do."""
     chunk_size, vocab_size = launch.tiling.chunk_size, launch.vocab_size
     largest = most_columns(vocab_size, launch.bytes_of_pair, Form.of(launch.is_mixed, launch.is_backward))
     require(
@@ -199,6 +200,6 @@ def _validate_options(launch: Launch) -> None:
 
 
 def validate_vectors(launch: Launch, vectors: dict[str, nl.NkiTensor]) -> None:
-    """What a backward is given of each position."""
+    """Check the vectors that a backward receives for the positions."""
     for name, vector_hbm in vectors.items():
         require_vector(launch.function, name, vector_hbm, launch.num_positions, "the positions")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chunks of student and teacher, loaded side by side, and the tiles that are computed in beside them."""
+"""Chunks of student and teacher, loaded side by side, and the scratch tiles for their computation."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS, Lau
 from nkilib.experimental.loss.distillation.rows import raise_half, raise_lowest, row_tile
 from nkilib.nki import nisa, nl
 
-# Tiles of PSUM that pieces take in turn: Scalar writes one while Vector reads the other.
-_PSUM_TURNS = 2
+# PSUM tiles for pieces, in round-robin order: Scalar writes one while Vector reads the other.
+_PSUM_SLOTS = 2
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Some columns of a chunk, and a tile of PSUM for them.
+    """A range of columns of a chunk, and a tile of PSUM for it.
 
     Attributes:
-        number: in its chunk.
+        number: the index of the piece in its chunk.
         start, end: its columns, counted in the chunk.
-        tile_psum: float32 [rows, columns].
+        tile_psum: the tile, float32 [rows, columns].
     """
 
     number: int
@@ -36,26 +36,26 @@ class Piece:
     tile_psum: nl.NkiTensor
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Its columns of a tile of the chunk's size."""
+        """Return the columns of the piece in a tile of the chunk's size."""
         return tile_sbuf[:, self.start : self.end]
 
 
 @dataclass(frozen=True)
 class Buffers:
-    """On chip, for chunks of a size.
+    """The buffers on chip for chunks of one size.
 
     Attributes:
-        student, teacher: where logits are loaded to.
-        both: the two of each chunk as one tile, [128, 2, columns]; empty where their types differ.
-        scratch: float32 tiles by what they are for, in turns.
-        unread_sbuf: of what is only summed; nothing reads it.
-        pieces_psum: that pieces take in turn.
+        student, teacher: the tiles into which logits are loaded.
+        pairs: the two tiles of each chunk as one, [128, 2, columns]; empty if their types differ.
+        scratch: float32 tiles by their purpose, in round-robin order.
+        unread_sbuf: a tile for values that are only summed; nothing reads it.
+        pieces_psum: the PSUM tiles of pieces, in round-robin order.
         lowest_sbuf: ``LOWEST``, [128, 1].
     """
 
     student: list[nl.NkiTensor]
     teacher: list[nl.NkiTensor]
-    both: list[nl.NkiTensor]
+    pairs: list[nl.NkiTensor]
     scratch: dict[str, list[nl.NkiTensor]]
     unread_sbuf: nl.NkiTensor
     pieces_psum: list[nl.NkiTensor]
@@ -63,13 +63,13 @@ class Buffers:
 
     @classmethod
     def make(cls, launch: Launch, ahead: int, scratch: dict[str, int], piece_columns: int = 0) -> Buffers:
-        """Those of a kernel.
+        """Allocate the buffers of a kernel.
 
         Args:
-            launch: of the kernel.
-            ahead: chunks that are opened before the one that is worked on is done.
-            scratch: how many tiles, by name.
-            piece_columns: of a piece at most, of which there are two in PSUM; 0: none.
+            launch: the launch of the kernel.
+            ahead: the number of chunks that are opened before the current one is done.
+            scratch: the number of tiles for each purpose, by name.
+            piece_columns: the maximum columns of a piece, of which PSUM holds two; 0 means no pieces.
         """
         size = launch.tiling.chunk_size
 
@@ -77,54 +77,55 @@ class Buffers:
             return [nl.ndarray((POSITIONS, *middle, size), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
         piece = min(size, piece_columns)
-        turns = _PSUM_TURNS if piece else 0
+        slots = _PSUM_SLOTS if piece else 0
         student_dtype, teacher_dtype = tile_dtype(launch.student_hbm.dtype), tile_dtype(launch.teacher_hbm.dtype)
         count = IN_FLIGHT + ahead
-        both = tiles(count, student_dtype, 2) if student_dtype == teacher_dtype else []
+        pairs = tiles(count, student_dtype, 2) if student_dtype == teacher_dtype else []
         return cls(
-            [tile_sbuf[:, 0, :] for tile_sbuf in both] or tiles(count, student_dtype),
-            [tile_sbuf[:, 1, :] for tile_sbuf in both] or tiles(count, teacher_dtype),
-            both,
+            [tile_sbuf[:, 0, :] for tile_sbuf in pairs] or tiles(count, student_dtype),
+            [tile_sbuf[:, 1, :] for tile_sbuf in pairs] or tiles(count, teacher_dtype),
+            pairs,
             {name: tiles(count, nl.float32) for name, count in scratch.items()},
             tiles(1, nl.bfloat16)[0],
-            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(turns)],
+            [nl.ndarray((POSITIONS, piece), dtype=nl.float32, buffer=nl.psum) for _ in range(slots)],
             row_tile(1, LOWEST),
         )
 
     @property
     def ahead(self) -> int:
-        """Chunks that are opened before the one that is worked on is done."""
+        """The number of chunks that are opened before the current one is done."""
         return len(self.student) - IN_FLIGHT
 
     def raise_lowest(self, load: int, student_sbuf: nl.NkiTensor, teacher_sbuf: nl.NkiTensor) -> None:
-        """-inf of both logits of chunk number ``load`` becomes ``LOWEST``, where they stand.
+        """Replace -inf by ``LOWEST`` in both logits of chunk number ``load``, in place.
 
-        16-bit logits in one instruction. Of float32 Vector has no time for all: GpSimd takes some of the teacher's.
+        If both are bfloat16, this takes one instruction. Vector has no time for all float32 logits: GpSimd takes half
+        of the teacher's.
         """
         rows, columns = student_sbuf.shape
-        if self.both and student_sbuf.dtype == nl.bfloat16:
-            raise_lowest(self.both[load % len(self.both)][0:rows, :, 0:columns])
+        if self.pairs and student_sbuf.dtype == nl.bfloat16:
+            raise_lowest(self.pairs[load % len(self.pairs)][0:rows, :, 0:columns])
             return
         raise_lowest(student_sbuf)
         raise_half(teacher_sbuf, self.lowest_sbuf)
 
     def tile(self, name: str, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Scratch for chunk number ``load``, of the shape of another tile of that chunk."""
+        """Return scratch for chunk number ``load``, of the shape of another tile of that chunk."""
         rows, columns = like_sbuf.shape
         tiles = self.scratch[name]
         return tiles[load % len(tiles)][0:rows, 0:columns]
 
     def pieces(self, load: int, like_sbuf: nl.NkiTensor) -> list[Piece]:
-        """Those of chunk number ``load``."""
+        """Return the pieces of chunk number ``load``."""
         rows, columns = like_sbuf.shape
-        size, turns = self.pieces_psum[0].shape[1], len(self.pieces_psum)
+        size, slots = self.pieces_psum[0].shape[1], len(self.pieces_psum)
         most = div_ceil(self.student[0].shape[1], size)
         return [
             Piece(
                 number,
                 start,
                 min(start + size, columns),
-                self.pieces_psum[(load * most + number) % turns][0:rows, 0 : min(size, columns - start)],
+                self.pieces_psum[(load * most + number) % slots][0:rows, 0 : min(size, columns - start)],
             )
             for number, start in enumerate(range(0, columns, size))
         ]
@@ -132,13 +133,13 @@ class Buffers:
 
 @dataclass(frozen=True)
 class PairChunk(Generic[Rows]):
-    """A chunk of both.
+    """A chunk of student's and teacher's logits.
 
     Attributes:
-        chunk: which one.
-        visit: of its rows among all that a stream visits.
+        chunk: the chunk of the stream.
+        visit: the index of its rows among all that a stream visits.
         student_sbuf, teacher_sbuf: logits, [rows, columns].
-        difference_sbuf: teacher - student, or the other way round, float32; None where the visit takes none. Then the
+        difference_sbuf: teacher - student, or the reverse, float32; None if the visit needs no differences. Then the
             logits may be -inf.
     """
 
@@ -150,7 +151,7 @@ class PairChunk(Generic[Rows]):
 
     @property
     def difference(self) -> nl.NkiTensor:
-        """Of a visit that takes it."""
+        """The difference, for a visit that needs it; raises AssertionError if there is none."""
         if self.difference_sbuf is None:
             raise AssertionError("this visit takes no differences")
         return self.difference_sbuf
@@ -158,15 +159,15 @@ class PairChunk(Generic[Rows]):
 
 @dataclass(frozen=True)
 class PairStream(Generic[Rows]):
-    """Both matrices, in the same chunks.
+    """A stream of both matrices, in the same chunks.
 
     Attributes:
-        student, teacher: the chunks of each.
-        buffers: on chip.
-        is_reverse: differences are student - teacher.
-        has_differences: of each visit.
-        at_opening: called with each chunk when it is opened, before the one before is taken; None for nothing.
-        opened: chunks that are on chip, or on their way, by their numbers.
+        student, teacher: the chunks of each matrix.
+        buffers: the buffers on chip.
+        is_reverse: whether differences are student - teacher.
+        has_differences: whether each visit needs differences.
+        at_opening: called with each chunk when it is opened, before the previous one is taken; None for no call.
+        opened: the chunks that are on chip, or being loaded, by their numbers.
     """
 
     student: Stream[Rows]
@@ -186,7 +187,7 @@ class PairStream(Generic[Rows]):
         has_differences: list[bool],
         at_opening: Callable[[PairChunk[Rows]], None] | None = None,
     ) -> PairStream[Rows]:
-        """Of rows that are visited in that order."""
+        """Create a stream of rows that are visited in this order."""
         return cls(
             Stream.make(launch.student_hbm, visits, buffers.student),
             Stream.make(launch.teacher_hbm, visits, buffers.teacher),
@@ -198,19 +199,19 @@ class PairStream(Generic[Rows]):
 
     @property
     def num_chunks(self) -> int:
-        """Of a row."""
+        """The number of chunks per row."""
         return self.student.num_chunks
 
     def taken(self, load: int) -> PairChunk[Rows]:
-        """Chunk number ``load``; to be called with 0, 1, 2, ...
+        """Return chunk number ``load``; call it with 0, 1, 2, ...
 
-        The next ones are opened before: GpSimd takes their differences while Vector and Scalar have this one.
+        The next chunks are opened before: GpSimd computes their differences while Vector and Scalar process this one.
         """
         self._open_all(load, load + self.buffers.ahead)
         return self.opened.pop(load)
 
     def opened_chunk(self, load: int) -> PairChunk[Rows]:
-        """A chunk that is taken later, one of as many as are opened ahead."""
+        """Return a chunk that is taken later, one of the chunks opened ahead."""
         self._open_all(load, load)
         return self.opened[load]
 
@@ -220,7 +221,7 @@ class PairStream(Generic[Rows]):
                 self.opened[number] = self._open(number)
 
     def _load(self, load: int) -> None:
-        """Issue the loads for which there are buffers, of both matrices in turn, when chunk number ``load`` is opened.
+        """Issue the loads for which there are buffers, alternating between the matrices, when chunk ``load`` is opened.
 
         A buffer is free once its chunk has been taken.
         """

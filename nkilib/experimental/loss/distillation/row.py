@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from logits: the kernels, what they promise, what their tensors are, and what they work on.
+"""Distillation from logits: the kernels, their guarantees, their tensors, and their work.
 
-What they work on is stated whatever the tiling: the least that has to cross HBM, and activation functions. For host
-code. The simulator is imported where a profile asks for the work: on hardware the kernels do without it.
+The work is stated independently of the tiling: the minimum of HBM traffic, and activation functions. For host code. The
+simulator is imported only when a profile asks for the work: on hardware the kernels do not need it.
 
-A KL takes two exponentials an element, forward and backward but for KL(student || teacher) backward, which takes the
-student's alone. Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its gradient the
-student's and a softplus.
+A KL takes two exponentials per element, forward and backward, except for the backward of KL(student || teacher), which
+takes only the student's. Jensen-Shannon takes two for the log-sum-exps, and then both again and a softplus; its
+gradient takes the student's exponential and a softplus.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ _RESULTS = 6
 
 
 def forward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """The work of ``distillation_forward``, whose parameters it takes, if each logit is read once."""
+    """Return the work of ``distillation_forward``, if each logit is read once; takes the kernel's parameters."""
     nbytes = tensor_bytes(student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
     return _work(student_hbm, nbytes, 2 if beta in (0.0, 1.0) else 5)
 
 
 def backward_work(student_hbm: Any, teacher_hbm: Any, labels_hbm: Any = None, beta: float = 0.0, **_: Any) -> Work:
-    """The work of ``distillation_backward``, whose parameters it takes."""
+    """Return the work of ``distillation_backward``; the function takes the kernel's parameters."""
     nbytes = tensor_bytes(student_hbm, student_hbm, teacher_hbm) + _vector_bytes(student_hbm, labels_hbm)
     return _work(student_hbm, nbytes, 1 if beta == 1.0 else 2)
 
 
 def forward_trips(student_hbm: Any, **_: Any) -> dict[str, int]:
-    """How often the loop of the forward runs at most: when every row of a core, of a part of them, is computed anew.
+    """Return the maximum iterations of the forward's loop: the number when every row of a part of a core is recomputed.
 
-    To be asked while the kernel runs, which knows how many cores there are.
+    Call this while the kernel runs, because the number of cores is known only then.
     """
     own = positions_of_core(student_hbm.shape[0], nl.num_programs(), 0)
     return {"recompute_rows": most_trips(min(own, BATCHES_MAX * ROWS_OF_TILE))}

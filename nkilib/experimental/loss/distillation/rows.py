@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is gathered of the rows of a core: a number a row, float32 [128, batches]."""
+"""The values gathered for the rows of a core: one per row, float32 [128, batches]."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from nkilib.core.rows.tiles import clamp
 from nkilib.experimental.loss.distillation.options import LOWEST, POSITIONS, Part
 from nkilib.nki import nisa, nl
 
-# -inf of what LOWEST is multiplied with, and of nothing that a logit may be.
+# A factor whose product with LOWEST is -inf, and whose product with any other logit is not.
 _BEYOND = 2.0**20
 
 
 def row_tile(count: int, value: float = 0.0) -> nl.NkiTensor:
-    """A number for each row of so many batches."""
+    """Allocate a tile with one number for each row of ``count`` batches, set to ``value``."""
     tile_sbuf = nl.ndarray((POSITIONS, count), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=value)
     return tile_sbuf
 
 
 def column(tile_sbuf: nl.NkiTensor, batch: int, rows: int) -> nl.NkiTensor:
-    """The numbers of one batch: a view [rows, 1]."""
+    """Return the values of one batch: a view [rows, 1]."""
     return tile_sbuf[0:rows, batch : batch + 1]
 
 
 @dataclass(frozen=True)
 class Exponentials:
-    """Of the rows of one of the two distributions.
+    """The shifts and sums of the rows of one of the two distributions.
 
     Attributes:
         scale: 1 / T.
-        neg_shift_sbuf: -c, of logits.
+        neg_shift_sbuf: -c, in units of logits.
         bias_sbuf: -c / T; the same tile where T is 1.
-        sums_sbuf: S, of exp((x - c) / T).
+        sums_sbuf: S, the sum of exp((x - c) / T).
     """
 
     scale: float
@@ -47,13 +47,13 @@ class Exponentials:
 
     @classmethod
     def make(cls, batches: int, scale: float) -> Exponentials:
-        """Of so many batches; rows that do not exist have c = 0 and S = 1."""
+        """Allocate the tiles of ``batches`` batches; rows that do not exist have c = 0 and S = 1."""
         neg_shift_sbuf = row_tile(batches)
         bias_sbuf = neg_shift_sbuf if scale == 1.0 else row_tile(batches)
         return cls(scale, neg_shift_sbuf, bias_sbuf, row_tile(batches, 1.0))
 
     def take_shift(self, sample_sbuf: nl.NkiTensor, batch: int, is_further: bool = False) -> None:
-        """c of a batch: the maximum of a sample of each row, or of what it was and of a further one."""
+        """Set c of a batch to the maximum of a sample of each row, or of the old c and a further sample."""
         rows, _ = sample_sbuf.shape
         shift_sbuf = column(self.neg_shift_sbuf, batch, rows)
         exact_sbuf = nl.ndarray((rows, 1), dtype=sample_sbuf.dtype, buffer=nl.sbuf)
@@ -65,7 +65,7 @@ class Exponentials:
         self.set_bias(batch, rows)
 
     def set_bias(self, batch: int, rows: int) -> None:
-        """-c / T."""
+        """Compute the bias -c / T."""
         if self.scale != 1.0:
             nisa.tensor_scalar(
                 dst=column(self.bias_sbuf, batch, rows),
@@ -77,7 +77,7 @@ class Exponentials:
     def take(
         self, dst: nl.NkiTensor, logits_sbuf: nl.NkiTensor, batch: int, sum_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """exp((x - c) / T) of some columns and, where asked for, their sum, [rows, 1]."""
+        """Compute exp((x - c) / T) of a range of columns and, if requested, their sum, [rows, 1]."""
         bias_sbuf = column(self.bias_sbuf, batch, logits_sbuf.shape[0])
         if sum_sbuf is None:
             nisa.activation(dst=dst, op=nl.exp, data=logits_sbuf, bias=bias_sbuf, scale=self.scale)
@@ -95,12 +95,12 @@ class Exponentials:
 
 
 def raise_lowest(logits_sbuf: nl.NkiTensor) -> None:
-    """-inf becomes ``LOWEST``, where it stands: differences of two logits are numbers then."""
+    """Replace -inf by ``LOWEST``, in place; then the differences of two logits are numbers."""
     nisa.tensor_scalar(dst=logits_sbuf, data=logits_sbuf, op0=nl.maximum, operand0=LOWEST)
 
 
 def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
-    """Logits below the floor of their row, float32 [rows, 1], become that; of float32 GpSimd takes a half."""
+    """Raise logits below the floor of their row, float32 [rows, 1], to it; GpSimd takes half of float32."""
     columns = logits_sbuf.shape[1]
     half = columns // 2 if logits_sbuf.dtype == nl.float32 else 0
     first_sbuf = logits_sbuf[:, 0 : columns - half]
@@ -117,10 +117,10 @@ def raise_to(logits_sbuf: nl.NkiTensor, floor_sbuf: nl.NkiTensor) -> None:
 
 
 def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
-    """As ``raise_lowest``; of float32 GpSimd takes a half.
+    """Do the same as ``raise_lowest``; GpSimd takes half of float32.
 
     Args:
-        logits_sbuf: [rows, columns].
+        logits_sbuf: the logits, [rows, columns].
         lowest_sbuf: ``LOWEST``, float32 [128, 1].
     """
     rows, columns = logits_sbuf.shape
@@ -138,7 +138,7 @@ def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
 
 
 def add_nan_of_empty(values_sbuf: nl.NkiTensor, neg_shift_sbuf: nl.NkiTensor) -> None:
-    """NaN where a row is -inf alone, as in PyTorch, or where a logit is +inf or NaN; else + 0."""
+    """Add NaN where a row is -inf alone, as in PyTorch, or where a logit is +inf or NaN; else add 0."""
     suspect_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=suspect_sbuf, data=neg_shift_sbuf, op0=nl.multiply, operand0=_BEYOND, op1=nl.multiply, operand1=0.0
@@ -148,7 +148,7 @@ def add_nan_of_empty(values_sbuf: nl.NkiTensor, neg_shift_sbuf: nl.NkiTensor) ->
 
 @dataclass(frozen=True)
 class Vectors:
-    """Results of the forward in HBM, float32 [N] each, in the order in which it returns them."""
+    """Results of the forward in HBM, float32 [N] each, in the order of its return value."""
 
     loss_hbm: nl.NkiTensor
     moment_hbm: nl.NkiTensor
@@ -159,23 +159,23 @@ class Vectors:
 
     @classmethod
     def make(cls, positions: int) -> Vectors:
-        """Not written yet."""
+        """Allocate the vectors; their contents are not initialised."""
         vectors = [
-            nl.ndarray((positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=each.name) for each in fields(cls)
+            nl.ndarray((positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=vector.name) for vector in fields(cls)
         ]
         return cls(*vectors)
 
     def of_part(self, part: Part) -> Vectors:
-        """Views of those of its positions."""
+        """Return views of the positions of a part."""
         return Vectors(*(part.of(vector_hbm) for vector_hbm in self.returned()))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """All of them."""
-        return tuple(getattr(self, each.name) for each in fields(self))
+        """Return all vectors, in their order."""
+        return tuple(getattr(self, vector.name) for vector in fields(self))
 
 
 def groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
-    """The batches of a core as groups whose batches have as many rows: the full ones, and the last one."""
+    """Return the batches of a core as groups of batches with equally many rows: the full ones, and the last one."""
     last = len(batches) - 1
     starts = [0] if last == 0 or batches[last].rows == batches[0].rows else [0, last]
     return [
@@ -185,7 +185,7 @@ def groups_of(batches: Sequence[Batch]) -> list[BatchGroup]:
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, batches: Sequence[Batch], dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-    """A vector [N] of the rows of a core, [128, batches]; 0 in rows that do not exist."""
+    """Load a vector [N] of the rows of a core into a tile, [128, batches]; 0 in rows that do not exist."""
     tile_sbuf = nl.ndarray((POSITIONS, len(batches)), dtype=dtype, buffer=nl.sbuf)
     nisa.memset(dst=tile_sbuf, value=0)
     for group in groups_of(batches):

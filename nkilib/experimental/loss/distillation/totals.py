@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over the rows of a batch, gathered chunk by chunk, and what they say of all rows in the end."""
+"""Sums over the rows of a batch, gathered chunk by chunk, and the final results of all rows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
-# A larger mean of differences of logits counts as infinite: a student's -inf is LOWEST.
+# A larger mean of differences of logits is treated as infinite: a student's -inf is LOWEST.
 INFINITE = 2.0**48
 # How large a sum of exponentials may be under a shift, for the types of logits on chip: x - c is exact for bfloat16.
 _SUM_MOST = {False: 2.0**60, True: 2.0**24}
@@ -27,11 +27,12 @@ _SUM_LEAST = 0.5
 
 @dataclass(frozen=True)
 class ChunkSums:
-    """Sums of the rows that are being visited: by pieces, or one a chunk where a chunk is taken at once.
+    """Sums of the rows being visited: one value per piece, or one per chunk if a chunk is not divided.
 
     Attributes:
-        weighting, other: of exponentials, of the distribution whose probabilities are the weights and of the other.
-        weighted, logs: as in ``Totals``.
+        weighting, other: sums of exponentials of the distribution whose probabilities are the weights, and of the
+            other one.
+        weighted, logs: see ``Totals``.
     """
 
     weighting: RowSums
@@ -41,13 +42,13 @@ class ChunkSums:
 
     @classmethod
     def make(cls, parts: int) -> ChunkSums:
-        """For rows of so many pieces."""
+        """Allocate the sums for rows of ``parts`` pieces."""
         return cls(*(RowSums.make(POSITIONS, parts) for _ in range(4)))
 
 
 @dataclass(frozen=True)
 class Totals:
-    """What the forward gathers of rows, float32 [128, batches].
+    """The totals that the forward gathers for rows, float32 [128, batches].
 
     Attributes:
         student, teacher: shifts and sums of exponentials.
@@ -63,13 +64,13 @@ class Totals:
 
     @classmethod
     def make(cls, batches: int, scale: float) -> Totals:
-        """Of so many batches."""
+        """Allocate the totals of ``batches`` batches."""
         return cls(
             Exponentials.make(batches, scale), Exponentials.make(batches, scale), row_tile(batches), row_tile(batches)
         )
 
     def of_batches(self, start: int, end: int, rows: int) -> Totals:
-        """Views of some batches, which have as many rows: [rows, end - start]."""
+        """Return views of a range of batches with equally many rows: [rows, end - start]."""
 
         def part(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
             return tile_sbuf[0:rows, start:end]
@@ -80,17 +81,17 @@ class Totals:
         return Totals(of_side(self.student), of_side(self.teacher), part(self.weighted_sbuf), part(self.logs_sbuf))
 
     def tiles(self) -> tuple[nl.NkiTensor, ...]:
-        """Each of them once; those of biases follow from the shifts, and nothing takes them in the end."""
+        """Return each tile once, without biases, which follow from the shifts and are not used in the end."""
         sides = (self.student, self.teacher)
         of_sides = [tile_sbuf for side in sides for tile_sbuf in (side.neg_shift_sbuf, side.sums_sbuf)]
         return (*of_sides, self.weighted_sbuf, self.logs_sbuf)
 
     def weighting(self, launch: Launch) -> tuple[Exponentials, Exponentials]:
-        """That whose probabilities are the weights, and the other one."""
+        """Return the distribution whose probabilities are the weights, and the other one."""
         return (self.student, self.teacher) if launch.is_reverse else (self.teacher, self.student)
 
     def doubtful(self, launch: Launch) -> nl.NkiTensor:
-        """1.0 where a sum of exponentials is not to be trusted: its shift is too far below the maximum, or NaN."""
+        """Return 1.0 where a sum of exponentials is untrusted: its shift is too far below the maximum, or NaN."""
         flags = [
             _outside(side.sums_sbuf, _SUM_MOST[tensor_hbm.dtype == nl.float32])
             for side, tensor_hbm in ((self.student, launch.student_hbm), (self.teacher, launch.teacher_hbm))
@@ -102,7 +103,7 @@ class Totals:
 
 @dataclass(frozen=True)
 class Divergences:
-    """The results of rows: the divergence, and the one that the gradient needs, KL(student || mixture)."""
+    """The results of rows: the divergence, and the divergence that the gradient needs, KL(student || mixture)."""
 
     loss_sbuf: nl.NkiTensor
     moment_sbuf: nl.NkiTensor
@@ -111,7 +112,7 @@ class Divergences:
 def sum_of_products(
     data: nl.NkiTensor, operand0: nl.NkiTensor | float, op0: Operator, factors: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """The sum of (data op0 operand0) * factors; the products take the place of the data."""
+    """Compute the sum of (data op0 operand0) * factors; the products replace the data."""
     nisa.scalar_tensor_tensor(
         dst=data,
         data=data,
@@ -126,7 +127,7 @@ def sum_of_products(
 
 
 def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
-    """log(S / S') of the two, 0 where they are equal: its error is that of a number near 0 where they are alike.
+    """Return log(S / S') of the two, 0 where they are equal; for similar S the error is that of a number near 0.
 
     With the smaller one s it is log(1 + |S - S'| / s), and has the sign of S - S'.
     """
@@ -146,7 +147,7 @@ def log_ratio(first: Exponentials, second: Exponentials) -> nl.NkiTensor:
 
 
 def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.NkiTensor:
-    """T * (lse - lse') of logits: what is subtracted from the difference of two logits to give T * log(p / p')."""
+    """Return T * (lse - lse') of logits: a difference of two logits minus this is T * log(p / p')."""
     center_sbuf = difference(second.neg_shift_sbuf, first.neg_shift_sbuf)
     nisa.scalar_tensor_tensor(
         dst=center_sbuf,
@@ -160,7 +161,7 @@ def center(first: Exponentials, second: Exponentials, temperature: float) -> nl.
 
 
 def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
-    """E[d - c] / T - log(S / S') of the weighting distribution."""
+    """Return E[d - c] / T - log(S / S') of the weighting distribution."""
     weighting, other = totals.weighting(launch)
     mean_sbuf = _mean(totals.weighted_sbuf, weighting.sums_sbuf, 1.0)
     # Infinite beyond INFINITE, exact below it.
@@ -179,7 +180,7 @@ def kl_of_totals(launch: Launch, totals: Totals) -> Divergences:
 
 
 def jensen_shannon_of_totals(launch: Launch, totals: Totals) -> Divergences:
-    """beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter.
+    """Return beta * KL(teacher || mixture) + (1 - beta) * KL(student || mixture), and the latter divergence.
 
     KL(student || mixture) is -E_student[L], and KL(teacher || mixture) is E_teacher[r - L].
     """
@@ -216,14 +217,14 @@ def _mean(sum_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factor: float
 
 
 def _finish(loss_sbuf: nl.NkiTensor, totals: Totals) -> None:
-    """Never negative, as no divergence is, though rounding may make it so; NaN of rows without a distribution."""
+    """Raise negative values, which only rounding produces, to 0; set rows without a distribution to NaN."""
     nisa.tensor_scalar(dst=loss_sbuf, data=loss_sbuf, op0=nl.maximum, operand0=0.0)
     for side in (totals.student, totals.teacher):
         add_nan_of_empty(loss_sbuf, side.neg_shift_sbuf)
 
 
 def _outside(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
-    """1.0 where a sum is outside of what is trusted or NaN, which equals nothing; else 0.0."""
+    """Return 1.0 where a sum is outside the trusted range or NaN, which equals nothing; else 0.0."""
     trusted_sbuf, outside_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
     nisa.tensor_scalar(
         dst=trusted_sbuf, data=sums_sbuf, op0=nl.maximum, operand0=_SUM_LEAST, op1=nl.minimum, operand1=most

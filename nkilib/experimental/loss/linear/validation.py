@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels of an output layer accept of their operands, by the names of the arguments.
+"""Validation of the operands of output-layer kernels, under the names of their arguments.
 
 A kernel of two models has the arguments of each under a prefix, such as ``student_input_hbm``.
 """
@@ -25,14 +25,14 @@ _TYPES = (nl.bfloat16, nl.float32, nl.float16)
 
 
 def validate_operands(operands: LinearOperands, prefix: str = "") -> None:
-    """Refuse input and weight that do not fit each other, or that no kernel takes.
+    """Check that input and weight fit each other, and that the kernels accept them.
 
     Args:
-        operands: of a kernel.
-        prefix: of the names of its arguments.
+        operands: the operands of a kernel.
+        prefix: the prefix of the names of its arguments.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     _validate_input(operands.function, prefix, operands.input_hbm)
     _validate_compute_dtype(operands, prefix)
@@ -47,23 +47,23 @@ def validated_blocks(
     chooser: str,
     most_classes: int | None = None,
 ) -> LinearTiling:
-    """The tiling that is asked for; None in it stands for what is chosen.
+    """Return the requested tiling; None in it stands for the chosen size.
 
     Args:
-        function: that is named in errors.
-        chosen: by default.
-        position_block, class_block: that are asked for.
-        chooser: the function that has chosen.
-        most_classes: of a block; None for no limit.
+        function: the function that errors name.
+        chosen: the tiling that is chosen by default.
+        position_block, class_block: the requested sizes, or None.
+        chooser: the name of the function that has chosen.
+        most_classes: the largest number of classes of a block; None for no limit.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if a size is not accepted; the message names function, requirement, value and remedy.
     """
     tiling = LinearTiling(
         chosen.position_block if position_block is None else position_block,
         chosen.class_block if class_block is None else class_block,
     )
-    tile, remedy = nl.tile_size.pmax, f"None takes what {chooser} says"
+    tile, remedy = nl.tile_size.pmax, f"None takes the value of {chooser}"
     for name, size in (("position_block", tiling.position_block), ("class_block", tiling.class_block)):
         require(
             isinstance(size, int) and size > 0 and size % tile == 0,
@@ -83,16 +83,16 @@ def validate_wanted_gradients(
     weight_sum_hbm: nl.NkiTensor | None = None,
     prefix: str = "",
 ) -> None:
-    """Refuse gradients that are not there to take, and a sum that dW cannot be added to.
+    """Check that the wanted gradients exist, and that dW can be added to the sum.
 
     Args:
-        operands: whose gradients they are.
-        wanted: which gradients.
+        operands: the operands whose gradients are wanted.
+        wanted: the wanted gradients.
         weight_sum_hbm: the sum; None for none.
-        prefix: of the names of the operands.
+        prefix: the prefix of the names of the operands.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not, or if it cannot; the message names function, requirement, value and remedy.
     """
     function = operands.function
     require_flag(function, "grad_input_wanted", wanted.input)
@@ -126,7 +126,7 @@ def validate_wanted_gradients(
 
 
 def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None:
-    """[N, D], of sizes that fit the chip."""
+    """Check that the input is [N, D], with sizes that fit the chip."""
     shape, who = input_hbm.shape, f"{function}: {prefix}input_hbm"
     require(
         len(shape) == 2,
@@ -150,7 +150,7 @@ def _validate_input(function: str, prefix: str, input_hbm: nl.NkiTensor) -> None
 
 
 def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
-    """A type that products have."""
+    """Check that the compute dtype is one that products have."""
     require(
         operands.compute_dtype is None or operands.compute_dtype in _TYPES,
         f"{operands.function}: compute_dtype must be bfloat16, float32, float16 or None, got {operands.compute_dtype}; "
@@ -159,7 +159,7 @@ def _validate_compute_dtype(operands: LinearOperands, prefix: str) -> None:
 
 
 def _validate_weight(operands: LinearOperands, prefix: str) -> None:
-    """As many features as the input, and its dtype."""
+    """Check that the weight has as many features as the input, and its dtype."""
     function, features = operands.function, operands.num_features
     who, input_name = f"{function}: {prefix}weight_hbm", f"{prefix}input_hbm"
     layout_name = f"{prefix}weight_layout"
@@ -175,10 +175,10 @@ def _validate_weight(operands: LinearOperands, prefix: str) -> None:
         len(shape) == 2,
         f"{who} must be 2-D {layout} by {layout_name}={operands.weight_layout!r}, got shape {shape}; reshape it",
     )
-    found = shape[1] if operands.has_classes_first else shape[0]
+    weight_features = shape[1] if operands.has_classes_first else shape[0]
     other = WEIGHT_LAYOUTS[1 if operands.has_classes_first else 0]
     require(
-        found == features,
+        weight_features == features,
         f"{who} must be {layout} with the {features} features of {input_name} by "
         f"{layout_name}={operands.weight_layout!r}, got shape {shape}; pass {layout_name}={other!r} for its transpose",
     )
@@ -200,10 +200,10 @@ def _validate_weight(operands: LinearOperands, prefix: str) -> None:
 
 
 def validate_num_classes(function: str, num_classes: int | None) -> None:
-    """Refuse more classes of all shards than float32, which they are counted in, has integers.
+    """Check that all shards have no more classes than float32, which they are counted in, has integers.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they have more; the message names function, requirement, value and remedy.
     """
     require(
         num_classes is None or (isinstance(num_classes, int) and num_classes <= CLASSES_MAX),
@@ -213,14 +213,14 @@ def validate_num_classes(function: str, num_classes: int | None) -> None:
 
 
 def validate_bias(operands: LinearOperands, prefix: str = "") -> None:
-    """Refuse a bias that is not a number for each class.
+    """Check that a bias has one number for each class.
 
     Args:
-        operands: of a kernel, with or without a bias.
-        prefix: of the names of its arguments.
+        operands: the operands of a kernel, with or without a bias.
+        prefix: the prefix of the names of its arguments.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it does not; the message names function, requirement, value and remedy.
     """
     bias_hbm = operands.bias_hbm
     if bias_hbm is None:

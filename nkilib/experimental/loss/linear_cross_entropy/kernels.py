@@ -3,9 +3,10 @@
 
 """Linear cross-entropy: the loss of an output layer, ``X W^T + b``, and its gradients, without its logits in HBM.
 
-The forward multiplies tiles of X and W and folds each tile of logits into what is known of its positions. The backward
-computes the tiles again, makes the gradient of each of them, and multiplies that with W and X. The cores of a launch
-split the vocabulary. A third kernel does both in one launch, and keeps the logits of a block of positions meanwhile.
+The forward multiplies tiles of X and W, and folds each tile of logits into the running statistics of its positions. The
+backward recomputes the tiles, computes the gradient of each of them, and multiplies it with W and X. The cores of a
+launch split the vocabulary. A third kernel does both in a single launch, and keeps the logits of a block of positions
+in HBM in between.
 """
 
 from __future__ import annotations
@@ -65,14 +66,15 @@ def linear_cross_entropy_forward(
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Cross-entropy loss of every position, from hidden states and output weights.
+    """Compute the cross-entropy loss of every position from hidden states and output weights.
 
-    With ``y = s (X W^T + b)`` for a logit scale s, ``z = y / T`` for a temperature T, or ``c * tanh(y / c) / T`` for a
-    cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options it is, in
-    PyTorch and in float32 throughout, ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No
-    logits reach HBM: beyond inputs and outputs the kernel takes none of it, but for a bias that is rounded. Launch with
-    ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
-    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    With ``y = s (X W^T + b)`` for a logit scale s, and ``z = y / T`` for a temperature T, or ``c * tanh(y / c) / T``
+    for a cap c, the results are those of ``extended_cross_entropy_forward`` for the logits z. Without options the
+    kernel computes, in PyTorch terms and in float32 throughout,
+    ``F.cross_entropy(F.linear(input, weight, bias), targets, reduction="none")``. No logits reach HBM: beyond inputs
+    and outputs the kernel allocates no HBM, except for a copy of a bias that it rounds. Launch it with
+    ``linear_cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores. Without ``[2]`` it runs on as many
+    cores as ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -81,41 +83,45 @@ def linear_cross_entropy_forward(
 
     Args:
         input_hbm: X, [N, D], bfloat16, float32 or float16, in HBM.
-        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in the dtype of X unless there is a ``compute_dtype``,
-            in HBM.
-        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``. The loss at another value is not defined, and
+        weight_hbm: W, [V, D], or [D, V] by ``weight_layout``, in HBM. Its dtype is the dtype of X, unless
+            ``compute_dtype`` is given.
+        targets_hbm: [N], int32, in HBM, each a class or ``ignore_index``. The loss at any other value is undefined, but
             no memory out of bounds is touched for it.
-        bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a ``compute_dtype``, in HBM; -inf masks a
-            class.
-        class_weight_hbm: [V], float32, in HBM.
-        weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its transpose.
-        position_block: positions whose X is on chip at a time, a multiple of 128; None: what ``choose_linear_tiling``
-            says.
-        class_block: classes of a core that are worked on at a time, a multiple of 128, at most 512; None likewise.
-        ignore_index: target of positions that do not count, an integer of 32 bits.
+        bias_hbm: b, [V], float32 or the dtype of W, or any of the three dtypes if ``compute_dtype`` is given, in HBM. A
+            bias of -inf masks a class.
+        class_weight_hbm: [V], float32, in HBM: the class weights w.
+        weight_layout: ``"vd"``, like the weight of ``torch.nn.Linear``, or ``"dv"``, its transpose.
+        position_block: the number of positions whose X is on chip at a time, a multiple of 128. None takes the value of
+            ``choose_linear_tiling``.
+        class_block: the number of classes that a core works on at a time, a multiple of 128, at most 512. None takes
+            the value of ``choose_linear_tiling``.
+        ignore_index: the target of ignored positions, a 32-bit integer.
         label_smoothing: e, in [0, 1]; arXiv 1512.00567.
-        logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is.
-        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss); arXiv 2204.02311.
-        temperature: T, from 1e-6 to 1e6, divides the logits, after the cap. A constant of the compiled kernel: each new
-            value compiles anew.
-        logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap; likewise a constant.
+        logit_softcap: c, from 1e-30 to 1e30, or None; arXiv 2408.00118. Where a logit is -inf, z is -inf.
+        lse_square_scale: the factor of the squared log-sum-exp (z-loss), from 0 to 1e30; arXiv 2204.02311.
+        temperature: T, from 1e-6 to 1e6. It divides the logits, after the cap. It is a constant of the compiled kernel:
+            each new value compiles the kernel again.
+        logit_scale: s, from 1e-6 to 1e6. It multiplies product and bias, before the cap. It is a constant of the
+            compiled kernel, like ``temperature``.
         with_target: also return target_logit and position_weight.
-        with_argmax: also return the first class of the largest z, of equal float32 z as they are computed.
+        with_argmax: also return the first class with the largest z. Values of z are compared as computed, in float32.
         with_entropy: also return the entropy of the softmax.
-        with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m, and the class weights w.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z and w the class weights.
         with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse.
-        with_log_sum_squares: also return ``log(sum_k p[k]**2)`` of the softmax p; of a shard, of its own softmax.
+        with_log_sum_squares: also return ``log(sum_k p[k]**2)`` of the softmax p. On a vocabulary shard, p is the
+            softmax over the classes of that shard alone.
         with_mean_logit: also return the mean of z over the classes of W that no bias of -inf masks.
-        first_class: class of the first row of W, where it is a shard of the vocabulary. Targets and argmax count over
-            all classes. The loss of a shard is not defined: it takes lse, target_logit and distance_sum of all.
-        num_classes: of all shards, up to 2^24; None: V.
-        compute_dtype: bfloat16, float16 or float32, which X, W and the bias are rounded to for the products, each from
-            its own dtype. None: that of X, and a float32 bias is not rounded.
+        first_class: the class of the first row of W, if W is a vocabulary shard. Targets and argmax count over all
+            classes. The loss of a shard is undefined: it takes lse, target_logit and distance_sum of all shards.
+        num_classes: the number of classes of all shards, up to 2^24; None: V.
+        compute_dtype: bfloat16, float16 or float32. X, W and the bias are each rounded from their own dtype to it for
+            the products. None takes the dtype of X, and does not round a float32 bias.
 
     Returns:
-        Tuple of [N] float32 in HBM: loss (nats) and lse, ``log(sum(exp(z)))``. Then what was asked for: target_logit,
-        ``z[t]``, and position_weight, ``w[t]`` or 1, both 0 where the position is ignored or the class in another
-        shard; argmax (int32); entropy; distance_sum; maximum and log_sum; log_sum_squares; mean_logit.
+        Tuple of [N] float32 tensors in HBM: loss (nats) and lse, ``log(sum(exp(z)))``; then the requested results, in
+        this order: target_logit, ``z[t]``, and position_weight, ``w[t]`` or 1, both 0 where the position is ignored or
+        its class is in another shard; argmax (int32); entropy; distance_sum; maximum and log_sum; log_sum_squares;
+        mean_logit.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -184,23 +190,25 @@ def linear_cross_entropy_backward(
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Gradients of what the forward returns with respect to input, weight and bias.
+    """Compute the gradients of the forward's results with respect to input, weight and bias.
 
-    Of the loss, of lse, of the target's log-probability ``z[t] - lse`` and of the entropy, each times the gradient that
-    comes to it. At least one of these upstream gradients is given, and one that is None costs nothing. In PyTorch, with
+    The results are the loss, lse, the target's log-probability ``z[t] - lse`` and the entropy, each weighted by its
+    upstream gradient. At least one upstream gradient must be given; one that is None costs nothing. In PyTorch, with
     the forward's results::
 
         results, upstream = (loss, lse, logprob, entropy), (grad_loss, grad_lse, grad_logprob, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    The gradient of a tile of logits is rounded to the dtype of the products once, sums are float32, and every result is
-    rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it carries a
-    power of two, chosen on the device for the largest upstream gradient, that is removed in float32: where one of them
-    is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs and outputs the kernel
-    takes 4 N D bytes of HBM for each core, and where the positions take several blocks at most 64 MiB for each core
-    more. An X of another dtype than the products is rounded once, to a copy of N D elements; of W there is no copy.
-    More than 65,536 positions are split here: parts of at most 16,384 take their turns in a loop of the device, with dW
-    and db added up in float32 over them, in 4 V D bytes more unless dW is float32. Launch as the forward.
+    The gradient of a tile of logits is rounded once, to the dtype of the products. Sums are float32, and every result
+    is rounded once, to the dtype of its operand; for float32 operands it is the unrounded sum. A float16 gradient is
+    scaled by a power of two, which the device chooses from the largest upstream gradient and removes in float32. So an
+    upstream gradient that is infinite or NaN makes all gradients NaN, not only those of its position.
+
+    Beyond inputs and outputs the kernel takes 4 N D bytes of HBM per core, and at most 64 MiB more per core where the
+    positions take several blocks. An X whose dtype differs from that of the products is rounded once, to a copy of N D
+    elements; W is never copied. More than 65,536 positions are split: a device loop goes through parts of at most
+    16,384 positions, and adds up dW and db over them in float32, which takes 4 V D bytes more unless dW is float32.
+    Launch it like the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -209,31 +217,34 @@ def linear_cross_entropy_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: as in
-            the forward.
-        lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
-        grad_loss_hbm: [N], float32, in HBM: gradient of each loss; that of an ignored position is not looked at. None
-            for no gradient of the loss, whose class weights and options are not looked at either then.
-        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: gradients of each lse and log-probability; the gradient of
-            the log-probability of an ignored position is not looked at, that of its lse is.
-        position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: what
-            ``choose_linear_tiling`` says.
-        class_block: classes of a core that are worked on at a time, a multiple of 128; None likewise.
-        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know.
-        weight_sum: the sum of all class weights, a number; summed here otherwise, which a shard cannot.
-        maximum_hbm, log_sum_hbm: [N], float32, in HBM: from the forward's ``with_log_sum``, of a shard those over all
-            shards. With them the softmax loses nothing to the rounding of a large lse.
-        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, of a shard
-            the entropy over all shards, and the gradient of each, of ignored positions too; both or neither. A class
-            that is masked, with a logit of -inf, has a gradient of 0.
+            logit_softcap, lse_square_scale, temperature, logit_scale, first_class, num_classes, compute_dtype: see
+            ``linear_cross_entropy_forward``.
+        lse_hbm: [N], float32, in HBM: lse from the forward; on a vocabulary shard, the lse over all shards.
+        grad_loss_hbm: [N], float32, in HBM: the upstream gradient of each loss. Values at ignored positions have no
+            effect. None: no gradient of the loss; then its class weights and its options have no effect either.
+        grad_lse_hbm, grad_logprob_hbm: [N], float32, in HBM: the upstream gradients of each lse and of each
+            log-probability. At ignored positions the gradient of the log-probability has no effect, but the gradient of
+            lse does.
+        position_block: the number of positions whose gradients of logits are on chip at a time, a multiple of 128. None
+            takes the value of ``choose_linear_tiling``.
+        class_block: the number of classes that a core works on at a time, a multiple of 128. None takes the value of
+            ``choose_linear_tiling``.
+        target_weight_hbm: [N], float32, in HBM: ``w[t]``, which a shard of weighted classes cannot know by itself.
+        weight_sum: the sum of all class weights, a number. None: the kernel sums them, which it cannot do on a shard.
+        maximum_hbm, log_sum_hbm: [N], float32, in HBM: maximum and log_sum from the forward's ``with_log_sum``; on a
+            vocabulary shard, those over all shards. With them the softmax loses nothing to the rounding of a large lse.
+        entropy_hbm, grad_entropy_hbm: [N], float32, in HBM: the entropy from the forward's ``with_entropy``, on a
+            vocabulary shard the entropy over all shards, and its upstream gradient, which also has an effect at ignored
+            positions. Give both or neither. A masked class, whose logit is -inf, has a gradient of 0.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
-        grad_bias_wanted: None stands for True with a bias.
+        grad_bias_wanted: whether db is returned; None stands for True if there is a bias.
         grad_weight_sum_hbm: float32, in the shape of W, in HBM: dW is added to it in place, unrounded.
-        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of that of all.
+        grad_input_float32: return dX unrounded. Meant for a vocabulary shard, whose dX is one summand of the dX of all
+            shards.
 
     Returns:
-        Those that are wanted, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout
-        and dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
+        The wanted gradients, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout and
+        dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -300,18 +311,18 @@ def linear_cross_entropy_forward_backward(
     grad_bias_wanted: bool | None = None,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Loss of every position, and the gradients of ``grad_scale`` times their sum, in one launch.
+    """Compute the loss of every position and the gradients of ``grad_scale`` times their sum, in a single launch.
 
     In PyTorch, with z as in the forward::
 
         loss = F.cross_entropy(z, targets, reduction="none")
         torch.autograd.grad(grad_scale * loss.sum(), (input, weight, bias))
 
-    The logits of a block of positions stay in HBM in float32, so that three products suffice where forward and backward
-    apart take four. Beyond inputs and outputs the kernel takes 4 N D bytes of HBM for each core, the logits of a block,
-    and where there are several blocks 4 V D bytes for the sum of dW: together at most
-    ``4 * cores * N * D + scratch_bytes + 4 * V * D``; and a copy of an X of another dtype than the products, as in the
-    backward. Launch as the forward.
+    The float32 logits of a block of positions stay in HBM, so that the launch takes three products; separate forward
+    and backward launches take four. Beyond inputs and outputs the kernel takes 4 N D bytes of HBM per core, the logits
+    of a block, and, where there are several blocks, 4 V D bytes for the sum of dW: together at most
+    ``4 * cores * N * D + scratch_bytes + 4 * V * D``. An X whose dtype differs from that of the products is copied, as
+    in the backward. Launch it like the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -320,17 +331,17 @@ def linear_cross_entropy_forward_backward(
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, class_weight_hbm, weight_layout, ignore_index, label_smoothing,
-            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype: as in the forward.
-        grad_scale: what every loss is multiplied with: 1 over the number of positions that count for the mean, 1.0 for
-            the sum.
-        grad_scale_hbm: [1], float32, in HBM: the same where only the device knows it. One of the two is given.
-        scratch_bytes: that the logits of a block may take, at least those of 128 positions. All positions are one block
-            where their logits take no more than this and the sum of dW.
-        position_block, class_block: as in the backward.
-        grad_input_wanted, grad_weight_wanted, grad_bias_wanted: as in the backward.
+            logit_softcap, lse_square_scale, temperature, logit_scale, compute_dtype: see
+            ``linear_cross_entropy_forward``.
+        grad_scale: the factor of every loss: 1 over the number of valid positions for the mean, 1.0 for the sum.
+        grad_scale_hbm: [1], float32, in HBM: the same factor, if only the device knows it. Give one of the two.
+        scratch_bytes: the number of bytes that the logits of a block may take, at least the logits of 128 positions.
+            All positions are one block if their logits take no more than this and the sum of dW together.
+        position_block, class_block: see ``linear_cross_entropy_backward``.
+        grad_input_wanted, grad_weight_wanted, grad_bias_wanted: see ``linear_cross_entropy_backward``.
 
     Returns:
-        loss and lse, [N] float32; then the gradients that are wanted, as from the backward.
+        loss and lse, [N] float32; then the wanted gradients, in the order and dtypes of the backward.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

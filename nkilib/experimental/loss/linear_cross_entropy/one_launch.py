@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and gradients in one launch: three products instead of four, as the logits are kept from one to the other.
+"""Loss and gradients in a single launch: three products instead of four, because the backward reuses the logits.
 
-For a block of positions the forward keeps the logits of each core's classes in HBM and finds loss and lse of all of
-them. Then the backward takes the logits from there, so that a tile of their gradient costs a load and no product.
+For a block of positions the forward keeps the logits of each core's classes in HBM and computes loss and lse over all
+classes. Then the backward loads the logits from there, so that a tile of their gradient costs a load and no product.
 
-All positions are one block where their logits take less than what several blocks need: a float32 sum of dW, which each
-block but the first one adds to, and the last one rounds.
+All positions are one block if their logits take no more memory than ``scratch_bytes`` plus the float32 sum of dW that
+several blocks need. Each block but the first adds to this sum, and the last block rounds it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nkilib.core.cores import meet
+from nkilib.core.cores import synchronise
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
@@ -37,10 +37,10 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import FORWARD, c
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch, forward_needs
 from nkilib.nki import nisa, nl
 
-# What the forward has of the instructions that the program of a core may have.
+# The forward's share of the instructions that the program of a core may have.
 FORWARD_SHARE = 0.4
-# From so many blocks of positions on those between the first and the last one are a loop of the device, and the program
-# has so many copies of a block.
+# From FEWEST_IN_LOOP blocks of positions on, the blocks between the first and the last one are a device loop, and the
+# program has COPIES_WITH_LOOP copies of a block.
 FEWEST_IN_LOOP, COPIES_WITH_LOOP = 5, 3
 
 
@@ -56,11 +56,11 @@ def one_launch(
     """Write loss, lse and the gradients of ``scale`` times the sum of the losses.
 
     Args:
-        launch, options: of the kernel.
-        tiling: of the gradients.
+        launch, options: the operands and options of the kernel.
+        tiling: the tiling of the gradients.
         scale: a number, or float32 [1] in HBM.
-        scratch_bytes: that the logits of a block may take where there are several.
-        results, gradients: to be written.
+        scratch_bytes: the number of bytes that the logits of a block may take if there are several blocks.
+        results, gradients: the tensors in HBM to write to.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
@@ -92,17 +92,17 @@ def one_launch(
 
 @dataclass(frozen=True)
 class _Parts:
-    """The blocks of positions, of which each is a forward and a backward.
+    """The blocks of positions; each is a forward followed by a backward.
 
     Attributes:
-        launch, options, tiling: of the kernel.
-        results: of all positions.
-        gradients: of all positions.
-        scale_hbm: float32 [1].
+        launch, options, tiling: the operands, options and tiling of the kernel.
+        results: loss and lse of all positions.
+        gradients: the gradients of all positions.
+        scale_hbm: the factor of the losses, float32 [1].
         shares: the classes of each core.
-        kept: where this core keeps its logits, which all blocks take in turn; None without classes.
-        count: of blocks.
-        copies: of a block in the program.
+        kept: the memory for the logits of this core, which all blocks reuse; None if the core has no classes.
+        count: the number of blocks.
+        copies: the number of copies of a block in the program.
     """
 
     launch: LinearLaunch
@@ -117,9 +117,10 @@ class _Parts:
     copies: int
 
     def run(self, size: int) -> None:
-        """All blocks, of ``size`` positions but for the last one, which may have fewer.
+        """Run all blocks, of ``size`` positions each; the last one may have fewer.
 
-        The first one stores its dW and the last one rounds it. Those between are a loop of the device if they are many.
+        The first block stores its dW, and the last one rounds the sum. If the blocks in between are many, they are a
+        device loop.
         """
         last = (self.count - 1) * size
         rest = self.launch.num_positions - last
@@ -137,8 +138,8 @@ class _Parts:
         results = Results(block.of(self.results.loss_hbm), block.of(self.results.lse_hbm))
         keeping = Keeping(self.kept, self.shares, FORWARD_SHARE / self.copies)
         forward_of_core(part, self.options, _forward_tiling(part, self.options), results, keeping)
-        # Each core has stored some of the results, and reads what the other one has.
-        meet(self.results.lse_hbm)
+        # Each core has stored some of the results, and reads the results of the other one.
+        synchronise(self.results.lse_hbm)
         upstream = PositionUpstream(
             results.lse_hbm, self.scale_hbm.broadcast(0, block.size), None, None, None, None, None, None
         )
@@ -149,7 +150,7 @@ class _Parts:
 
 
 def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int) -> BackwardPlan:
-    """Of the gradients of one of so many parts, of which the program has so many copies."""
+    """Return the plan of the gradients of one of ``parts`` parts, of which the program has ``copies`` copies."""
     sizes = BackwardSizes(
         part.num_positions,
         part.num_features,
@@ -171,7 +172,7 @@ def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int
 
 
 def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
-    """Of loss and lse."""
+    """Return the tiling of the forward, which computes loss and lse."""
     return choose_linear_tiling(
         part.num_positions,
         part.num_features,
@@ -188,7 +189,7 @@ def _forward_tiling(part: LinearLaunch, options: Options) -> LinearTiling:
 
 
 def _constant(value: float) -> nl.NkiTensor:
-    """float32 [1] in HBM, of this core."""
+    """Return a private float32 [1] tensor in HBM of this core that holds ``value``."""
     value_hbm = nl.ndarray((1,), dtype=nl.float32, buffer=nl.private_hbm, name="grad_scale_of_core_hbm")
     value_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=value_sbuf, value=value)
@@ -201,11 +202,12 @@ class _PartGradients:
     """The gradients of all blocks of positions.
 
     Attributes:
-        gradients: of the launch.
+        gradients: the gradients of the launch.
         share: the classes of this core.
-        weight_sum_hbm: of dW, float32, in the shape of W; None with one block.
-        part_bias_hbm: db of a block, float32 [V]; None with one.
-        part_input_hbm: dX of a block whose positions a loop counts, which no transfer that adds can be told.
+        weight_sum_hbm: the sum of dW, float32, in the shape of W; None if there is one block.
+        part_bias_hbm: db of one block, float32 [V]; None if there is one block.
+        part_input_hbm: dX of a block whose position is a loop variable, because transfers that add take no such
+            address.
     """
 
     gradients: Gradients
@@ -216,7 +218,7 @@ class _PartGradients:
 
     @classmethod
     def make(cls, launch: LinearLaunch, gradients: Gradients, share: Span, size: int, count: int) -> _PartGradients:
-        """For so many blocks of so many positions."""
+        """Allocate the sums for ``count`` blocks of ``size`` positions."""
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType, is_needed: bool) -> nl.NkiTensor | None:
             return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name) if is_needed else None
@@ -236,7 +238,7 @@ class _PartGradients:
         )
 
     def of_part(self, block: Block, is_first: bool, is_last: bool) -> Gradients:
-        """What a block writes."""
+        """Return the tensors that a block writes its gradients to."""
         whole = self.gradients
         input_hbm = whole.input_hbm
         if input_hbm is not None:
@@ -249,15 +251,15 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Put dX where it belongs, of which each core moves a half, and add up db, of which each has its classes."""
+        """Move dX to its place, half of it by each core, and add up db, each core its own classes."""
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
-            meet(part_input_hbm)
+            synchronise(part_input_hbm)
             half = div_ceil(block.size, nl.num_programs())
             first = nl.program_id(0) * half
             rows = min(half, block.size - first)
             nisa.dma_copy(dst=block.part(first, rows).of(grad_input_hbm), src=part_input_hbm[first : first + rows])
-            meet(part_input_hbm)
+            synchronise(part_input_hbm)
         bias_hbm, part_bias_hbm = self.gradients.bias_hbm, self.part_bias_hbm
         if bias_hbm is None or part_bias_hbm is None or self.share.size == 0:
             return

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row of the registry of losses for cross-entropy of hidden states and output weights."""
+"""The row of the loss registry for cross-entropy of hidden states and output weights."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ LINEAR_CROSS_ENTROPY: Final = Loss(
     tests=("tests/experimental/loss/linear_cross_entropy", "tests/torch/functions/linear_cross_entropy"),
     differences="logits are never in memory; options on a page of its own",
     launches=(
-        ModelledLaunch("forward, each, 4,096 features", True, _forward, {"bfloat16": 1.1}, held_to=None),
-        ModelledLaunch("backward, 4,096 features", False, _backward, {"bfloat16": 1.1}, held_to=None),
+        ModelledLaunch("forward, each, 4,096 features", True, _forward, {"bfloat16": 1.1}, bounded_by=None),
+        ModelledLaunch("backward, 4,096 features", False, _backward, {"bfloat16": 1.1}, bounded_by=None),
     ),
 )

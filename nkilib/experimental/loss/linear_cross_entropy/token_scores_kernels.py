@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of up to 64 target ids a position, and their gradients, without logits in HBM.
+"""Log-probabilities of up to 64 target ids per position, and their gradients, without logits in HBM.
 
-The forward reads every tile of logits anyway, and GpSimd picks as many elements of it as a position has ids. The
-backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.backward.id_tiles`). One id
-is what linear cross-entropy has.
+The forward reads every tile of logits anyway; GpSimd picks one element of the tile for each id of a position. The
+backward adds the gradients of the ids to a tile of gradients before it is rounded (:mod:`.backward.id_tiles`). With a
+single id the kernels take the path of linear cross-entropy.
 """
 
 from __future__ import annotations
@@ -56,36 +56,37 @@ def linear_token_scores_forward(
     num_classes: int | None = None,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Log-probabilities of K target ids of every position, from hidden states and output weights.
+    """Compute the log-probabilities of K target ids of every position, from hidden states and output weights.
 
-    With ``z`` as ``linear_cross_entropy_forward`` defines it, in PyTorch and in float32 throughout::
+    With ``z`` as ``linear_cross_entropy_forward`` defines it, in PyTorch terms and in float32 throughout::
 
         logprob = F.log_softmax(z, dim=1).gather(1, targets)  # 0 where targets == ignore_index
 
-    No logits reach HBM. Launch with ``linear_token_scores_forward[2](...)`` on a logical NeuronCore of two cores;
-    without ``[2]`` it runs on the cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    No logits reach HBM. Launch it with ``linear_token_scores_forward[2](...)`` on a logical NeuronCore of two cores.
+    Without ``[2]`` it runs on as many cores as ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
-        K: target ids of each position (1 to 64).
+        K: target ids per position (1 to 64).
 
     Args:
         input_hbm, weight_hbm, bias_hbm, weight_layout, position_block, class_block, ignore_index, logit_softcap,
-            temperature, logit_scale, num_classes, compute_dtype: as in ``linear_cross_entropy_forward``.
-        targets_hbm: [N, K], int32, in HBM, each a class or ``ignore_index``. Ids of a position may be equal. The
-            log-probability at another value is not defined, and no memory out of bounds is touched for it.
+            temperature, logit_scale, num_classes, compute_dtype: see ``linear_cross_entropy_forward``.
+        targets_hbm: [N, K], int32, in HBM, each a class or ``ignore_index``. The ids of a position may be equal. The
+            log-probability at any other value is undefined, but no memory out of bounds is touched for it.
         with_target: also return ``z`` at each id.
-        with_argmax, with_entropy, with_log_sum, with_log_sum_squares, with_mean_logit: further results, as in
+        with_argmax, with_entropy, with_log_sum, with_log_sum_squares, with_mean_logit: further results, see
             ``linear_cross_entropy_forward``.
-        first_class: class of the first row of W, where it is a shard of the vocabulary. Ids count over all classes. The
-            log-probability of a shard is not defined: it takes lse and target_logit of all.
+        first_class: the class of the first row of W, if W is a vocabulary shard. Ids count over all classes. The
+            log-probability of a shard is undefined: it takes lse and target_logit of all shards.
 
     Returns:
-        Tuple of float32 in HBM: logprob (nats), [N, K], 0 where the id is ignored, and lse, ``log(sum(exp(z)))``, [N].
-        Then what was asked for: target_logit [N, K], 0 where the id is ignored or its class in another shard; and of
-        each position argmax (int32); entropy; maximum and log_sum; log_sum_squares; mean_logit.
+        Tuple of float32 tensors in HBM: logprob (nats), [N, K], 0 where the id is ignored, and lse,
+        ``log(sum(exp(z)))``, [N]. Then the requested results: target_logit [N, K], 0 where the id is ignored or its
+        class is in another shard; and per position, [N], argmax (int32); entropy; maximum and log_sum; log_sum_squares;
+        mean_logit.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -148,39 +149,40 @@ def linear_token_scores_backward(
     grad_input_float32: bool = False,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Gradients of what ``linear_token_scores_forward`` returns with respect to input, weight and bias.
+    """Compute the gradients of the results of ``linear_token_scores_forward`` with respect to input, weight and bias.
 
-    Of the log-probabilities, of lse and of the entropy, each times the gradient that comes to it; at least one of these
-    upstream gradients is given. In PyTorch, with the forward's results::
+    The results are the log-probabilities, lse and the entropy, each weighted by its upstream gradient. At least one
+    upstream gradient must be given. In PyTorch, with the forward's results::
 
         results, upstream = (logprob, lse, entropy), (grad_logprob, grad_lse, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    With g the gradients of the log-probabilities of a position and p its softmax, the gradient of z is ``sum_k g_k
-    (1[t_k = v] - p_v)``, computed in float32 and rounded to the dtype of the products once, so that nothing is lost
-    where an id is confident or where ids are equal. Sums, results, HBM and the power of two of float16 are those of
-    ``linear_cross_entropy_backward``; more than 65,536 positions, of several ids more than about 262,144 / K with K
-    rounded up to a multiple of 8, are split into parts as there. Launch as the forward.
+    With g the gradients of the log-probabilities of a position and p its softmax, their part of the gradient of z is
+    ``sum_k g_k (1[t_k = v] - p_v)``. It is computed in float32 and rounded once, to the dtype of the products, so that
+    nothing is lost where an id is confident or where ids are equal. Sums, results, HBM use and the power of two of
+    float16 are those of ``linear_cross_entropy_backward``. More than 65,536 positions are split into parts as there;
+    with several ids more than about 262,144 / K positions are, with K rounded up to a multiple of 8. Launch it like the
+    forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
         D: features (16 to 16,384).
         V: classes of the weight (1 to 2^24).
-        K: target ids of each position (1 to 64).
+        K: target ids per position (1 to 64).
 
     Args:
         input_hbm, weight_hbm, targets_hbm, bias_hbm, weight_layout, ignore_index, logit_softcap, temperature,
-            logit_scale, first_class, num_classes, compute_dtype: as in the forward.
-        lse_hbm: [N], float32, in HBM: from the forward; of a shard, the one over all shards.
-        grad_logprob_hbm: [N, K], float32, in HBM: gradient of each log-probability; that of an ignored id is not looked
-            at.
+            logit_scale, first_class, num_classes, compute_dtype: see ``linear_token_scores_forward``.
+        lse_hbm: [N], float32, in HBM: lse from the forward; on a vocabulary shard, the lse over all shards.
+        grad_logprob_hbm: [N, K], float32, in HBM: the upstream gradient of each log-probability. Values at ignored ids
+            have no effect.
         grad_lse_hbm, maximum_hbm, log_sum_hbm, entropy_hbm, grad_entropy_hbm, position_block, class_block,
-            grad_input_wanted, grad_weight_wanted, grad_bias_wanted, grad_weight_sum_hbm, grad_input_float32: as in
+            grad_input_wanted, grad_weight_wanted, grad_bias_wanted, grad_weight_sum_hbm, grad_input_float32: see
             ``linear_cross_entropy_backward``.
 
     Returns:
-        Those that are wanted, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout
-        and dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
+        The wanted gradients, in this order: grad_input [N, D] in the dtype of X, or float32; grad_weight in layout and
+        dtype of W, or ``grad_weight_sum_hbm`` itself; grad_bias [V], float32.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

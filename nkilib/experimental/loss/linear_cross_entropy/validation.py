@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels accept. Everything else is refused here, before anything is written.
+"""Validation of the kernels' arguments. Everything that is not accepted is rejected before anything is written.
 
-The kernels of several target ids accept K ids a position, and upstream gradients of their log-probabilities.
+The kernels for several target ids accept K ids per position and upstream gradients of their log-probabilities.
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def validated_linear_options(
     num_classes: int | None,
     wanted: Wanted | None = None,
 ) -> Options:
-    """The options of a kernel, whose recipe includes the scale of the logits.
+    """Return the validated options of a kernel; their recipe includes the scale of the logits.
 
     Raises:
-        AssertionError: an array, an option or a result is not accepted; with function, requirement, value and remedy.
+        AssertionError: if an array, an option or a result is not accepted; the message names function, requirement,
+            value and remedy.
     """
     function = launch.function
     validate_linear_arrays(launch)
@@ -67,10 +68,10 @@ def validated_linear_options(
 
 
 def validate_linear_arrays(launch: LinearLaunch) -> None:
-    """Refuse tensors that do not fit each other, or that no kernel takes.
+    """Check that the tensors fit each other, and that the kernels accept them.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     function = launch.function
     require_indirect_dma(function)
@@ -83,10 +84,10 @@ def validate_linear_arrays(launch: LinearLaunch) -> None:
 
 
 def validate_linear_upstream(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> None:
-    """Refuse upstream gradients and statistics that do not fit each other, the positions or the options.
+    """Check that upstream gradients and statistics fit each other, the positions and the options.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     validate_upstream(launch.function, launch.num_positions, options, upstream, _LIKE, requires_loss=False)
 
@@ -94,10 +95,10 @@ def validate_linear_upstream(launch: LinearLaunch, options: Options, upstream: P
 def validated_grad_scale(
     function: str, grad_scale: float | None, grad_scale_hbm: nl.NkiTensor | None
 ) -> float | nl.NkiTensor:
-    """What every gradient is multiplied with: a number of the host, or a tensor [1] of the device.
+    """Return the factor of every gradient: a host number, or a tensor [1] of the device.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
     """
     remedy = "pass grad_scale=1 / count for the mean, 1.0 for the sum"
     require(
@@ -120,10 +121,10 @@ def validated_grad_scale(
 
 
 def validate_scratch_bytes(launch: LinearLaunch, scratch_bytes: int) -> None:
-    """Refuse a scratch that does not hold the logits of one tile of positions.
+    """Check that the scratch memory holds the logits of one tile of positions.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it does not; the message names function, requirement, value and remedy.
     """
     positions = min(launch.num_positions, nl.tile_size.pmax)
     least = positions * launch.vocab_size * 4
@@ -143,16 +144,16 @@ def validated_tiling(
     scratch_bytes: int = SCRATCH_BYTES,
     needs: ForwardNeeds | None = None,
 ) -> LinearTiling:
-    """The tiling that is asked for; None in it stands for what ``choose_linear_tiling`` says.
+    """Return the requested tiling; None in it stands for the choice of ``choose_linear_tiling``.
 
     Args:
-        launch: of a kernel.
-        extended, direction, scratch_bytes: as ``choose_linear_tiling`` takes them.
-        position_block, class_block: that are asked for.
-        needs: of the forward.
+        launch: the operands of a kernel.
+        extended, direction, scratch_bytes: see ``choose_linear_tiling``.
+        position_block, class_block: the requested block sizes, or None.
+        needs: the needs of the forward.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
     """
     chosen = choose_linear_tiling(
         launch.num_positions,
@@ -175,10 +176,10 @@ def validated_tiling(
 
 
 def validated_ids(function: str, input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> int:
-    """K of targets [N, K].
+    """Return K of targets [N, K].
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if the targets are not accepted; the message names function, requirement, value and remedy.
     """
     positions, shape = input_hbm.shape[0], tuple(targets_hbm.shape)
     require(
@@ -199,10 +200,10 @@ def validated_ids(function: str, input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTen
 
 
 def validate_score_upstream(launch: LinearLaunch, upstream: PositionUpstream) -> None:
-    """Refuse upstream gradients and statistics that do not fit each other or the positions.
+    """Check that upstream gradients and statistics of token scores fit each other and the positions.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     function, positions = launch.function, launch.num_positions
     require_vector(function, "lse_hbm", upstream.lse_hbm, positions, _LIKE)

@@ -3,40 +3,41 @@
 
 """Distillation from hidden states: the divergence of a student from a teacher, without the logits of either in HBM.
 
-The kernels, to be launched on their own::
+The kernels are launched on their own::
 
     divergence, entropy, *statistics = linear_distillation_forward[2](xs, ws, xt, wt, ...)
     grad_xs, grad_ws = linear_distillation_backward[2](xs, ws, xt, wt, *statistics, grad_divergence, ...)
     sums = linear_distillation_mixture[2](xs, ws, xt, wt, *statistics_of_all_shards, ...)
 
-:mod:`nkilib.experimental.loss.inline` has the functions, to be called from NKI code.
+:mod:`nkilib.experimental.loss.inline` has the functions that NKI code calls.
 
-What a launch goes through, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
+A launch has these steps, in order; ``linear.`` is :mod:`nkilib.experimental.loss.linear`:
 
 1. ``kernels``, or ``mixture_kernels`` for the mixture sums of a vocabulary shard: the signatures. They put the
    arguments into a ``PairLaunch`` of two models (``shared.options``).
-2. ``validation`` refuses what is not accepted, before anything is written.
-3. The tiling: ``shared.sizes`` says of the launch what ``host.tiling`` needs, which chooses: ``host.forward_tiling``
-   for a first visit, ``host.kept_tiling`` and ``host.mixture_blocks``, or ``host.mixture_tiling``, for a second one.
-   What options take is in ``host.needs``.
+2. ``validation`` checks the arguments before anything is written.
+3. The tiling: ``shared.sizes`` derives the sizes and options of a launch that ``host.tiling`` needs. ``host.tiling``
+   uses ``host.forward_tiling`` for a first visit, and ``host.kept_tiling`` and ``host.mixture_blocks``, or
+   ``host.mixture_tiling``, for a second visit. ``host.needs`` has the room and time that options need.
 4. First visit, ``forward.one_core``, for each block of positions:
 
    a. X^T of both models, labels and weights are loaded (``linear.forward.streams``, ``forward.pair_positions``);
-   b. blocks of classes pass by: tiles of scores of each model (``forward.model_tiles``), and what a pair of them gives
-      (``forward.pair_tiles``);
-   c. it goes into ``forward.pair_statistics``: windows of blocks are combined, then those of both cores;
+   b. blocks of classes stream by: tiles of scores of each model (``forward.model_tiles``), and the sums of each pair of
+      tiles (``forward.pair_tiles``);
+   c. the sums go into ``forward.pair_statistics``: windows of blocks are combined, then the statistics of both cores;
    d. ``forward.pair_results`` are stored: KL(teacher || student) or KL(student || teacher), entropy, log-probability.
 
-5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` is what the first one
-   hands over. ``mixture_kernels`` takes one of two ways: scores that were kept in HBM, beside the first visit of the
-   next block of positions (``mixture.visit``), or both products again (``mixture.products``). Either way
-   ``mixture.rows`` has what is known of each position, ``mixture.sums`` the sums of each block of classes,
-   ``mixture.results`` what they say.
-6. Backward, ``backward.one_core``, which hands the loss to ``linear.backward.one_core``, where the loop is:
-   ``backward.gradient_columns`` has what the gradient takes of each position, ``backward.gradient_tiles`` makes a tile
+5. Second visit, for a mixture (0 < beta < 1), which needs both log-sum-exps. ``forward.visits`` has the data that the
+   first visit hands over. ``mixture_kernels`` chooses one of two ways: the scores are kept in HBM, and the second visit
+   runs during the first visit of the next block of positions (``mixture.visit``), or both products are recomputed
+   (``mixture.products``). Either way ``mixture.rows`` has the per-row scalars, ``mixture.sums`` the sums of each block
+   of classes, and ``mixture.results`` the results.
+6. Backward, ``backward.one_core``, which hands the loss to ``linear.backward.one_core`` with the loop:
+   ``backward.gradient_columns`` has the per-position inputs of the gradient, ``backward.gradient_tiles`` computes a
+       tile
    of the gradient of the student's logits from the scores of both models.
 
-Around the kernels, in numpy and arithmetic, is ``host``: tilings, guarantees, work, memory, reference.
+``host`` surrounds the kernels with numpy and arithmetic: tilings, guarantees, work, memory, reference.
 """
 
 from __future__ import annotations

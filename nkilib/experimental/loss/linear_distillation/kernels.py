@@ -3,7 +3,7 @@
 
 """Distillation from hidden states: the divergence of a student from a teacher and its gradients, without logits in HBM.
 
-The forward multiplies tiles of X and W of both models and folds each pair of tiles of logits into what is known of its
+The forward multiplies tiles of X and W of both models and adds each pair of tiles of logits to the statistics of its
 positions. The cores of a launch split the vocabulary.
 """
 
@@ -67,7 +67,7 @@ def linear_distillation_forward(
     compute_dtype: nl.DType | None = None,
     memory_limit: int | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Divergence of a student from a teacher at every position, from hidden states and output weights of both.
+    """Compute the divergence of a student from a teacher at every position, from hidden states and output weights.
 
     With ``z = softcap(s (X W^T + b), c) / T`` of each model, P = softmax(z) of the teacher, Q = softmax(z) of the
     student and M = beta * P + (1 - beta) * Q it is
@@ -77,17 +77,17 @@ def linear_distillation_forward(
     - beta = 1: KL(Q || P);
     - between them: beta * KL(P || M) + (1 - beta) * KL(Q || M), generalized Jensen-Shannon (arXiv 2306.13649).
 
-    No factor T^2. Logits of neither model reach HBM for a Kullback-Leibler divergence: beyond inputs and outputs the
-    kernel takes none of it, but for biases that are rounded. A divergence from a mixture needs a second visit of the
-    classes, for which the float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch with
-    ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the cores
-    that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    There is no factor T^2. For a Kullback-Leibler divergence the logits of neither model reach HBM: beyond inputs and
+    outputs the kernel uses no HBM except for biases that are rounded. A divergence from a mixture needs a second visit
+    of the classes, for which the float32 logits of two blocks of positions are kept, as ``memory_limit`` allows. Launch
+    with ``linear_distillation_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the
+    number of cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
 
-    A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked in the teacher alone it adds
-    nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more; masked in the student alone, KL(P ||
-    Q) is infinite if P there is 2^-68 or more, and nothing is added to KL(Q || P). So is a mean difference of logits of
-    2^48 or more; where a softcap or a logit scale is less than 1, 2^48 times it. Logits of a model must stay within
-    2^115, and 2^115 times such a softcap or scale.
+    A class whose bias is -inf is masked. Masked in both models it adds nothing. Masked only in the teacher, it adds
+    nothing to KL(P || Q), and KL(Q || P) is infinite if Q there is 2^-68 or more. Masked only in the student, KL(P ||
+    Q) is infinite if P there is 2^-68 or more, and the class adds nothing to KL(Q || P). A mean difference of logits of
+    2^48 or more also gives an infinite divergence; with a softcap or a logit scale of less than 1 the limit is 2^48
+    times it. Logits of a model must stay within 2^115, and within 2^115 times such a softcap or scale.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -97,45 +97,51 @@ def linear_distillation_forward(
     Args:
         student_input_hbm, teacher_input_hbm: X, [N, Ds] and [N, Dt], bfloat16, float32 or float16, in HBM.
         student_weight_hbm, teacher_weight_hbm: W, [V, Ds] and [V, Dt], or transposed by their layouts, in the dtype of
-            their X unless there is a ``compute_dtype``, in HBM. The types of both models may differ.
-        labels_hbm: [N], int32, in HBM: positions whose label is ``ignore_index`` do not count. None: all count.
+            their X unless there is a ``compute_dtype``, in HBM. The types of the models may differ.
+        labels_hbm: [N], int32, in HBM: positions whose label is ``ignore_index`` are ignored. None: all are valid.
         student_bias_hbm, teacher_bias_hbm: b, [V], float32 or the dtype of W, or any of the three with a
             ``compute_dtype``, in HBM.
         row_weight_hbm: [N], float32, in HBM: multiplies the divergence of each position.
         student_weight_layout, teacher_weight_layout: ``"vd"``, as the weight of ``torch.nn.Linear``, or ``"dv"``, its
             transpose.
-        position_block: positions whose X is on chip at a time, a multiple of 128; None: what
-            ``choose_linear_distillation_tiling`` says.
-        class_block: classes of a core that are worked on at a time, a multiple of 128, at most 512; None likewise.
+        position_block: positions whose X is on chip at a time, a multiple of 128; None: the choice of
+            ``choose_linear_distillation_tiling``.
+        class_block: classes of a core that are processed at a time, a multiple of 128, at most 512; None: the choice of
+            that function.
         beta: from 0 to 1.
-        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the cap. A constant of the compiled
-            kernel, as scales and caps are: each new value compiles anew.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the cap. Like scales and caps it is a
+            constant of the compiled kernel: each new value compiles a new kernel.
         ignore_index: an int32.
         student_logit_scale, teacher_logit_scale: s, from 1e-6 to 1e6, multiplies product and bias, before the cap.
-        student_logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. They, or the
-            scales where there is none, are at most 1e12 times as large in one model as in the other.
+        student_logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30, or None; arXiv 2408.00118. The softcap of
+            one model, or its scale without a softcap, is at most 1e12 times that of the other.
         with_logprob: also return the student's log-probability of each label.
         with_target: also return the student's z at each label.
-        first_class: class of the first row of the weights, where they are a shard of the vocabulary. Labels count over
-            all classes.
-        num_classes: of all shards, up to 2^24; None: V. Of a shard, entropy, divergence, maximum and log_sum are those
-            of the shard's own softmaxes; for beta between 0 and 1, divergence and moment of a shard are 0, and
-            ``linear_distillation_mixture`` gives them.
-        compute_dtype: bfloat16, float16 or float32, which X, W and the biases are rounded to for the products, each
-            from its own dtype. None: that of each X, and float32 biases are not rounded.
-        memory_limit: for beta between 0 and 1 alone: bytes of HBM that the float32 logits of both models may take,
-            which are kept from a first visit of the classes to a second one. It sets the blocks of positions, of which
-            two are kept at a time, 1,024 V bytes for each tile of 128 positions. Where two tiles do not fit, or the
-            only one, nothing is kept and both products run twice. None: 2 GiB.
+        first_class: class of the first row of the weights, if they are a shard of the vocabulary. Labels count over all
+            classes.
+        num_classes: classes of all shards, up to 2^24; None: V. For a shard, entropy, divergence, maximum and log_sum
+            are those of the shard's own softmaxes; for beta between 0 and 1, divergence and moment of a shard are 0,
+            and ``linear_distillation_mixture`` computes them.
+        compute_dtype: bfloat16, float16 or float32, to which X, W and the biases are rounded for the products, each
+            from its own dtype. None: the dtype of each X, and float32 biases are not rounded.
+        memory_limit: only for beta between 0 and 1: bytes of HBM for the float32 logits of both models, which are kept
+            from a first visit of the classes to a second one. It sets the blocks of positions, of which two are kept at
+            a time, 1,024 V bytes for each tile of 128 positions. If two tiles do not fit, or the only one, nothing is
+            kept and both products run twice. None: 2 GiB.
 
     Returns:
         Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
-        of Q, of every position; moment, which the backward takes: KL(Q || M), or KL(Q || P) for beta 1, not weighted,
-        of every position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and
-        ``log(sum(exp(z - m)))`` of the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum.
-        Then what was asked for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 where the position
-        is ignored or the class in another shard. A divergence is NaN where a model masks every class, unless it is that
-        of a shard, or where a logit is infinite or NaN otherwise.
+            of Q
+        at every position; moment, an argument of the backward: KL(Q || M), or KL(Q || P) for beta 1, not weighted, at
+            every
+        position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and ``log(sum(exp(z - m)))``
+            of
+        the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum. Then the results that were asked
+        for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 if the position is ignored or the class
+            is
+        in another shard. A divergence is NaN if a model masks every class, unless it is the divergence of a shard, or
+            if a
+        logit is infinite or NaN otherwise.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -226,10 +232,10 @@ def linear_distillation_backward(
     grad_weight_sum_hbm: HbmTensor | None = None,
     grad_input_float32: bool = False,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Gradients of what ``linear_distillation_forward`` returns with respect to the student's input, weight and bias.
+    """Compute the gradients of :func:`linear_distillation_forward` for the student's input, weight and bias.
 
-    Of the divergence and of the label's log-probability, each times the gradient that comes to it; none of the
-    teacher. In PyTorch, with the forward's results::
+    They are the gradients of the divergence and of the label's log-probability, each times its upstream gradient; the
+    teacher has none. In PyTorch, with the forward's results::
 
         results, upstream = (divergence, logprob), (grad_divergence, grad_logprob)
         torch.autograd.grad(results, (student_input, student_weight, student_bias), upstream)
@@ -239,18 +245,20 @@ def linear_distillation_backward(
     (1 - beta) Q (log(Q / M) - KL(Q || M)) between.
 
     The gradient of a tile of logits is rounded to the dtype of the student's products once, sums are float32, and every
-    result is rounded once, to the dtype of its operand: of float32 operands it is the unrounded sum. Of float16 it
-    carries a power of two, chosen on the device for the largest upstream gradient, that is removed in float32: where
-    one of them is infinite or NaN, all gradients are NaN, and not those of its position alone. Beyond inputs and
-    outputs the kernel takes 4 N Ds bytes of HBM for each core, and where the positions take several blocks at most
-    64 MiB for each core more. An X of another dtype than its products is rounded once, to a copy; of a weight there is
-    no copy. More than 65,536 positions are split here: parts take their turns in a loop of the device, with dW and db
-    added up in float32 over them, in 4 V Ds bytes more unless dW is float32.
+    result is rounded once, to the dtype of its operand: for float32 operands it is the unrounded sum. In float16 the
+    gradient carries a power of two, chosen on the device for the largest upstream gradient, that is removed in float32.
+    If one upstream gradient is infinite or NaN, all gradients are NaN then, not only those of its position.
 
-    A class that a bias of -inf masks in the student has a gradient of 0, but for beta 0 without a softcap, where it is
-    -P, which is 0 if the teacher masks it too. One that is masked in the teacher alone has that of P = 0: finite for
-    beta less than 1. Where KL(Q || P) is infinite, the gradient of its position is NaN or infinite, and that of weight
-    and bias with it; with products in float16, all gradients are NaN. Launch as the forward.
+    Beyond inputs and outputs the kernel takes 4 N Ds bytes of HBM for each core, and if the positions take several
+    blocks at most 64 MiB more for each core. An X of another dtype than its products is rounded once, to a copy; of a
+    weight there is no copy. More than 65,536 positions are split here: a loop of the device processes one part after
+    another, with dW and db added up in float32 over the parts, in 4 V Ds bytes more unless dW is float32.
+
+    A class that a bias of -inf masks in the student has a gradient of 0, except for beta 0 without a softcap, where it
+    is -P, which is 0 if the teacher masks it too. A class that is masked only in the teacher has the gradient for P =
+    0: finite for beta less than 1. If KL(Q || P) is infinite, the gradient of its position is NaN or infinite, and so
+    are the gradients of weight and bias; with products in float16, all gradients are NaN. Launch like
+    :func:`linear_distillation_forward`.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -261,22 +269,23 @@ def linear_distillation_backward(
         student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm, labels_hbm, student_bias_hbm,
             teacher_bias_hbm, row_weight_hbm, student_weight_layout, teacher_weight_layout, beta, temperature,
             ignore_index, student_logit_scale, teacher_logit_scale, student_logit_softcap, teacher_logit_softcap,
-            first_class, num_classes, compute_dtype: as in the forward.
+            first_class, num_classes, compute_dtype: see :func:`linear_distillation_forward`.
         moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in
-            HBM: from the forward; of a shard, those over all shards. The moment is not looked at for beta 0.
-        grad_divergence_hbm: [N], float32, in HBM: gradient of each divergence, nats; that of an ignored position is not
-            looked at.
-        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability of a label, likewise; None for 0.
-        position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: what
-            ``choose_linear_distillation_tiling`` says.
-        class_block: classes of a core that are worked on at a time, a multiple of 128; None likewise.
+            HBM: results of the forward; for a shard, those over all shards. The moment is not read for beta 0.
+        grad_divergence_hbm: [N], float32, in HBM: gradient of each divergence, nats; not read at ignored positions.
+        grad_logprob_hbm: [N], float32, in HBM: gradient of each log-probability of a label, not read at ignored
+            positions; None for 0.
+        position_block: positions whose gradients of logits are on chip at a time, a multiple of 128; None: the choice
+            of ``choose_linear_distillation_tiling``.
+        class_block: classes of a core that are processed at a time, a multiple of 128; None: the choice of that
+            function.
         grad_input_wanted, grad_weight_wanted: False saves the product, and the gradient is not returned.
         grad_bias_wanted: None stands for True with a student's bias.
         grad_weight_sum_hbm: float32, in the shape of student_weight_hbm, in HBM: dW is added to it in place, unrounded.
-        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of that of all.
+        grad_input_float32: return dX unrounded, for a shard of the vocabulary: it is a summand of the whole gradient.
 
     Returns:
-        Those that are wanted, in this order: grad_student_input [N, Ds] in the dtype of the input, or float32;
+        The wanted gradients, in this order: grad_student_input [N, Ds] in the dtype of the input, or float32;
         grad_student_weight in layout and dtype of the weight, or ``grad_weight_sum_hbm`` itself; grad_student_bias [V],
         float32.
 

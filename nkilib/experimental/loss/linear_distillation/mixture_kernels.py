@@ -3,13 +3,13 @@
 
 """The kernels of a mixture of student and teacher: the forward of its divergence, and its sums over a vocabulary shard.
 
-The forward has scores that are kept, or both products twice. Its kernel is in :mod:`.kernels`, with that of any other
-divergence.
+The forward keeps the scores, or runs both products twice. Its kernel is in :mod:`.kernels`, together with the other
+divergences.
 """
 
 from __future__ import annotations
 
-from nkilib.core.cores import meet
+from nkilib.core.cores import synchronise
 from nkilib.core.hbm import HbmTensor
 from nkilib.experimental.loss.linear_distillation.forward.one_core import forward_of_core
 from nkilib.experimental.loss.linear_distillation.forward.pair_results import PairResults
@@ -37,7 +37,7 @@ from nkilib.experimental.loss.linear_distillation.validation import (
 )
 from nkilib.nki import nl
 
-# Of the instructions of a program, for each of two visits that both have products.
+# The share of the instructions of a program for each of two visits that both have products.
 _SHARE = 0.5
 
 
@@ -65,7 +65,7 @@ def linear_distillation_mixture(
     teacher_logit_softcap: float | None = None,
     compute_dtype: nl.DType | None = None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """Sums of a divergence from the mixture of two distributions over a shard of the vocabulary.
+    """Compute the sums of a divergence from the mixture of two distributions over a shard of the vocabulary.
 
     With z, P, Q and M = beta P + (1 - beta) Q as in ``linear_distillation_forward``, over the classes of all shards::
 
@@ -76,11 +76,12 @@ def linear_distillation_mixture(
 
     Each is a summand: add the results of all shards. Then KL(Q || M), the moment that the backward takes, is
     student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
-    The masses of all shards are 1 but for the rounding of the log-sum-exps, which the quotient removes. Both products
-    run again; beyond inputs and outputs there are at most biases that are rounded. Launch as the forward.
+    The masses over all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. Both
+    products run again; beyond inputs and outputs there are only biases that are rounded. Launch like
+    ``linear_distillation_forward``.
 
-    A class that a model masks has probability 0 there; all sums are finite. Of a position that masks every class of a
-    model, over all shards, the results are not defined.
+    A class that a model masks has probability 0 there; all sums are finite. If a position masks every class of a model,
+    over all shards, its results are not defined.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).
@@ -90,18 +91,21 @@ def linear_distillation_mixture(
     Args:
         student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm, student_bias_hbm,
             teacher_bias_hbm, student_weight_layout, teacher_weight_layout, temperature, student_logit_scale,
-            teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype: as in the forward.
-        student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM: from
-            the forward; of a shard, those over all shards: with the largest maximum m, log_sum is
+            teacher_logit_scale, student_logit_softcap, teacher_logit_softcap, compute_dtype: see
+            ``linear_distillation_forward``.
+        student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm: [N], float32, in HBM:
+            results of the forward; for a shard, those over all shards: with the largest maximum m, log_sum is
             ``log(sum(exp(maximum - m) * exp(log_sum)))`` over the shards.
-        position_block: positions whose X is on chip at a time, a multiple of 128; None: what
-            ``choose_linear_distillation_tiling`` says.
-        class_block: classes of a core that are worked on at a time, a multiple of 128, at most 512; None likewise.
+        position_block: positions whose X is on chip at a time, a multiple of 128; None: the choice of
+            ``choose_linear_distillation_tiling``.
+        class_block: classes of a core that are processed at a time, a multiple of 128, at most 512; None: the choice of
+            that function.
         beta: strictly between 0 and 1.
 
     Returns:
-        student_terms and teacher_terms, in nats, of a shard of either sign; student_mass and
-        teacher_mass, of at least 0: [N] float32 each.
+        student_terms and teacher_terms, in nats, for a shard of either sign; student_mass and teacher_mass, of at least
+            0:
+        [N] float32 each.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -148,12 +152,12 @@ def linear_distillation_mixture(
 def mixed_forward(
     launch: PairLaunch, memory_limit: int, position_block: int | None, class_block: int | None
 ) -> PairResults:
-    """The results of a launch over all classes, whose beta is strictly between 0 and 1.
+    """Compute the results of a launch over all classes, whose beta is strictly between 0 and 1.
 
     Args:
-        launch: of the kernel.
+        launch: the launch of the kernel.
         memory_limit: bytes of HBM that kept scores may take.
-        position_block, class_block: of the first visit; None for what is chosen.
+        position_block, class_block: the blocks of the first visit; None for the chosen ones.
 
     Raises:
         AssertionError: before anything is written, if a block is not accepted.
@@ -179,7 +183,7 @@ def mixed_forward(
     )
     # A core stores some of the vectors, and both need all of them.
     for vector_hbm in vectors.named().values():
-        meet(vector_hbm)
+        synchronise(vector_hbm)
     store = MixtureStore(launch, results.divergence_hbm, results.moment_hbm)
     mixture_of_core(launch, vectors, second, tiling_of_second, store.store_of_vectors)
     return results

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels accept. Everything else is refused here, before anything is written.
+"""The checks of the kernels' arguments, before anything is written.
 
-The backward takes results of the forward and upstream gradients too; the second visit of a mixture, which computes the
-scores again, takes log-sum-exps.
+The backward also takes results of the forward and upstream gradients; the second visit of a mixture, which recomputes
+the scores, takes log-sum-exps.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _CHOOSER = "choose_linear_distillation_tiling"
 def validated_pair_classes(
     student: ModelOperands, teacher: ModelOperands, first_class: int, num_classes: int | None
 ) -> Classes:
-    """The classes that both weights hold, once their operands are checked.
+    """Check the operands of both models, and return the classes of their weights.
 
     Raises:
-        AssertionError: an operand is not accepted, or both do not fit each other; with function, requirement, value and
-            remedy.
+        AssertionError: if an operand is not accepted, or the models do not fit each other; the message names function,
+            requirement, value and remedy.
     """
     function = student.function
     require_indirect_dma(function)
@@ -71,15 +71,15 @@ def validated_pair_classes(
         f"got {teacher.vocab_size}; both models must have one vocabulary, and the same shard of it",
     )
     validate_num_classes(function, num_classes)
-    held = "the classes of student_weight_hbm"
-    return validated_classes(function, student.vocab_size, held, first_class, num_classes)
+    classes_name = "the classes of student_weight_hbm"
+    return validated_classes(function, student.vocab_size, classes_name, first_class, num_classes)
 
 
 def validate_pair(launch: PairLaunch) -> None:
-    """Refuse options, labels and row weights that no kernel takes.
+    """Check options, labels and row weights.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if one is not accepted; the message names function, requirement, value and remedy.
     """
     function = launch.function
     _validate_options(function, launch.options)
@@ -105,10 +105,10 @@ def validate_pair(launch: PairLaunch) -> None:
 
 
 def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
-    """Refuse a limit of something that a launch does not keep.
+    """Check the memory limit, which is only accepted if a launch keeps scores.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
     """
     if memory_limit is None:
         return
@@ -128,10 +128,10 @@ def validate_memory_limit(launch: PairLaunch, memory_limit: int | None) -> None:
 def validated_forward_tiling(
     launch: PairLaunch, sizes: PairForwardSizes | KeptSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """The tiling that is asked for; None in it stands for what is chosen.
+    """Return the requested tiling of a forward, with the chosen block in place of None.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
     chooser = "choose_linear_distillation_tiling"
@@ -148,7 +148,7 @@ def validated_forward_tiling(
 
 
 def _validate_options(function: str, options: PairOptions) -> None:
-    """The options of the loss."""
+    """Check the options of the loss."""
     beta, temperature = options.beta, options.temperature
     require(
         _is_number(beta) and 0.0 <= beta <= 1.0,
@@ -168,7 +168,7 @@ def _validate_options(function: str, options: PairOptions) -> None:
 
 
 def _validate_logits(model: ModelOperands) -> None:
-    """Scale and softcap of one model's logits."""
+    """Check scale and softcap of one model's logits."""
     function, prefix = model.function, model.prefix
     scale, cap = model.logit_scale, model.softcap
     require(
@@ -184,7 +184,7 @@ def _validate_logits(model: ModelOperands) -> None:
 
 
 def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
-    """An int32 for each position."""
+    """Check that there is an int32 for each position."""
     function, positions = launch.function, launch.num_positions
     require(
         tuple(labels_hbm.shape) == (positions,),
@@ -198,15 +198,15 @@ def _validate_labels(launch: PairLaunch, labels_hbm: nl.NkiTensor) -> None:
 
 
 def _is_number(value: float) -> bool:
-    """Values of other types come from the caller too."""
+    """Tell whether a value is a number; callers may pass values of other types."""
     return isinstance(value, float | int) and not isinstance(value, bool)
 
 
 def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
-    """Refuse results of the forward and upstream gradients that are not a number for each position.
+    """Check that results of the forward and upstream gradients have a number for each position.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if one has not; the message names function, requirement, value and remedy.
     """
     for name, vector_hbm in (
         ("moment_hbm", upstream.moment_hbm),
@@ -228,10 +228,10 @@ def validate_pair_upstream(launch: PairLaunch, upstream: PairUpstream) -> None:
 def validated_backward_tiling(
     launch: PairLaunch, sizes: BackwardSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """The tiling that is asked for; None in it stands for what is chosen.
+    """Return the requested tiling of a backward, with the chosen block in place of None.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not accepted; the message names function, requirement, value and remedy.
     """
     target = "trn2" if nisa.get_nc_version() == nisa.nc_version.gen3 else "trn3"
     try:
@@ -244,16 +244,16 @@ def validated_backward_tiling(
             f"models fit SBUF, got {student.num_features} in {student.dtype} and {teacher.num_features} in "
             f"{teacher.dtype}; pass compute_dtype=nl.bfloat16",
         )
-        # Blocks that are asked for are refused where they do not fit, with what they take.
+        # Requested blocks that do not fit raise an error that states their size.
         chosen = LinearTiling(nl.tile_size.pmax, nl.tile_size.pmax)
     return validated_blocks(launch.function, chosen, position_block, class_block, "choose_linear_distillation_tiling")
 
 
 def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
-    """Refuse a beta without a mixture, and log-sum-exps that are not those of the positions.
+    """Check that beta is that of a mixture, and that log-sum-exps have a number for each position.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if not; the message names function, requirement, value and remedy.
     """
     function = launch.function
     require(
@@ -268,10 +268,11 @@ def validate_mixture(launch: PairLaunch, vectors: PairVectors) -> None:
 def validated_mixture_tiling(
     launch: PairLaunch, sizes: MixtureSizes, position_block: int | None, class_block: int | None
 ) -> LinearTiling:
-    """The tiling that is asked for; None in it stands for what is chosen.
+    """Return the requested tiling of a second visit, with the chosen block in place of None.
 
     Raises:
-        AssertionError: it is none, or its tiles do not fit SBUF; with function, requirement, value and remedy.
+        AssertionError: if it is not accepted or its tiles do not fit SBUF; the message names function, requirement,
+            value and remedy.
     """
     chosen, most = fastest_tiling(sizes, usable_sbuf_bytes()), nl.tile_size.psum_bank_fmax
     tiling = validated_blocks(launch.function, chosen, position_block, class_block, _CHOOSER, most)

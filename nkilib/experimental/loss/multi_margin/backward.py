@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of a core's rows: made and stored chunk by chunk, and the element at the target over it.
+"""The gradient of the rows of one core: computed and stored chunk by chunk, then the element at the target over it.
 
-The derivative by x_j is p relu(x_j - x_t + margin)^(p - 1); that by x_t is minus the sum of the others. It is scattered
-when the chunks of its row are stored, by the core that has stored them.
+The derivative with respect to x_j is p relu(x_j - x_t + margin)^(p - 1); with respect to x_t it is minus the sum of the
+others. The core that has stored the chunks of a row then scatters this element.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from nkilib.nki import nisa, nl
 
 
 def backward_of_core(launch: Launch, upstream: Upstream, grad_input_hbm: nl.NkiTensor) -> None:
-    """The gradient [N, C] of the rows of this core."""
+    """Write the gradient [N, C] of the rows of this core."""
     blocks = launch.blocks()
     if blocks:
         _Backward.make(launch, blocks, upstream, grad_input_hbm).run(blocks)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """A block whose gradient is being made: float32 tiles [rows, 1].
+class _PendingBlock:
+    """A block whose gradient is being computed: float32 tiles [rows, 1].
 
     Attributes:
-        block: which.
-        thresholds: of its rows.
-        least_sbuf: what elements of positive terms are above.
-        factor_sbuf: of derivatives.
+        block: the rows.
+        thresholds: the thresholds of the rows.
+        least_sbuf: the number above which elements have positive terms.
+        factor_sbuf: the factor of the derivatives.
         parts: sums of the derivatives of chunks.
-        own_sbuf: what the target's own term adds to them.
-        stores: of its chunks.
+        own_sbuf: the contribution of the target's own term to these sums.
+        stores: the stores of the chunks.
     """
 
     block: RowBlock
@@ -57,15 +57,16 @@ class _Begun:
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all blocks have in common.
+    """The operands and buffers that all blocks share.
 
     Attributes:
-        launch: of the kernel.
-        stream: of the input.
-        scratch: of derivatives but for a factor of the row: 0 and 1 in bfloat16, or float32.
-        unused: what Scalar writes when it sums up: not over what Vector is to read.
-        upstream: gradients of the losses.
-        uniform_sbuf: the one of all; None where they differ.
+        launch: the launch of the kernel.
+        stream: the stream of the input.
+        scratch: tiles of derivatives without the factor of the row: 0 and 1 in bfloat16, or float32.
+        unused: tiles for the output that Scalar writes while it sums up, so that it overwrites nothing that Vector
+            reads.
+        upstream: the upstream gradients of the losses.
+        uniform_sbuf: the upstream gradient of all losses; None if they differ.
         grad_input_hbm: [N, C].
     """
 
@@ -88,36 +89,36 @@ class _Backward:
         return cls(launch, stream, scratch, unused, upstream, upstream.uniform(), grad_input_hbm)
 
     def run(self, blocks: list[RowBlock]) -> None:
-        """Go through all rows. A block is finished while the next one is worked on: no engine waits for its sums."""
-        found = thresholds_of_blocks(self.launch, blocks)
-        previous: _Begun | None = None
+        """Process all rows. A block is finished during the next one, so that no engine waits for its sums."""
+        all_thresholds = thresholds_of_blocks(self.launch, blocks)
+        previous: _PendingBlock | None = None
         for visit, block in enumerate(blocks):
-            begun = self._begin(block, next(found))
+            pending = self._begin(block, next(all_thresholds))
             for number in range(self.stream.num_chunks):
-                begun.stores.append(self._chunk(begun, visit * self.stream.num_chunks + number))
+                pending.stores.append(self._chunk(pending, visit * self.stream.num_chunks + number))
                 if number == 0 and previous is not None:
                     self._scatter(previous)
-            previous = begun
+            previous = pending
         if previous is not None:
             self._scatter(previous)
 
-    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _Begun:
-        """With the derivative that the target's own term would have."""
+    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingBlock:
+        """Begin a block with the derivative that the target's own term would have."""
         own_sbuf, derivative_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         parts = RowSums.make(block.batch.rows, self.stream.num_chunks)
         factor_sbuf = self._factor(block, thresholds)
-        begun = _Begun(block, thresholds, thresholds.least(), factor_sbuf, parts, own_sbuf, [])
-        self._derivative(derivative_sbuf, derivative_sbuf, thresholds.value_sbuf, begun, own_sbuf)
-        return begun
+        pending = _PendingBlock(block, thresholds, thresholds.least(), factor_sbuf, parts, own_sbuf, [])
+        self._derivative(derivative_sbuf, derivative_sbuf, thresholds.value_sbuf, pending, own_sbuf)
+        return pending
 
-    def _chunk(self, begun: _Begun, load: int) -> nisa.NkiInstruction:
-        """The gradient of a chunk, in the place of the input."""
+    def _chunk(self, pending: _PendingBlock, load: int) -> nisa.NkiInstruction:
+        """Compute the gradient of a chunk in place of the input, and store it."""
         chunk, tile_sbuf = self.stream.chunk(load), self.stream.loaded(load)
         derivative_sbuf, unused_sbuf = (ring.tile(load, tile_sbuf) for ring in (self.scratch, self.unused))
         self._derivative(
-            derivative_sbuf, unused_sbuf, tile_sbuf, begun, begun.parts.part(chunk.number, chunk.batch.rows)
+            derivative_sbuf, unused_sbuf, tile_sbuf, pending, pending.parts.part(chunk.number, chunk.batch.rows)
         )
-        nisa.tensor_scalar(dst=tile_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=begun.factor_sbuf)
+        nisa.tensor_scalar(dst=tile_sbuf, data=derivative_sbuf, op0=nl.multiply, operand0=pending.factor_sbuf)
         return nisa.dma_copy(dst=chunk.of(self.grad_input_hbm), src=tile_sbuf)
 
     def _derivative(
@@ -125,14 +126,17 @@ class _Backward:
         dst_sbuf: nl.NkiTensor,
         unused_sbuf: nl.NkiTensor,
         input_sbuf: nl.NkiTensor,
-        begun: _Begun,
+        pending: _PendingBlock,
         sum_sbuf: nl.NkiTensor,
     ) -> None:
-        """Whether a term is positive, or the term; and the sum of each row, exact of the former."""
+        """Compute the derivative without its factor, and the sum of each row.
+
+        For p = 1 the derivative tells whether the term is positive, and the sum is exact; for p = 2 it is the hinge.
+        """
         if self.launch.options.p == 2:
-            hinges(dst_sbuf, input_sbuf, begun.thresholds.bias_sbuf, sum_sbuf)
+            hinges(dst_sbuf, input_sbuf, pending.thresholds.bias_sbuf, sum_sbuf)
             return
-        nisa.tensor_scalar(dst=dst_sbuf, data=input_sbuf, op0=nl.greater, operand0=begun.least_sbuf)
+        nisa.tensor_scalar(dst=dst_sbuf, data=input_sbuf, op0=nl.greater, operand0=pending.least_sbuf)
         nisa.activation(
             dst=unused_sbuf,
             op=nl.copy,
@@ -143,7 +147,10 @@ class _Backward:
         )
 
     def _factor(self, block: RowBlock, thresholds: Thresholds) -> nl.NkiTensor:
-        """Of the derivatives of each row, float32 [rows, 1]: upstream gradient, weight, and that of the reduction."""
+        """Return the factor of the derivatives of each row, float32 [rows, 1].
+
+        It is the product of p, the upstream gradient, the weight and the factor of the reduction.
+        """
         factor_sbuf = float32_like(thresholds.value_sbuf)
         nisa.scalar_tensor_tensor(
             dst=factor_sbuf,
@@ -155,9 +162,9 @@ class _Backward:
         )
         return factor_sbuf
 
-    def _scatter(self, begun: _Begun) -> None:
-        """Minus the sum of the derivatives of a row, to its target, after the stores of its chunks."""
-        sum_sbuf = sum_without(begun.parts, begun.own_sbuf)
+    def _scatter(self, pending: _PendingBlock) -> None:
+        """Write minus the sum of the derivatives of a row to its target, after the stores of its chunks."""
+        sum_sbuf = sum_without(pending.parts, pending.own_sbuf)
         gradient_sbuf = float32_like(sum_sbuf)
         nisa.scalar_tensor_tensor(
             dst=gradient_sbuf,
@@ -165,12 +172,12 @@ class _Backward:
             op0=nl.multiply,
             operand0=-1.0,
             op1=nl.multiply,
-            operand1=begun.factor_sbuf,
+            operand1=pending.factor_sbuf,
         )
-        rows_hbm = begun.block.positions.block.of(self.grad_input_hbm)
+        rows_hbm = pending.block.positions.block.of(self.grad_input_hbm)
         scatter = nisa.dma_copy(
-            dst=vector_elements(rows_hbm, begun.thresholds.elements.index_sbuf),
+            dst=vector_elements(rows_hbm, pending.thresholds.elements.index_sbuf),
             src=cast(gradient_sbuf, self.grad_input_hbm.dtype),
         )
-        for store in begun.stores:
+        for store in pending.stores:
             scatter.depends_on(store, kind=nisa.dependency.runtime)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of a core's rows, stored or summed.
+"""The losses of the rows of one core, stored or summed.
 
-A row passes once. The element at its target is gathered before; the term that the target itself adds is computed by the
-same float32 operations, and subtracted.
+A row is read once. The element at its target is gathered before; the term of the target itself is computed by the same
+float32 operations, and subtracted.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from nkilib.experimental.loss.multi_margin.terms import Scratch, hinges, hinges_
 from nkilib.experimental.loss.multi_margin.thresholds import Thresholds, thresholds_of_blocks
 from nkilib.nki import nisa, nl
 
-# Of so many chunks Vector takes one: both engines are then faster than the loads.
-_TURNS, _TURN_OF_VECTOR = 3, 1
+# Of each cycle of chunks Vector processes one and Scalar the others: both engines are then faster than the loads.
+_CYCLE, _CHUNK_OF_VECTOR = 3, 1
 
 
 def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
-    """The losses [N], or their sum [1]."""
+    """Compute the losses [N], or their sum [1]."""
     sums = None if launch.is_each else PartialSums.make(launch.number_of_blocks)
     blocks = launch.blocks()
     if blocks:
@@ -38,12 +38,12 @@ def forward_of_core(launch: Launch, loss_hbm: nl.NkiTensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Summed:
+class _PendingBlock:
     """A block whose terms are being summed.
 
     Attributes:
-        block: which.
-        thresholds: of its rows.
+        block: the rows.
+        thresholds: the thresholds of the rows.
         parts: sums of chunks.
         own_sbuf: the term of the target, float32 [rows, 1].
     """
@@ -56,13 +56,13 @@ class _Summed:
 
 @dataclass(frozen=True)
 class _Forward:
-    """What all blocks have in common.
+    """The operands and buffers that all blocks share.
 
     Attributes:
-        launch: of the kernel.
-        stream: of the input.
-        scratch: float32, of squares; None where there are none.
-        zeros_sbuf: a chunk of them.
+        launch: the launch of the kernel.
+        stream: the stream of the input.
+        scratch: float32 tiles of squares; None if there are none.
+        zeros_sbuf: a chunk of zeros.
     """
 
     launch: Launch
@@ -80,47 +80,47 @@ class _Forward:
         return cls(launch, stream, scratch, zeros_sbuf)
 
     def run(self, blocks: list[RowBlock], loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """Go through all rows. A block is finished while the next one is worked on: no engine waits for its sums."""
-        found = thresholds_of_blocks(self.launch, blocks)
-        previous: _Summed | None = None
+        """Process all rows. A block is finished during the next one, so that no engine waits for its sums."""
+        all_thresholds = thresholds_of_blocks(self.launch, blocks)
+        previous: _PendingBlock | None = None
         for visit, block in enumerate(blocks):
-            summed = self._begin(block, next(found))
+            pending = self._begin(block, next(all_thresholds))
             for number in range(self.stream.num_chunks):
                 load = visit * self.stream.num_chunks + number
-                self._terms(self.stream.chunk(load), self.stream.loaded(load), summed)
+                self._terms(self.stream.chunk(load), self.stream.loaded(load), pending)
                 if number == 0 and previous is not None:
                     self._finish(previous, loss_hbm, sums)
-            previous = summed
+            previous = pending
         if previous is not None:
             self._finish(previous, loss_hbm, sums)
 
-    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _Summed:
-        """With the term of the target itself."""
+    def _begin(self, block: RowBlock, thresholds: Thresholds) -> _PendingBlock:
+        """Begin a block with the term of the target itself."""
         own_sbuf, term_sbuf = float32_like(thresholds.value_sbuf), float32_like(thresholds.value_sbuf)
         terms = hinges if self.scratch is None else square_hinges
         terms(term_sbuf, thresholds.value_sbuf, thresholds.bias_sbuf, own_sbuf)
-        return _Summed(block, thresholds, RowSums.make(block.batch.rows, self.stream.num_chunks), own_sbuf)
+        return _PendingBlock(block, thresholds, RowSums.make(block.batch.rows, self.stream.num_chunks), own_sbuf)
 
-    def _terms(self, chunk: Chunk[Batch], input_sbuf: nl.NkiTensor, summed: _Summed) -> None:
-        bias_sbuf, sum_sbuf = summed.thresholds.bias_sbuf, summed.parts.part(chunk.number, chunk.batch.rows)
+    def _terms(self, chunk: Chunk[Batch], input_sbuf: nl.NkiTensor, pending: _PendingBlock) -> None:
+        bias_sbuf, sum_sbuf = pending.thresholds.bias_sbuf, pending.parts.part(chunk.number, chunk.batch.rows)
         if self.scratch is not None:
             square_hinges(self.scratch.tile(chunk.load, input_sbuf), input_sbuf, bias_sbuf, sum_sbuf)
-        elif chunk.number % _TURNS == _TURN_OF_VECTOR:
+        elif chunk.number % _CYCLE == _CHUNK_OF_VECTOR:
             hinges_on_vector(input_sbuf, self.zeros_sbuf, bias_sbuf, sum_sbuf)
         else:
             hinges(input_sbuf, input_sbuf, bias_sbuf, sum_sbuf)
 
-    def _finish(self, summed: _Summed, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
-        """The losses of a block, stored or summed."""
-        rows = summed.block.batch.rows
+    def _finish(self, pending: _PendingBlock, loss_hbm: nl.NkiTensor, sums: PartialSums | None) -> None:
+        """Store the losses of a block, or keep them for their sum."""
+        rows = pending.block.batch.rows
         losses_sbuf = nl.ndarray((rows, 1), dtype=loss_hbm.dtype, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
-            dst=losses_sbuf if sums is None else sums.of_part(summed.block.number, rows),
-            data=sum_without(summed.parts, summed.own_sbuf),
+            dst=losses_sbuf if sums is None else sums.of_part(pending.block.number, rows),
+            data=sum_without(pending.parts, pending.own_sbuf),
             op0=nl.multiply,
             operand0=self.launch.factor,
             op1=nl.multiply,
-            operand1=summed.thresholds.elements.weight_sbuf,
+            operand1=pending.thresholds.elements.weight_sbuf,
         )
         if sums is None:
-            summed.block.batch.stored(loss_hbm, losses_sbuf)
+            pending.block.batch.stored(loss_hbm, losses_sbuf)

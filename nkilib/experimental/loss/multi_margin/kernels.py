@@ -25,11 +25,11 @@ def multi_margin_loss_forward(
     reduction: str = "mean",
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Margin loss of every row: the sum over the classes j other than the target t of w[t] relu(x_j - x_t + margin)^p,
-    divided by C.
+    """Compute the margin loss of every row: the mean over classes of w[t] relu(x_j - x_t + margin)^p.
 
-    Equivalent to ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input
-    is read once. Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
+    The sum runs over the classes j other than the target t, and is divided by C. Equivalent to
+    ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input is read once.
+    Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
     Dimensions:
         N: rows (N > 0).
@@ -43,12 +43,12 @@ def multi_margin_loss_forward(
         p: 1 or 2.
         margin: finite.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N, whatever the weights are.
-        chunk_size: columns that are worked on at a time, at most 4,096; None:
+        chunk_size: columns that are processed at a time, at most 4,096; None:
             :func:`~nkilib.experimental.loss.multi_margin.host.tiling.choose_multi_margin_tiling`.
 
     Returns:
-        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row is one in its
-        loss.
+        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row makes its loss
+            NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -74,18 +74,19 @@ def multi_margin_loss_backward(
     inplace: bool = False,
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of :func:`multi_margin_loss_forward` by the input.
+    """Compute the gradient of :func:`multi_margin_loss_forward` with respect to the input.
 
-    By x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where the base is positive, and 0 elsewhere; by x_t minus
-    the sum of these. The input is read once, and the gradient is written once, but for the element at the target.
+    With respect to x_j it is w[t] p relu(x_j - x_t + margin)^(p - 1) / C where the base is positive, and 0 elsewhere;
+    with respect to x_t it is minus the sum of these. The input is read once, and the gradient is written once, except
+    the element at the target.
 
     Args:
-        input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: what the forward was given.
+        input_hbm, targets_hbm, class_weight_hbm, p, margin, reduction, chunk_size: the arguments of the forward.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
 
     Returns:
-        grad_input_hbm: [N, C], of the type of the input; with ``inplace``, ``input_hbm`` itself.
+        grad_input_hbm: [N, C], in the type of the input; with ``inplace``, ``input_hbm`` itself.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels works on, what can be chosen, and what is accepted.
+"""The tensors and options of a launch of the kernels, and their checks.
 
-Everything else is refused here, before the first instruction.
+The checks run before the first instruction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class MultiMarginOptions:
 
     Attributes:
         p: 1 or 2, the exponent.
-        margin: that the element at the target should exceed others by.
+        margin: the amount by which the element at the target should exceed the others.
     """
 
     p: int = 1
@@ -44,11 +44,11 @@ class MultiMarginOptions:
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are worked on at a time, one a partition.
+    """Rows that are processed at a time, one for each partition.
 
     Attributes:
-        batch: as the stream has them.
-        positions: as targets have them.
+        batch: the rows as a batch of the stream.
+        positions: the rows as positions of the targets.
     """
 
     batch: Batch
@@ -56,7 +56,7 @@ class RowBlock:
 
     @property
     def number(self) -> int:
-        """Among all blocks of the launch."""
+        """The number of the block among all blocks of the launch."""
         return self.positions.number
 
 
@@ -65,13 +65,13 @@ class Launch:
     """A launch of either kernel.
 
     Attributes:
-        function: that is named in errors.
+        function: the name of the kernel in error messages.
         input_hbm: [N, C].
         targets_hbm: int32 [N].
         class_weight_hbm: float32 [C]; None for 1.
-        options: of the loss.
-        reduction: of it.
-        tiling: of a row.
+        options: the options of the loss.
+        reduction: the reduction of the losses.
+        tiling: the tiling of a row.
     """
 
     function: str
@@ -84,32 +84,32 @@ class Launch:
 
     @property
     def shape(self) -> Shape:
-        """Of the input."""
+        """The shape of the input."""
         return Shape.of(tuple(self.input_hbm.shape))
 
     @property
     def is_each(self) -> bool:
-        """Losses are not reduced."""
+        """Whether losses are not reduced."""
         return self.reduction == "none"
 
     @property
     def factor(self) -> float:
-        """What the sum of a row is multiplied by, of a mean too, beside its weight."""
+        """The factor of the sum of a row besides its weight, including the factor of a mean."""
         shape = self.shape
         return 1.0 / (shape.classes * (shape.rows if self.reduction == "mean" else 1))
 
     @property
     def number_of_blocks(self) -> int:
-        """Of all cores."""
+        """The number of blocks of all cores."""
         return len(blocks_of(self.shape))
 
     def blocks(self) -> list[RowBlock]:
-        """Those of this core. How rows are divided into blocks does not depend on the number of cores."""
+        """Return the blocks of this core. The division of rows into blocks does not depend on the number of cores."""
         own = blocks_of(self.shape)[nl.program_id(0) :: nl.num_programs()]
         return [_row_block(self.shape, block) for block in own]
 
     def finder(self) -> ElementFinder:
-        """Of the elements at the targets."""
+        """Return the finder of the elements at the targets."""
         targets_hbm = self.targets_hbm.reshape((self.shape.rows, 1))
         return ElementFinder.make(self.shape, targets_hbm, self.class_weight_hbm, None)
 
@@ -119,12 +119,12 @@ def _row_block(shape: Shape, block: Block) -> RowBlock:
     return RowBlock(Batch(block.first, block.rows, 1), positions)
 
 
-# Chunks of a row, whose sums a partition keeps.
+# Chunks of a row at most: a partition keeps their sums.
 _MOST_CHUNKS = 4096
 
 
 def validate(launch: Launch) -> None:
-    """Tensors and options of either kernel."""
+    """Check the tensors and options of either kernel."""
     function, input_hbm = launch.function, launch.input_hbm
     require_indirect_dma(function)
     shape = tuple(input_hbm.shape)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The margin between a target and the other classes as one row of data: the kernels, what they promise and work on.
+"""Registry entries of the margin between a target and the other classes: the kernels, their guarantees and their work.
 
-The input is read once, the gradient is written once. For host code. The simulator is imported where a profile asks for
-the work: on hardware the kernels do without it.
+The input is read once, and the gradient is written once. For host code. The simulator is imported only when a profile
+asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SUMS = (
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """The work of ``multi_margin_loss_forward``, whose parameters it takes."""
+    """Return the work of ``multi_margin_loss_forward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -36,7 +36,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """The work of ``multi_margin_loss_backward``, whose parameters it takes."""
+    """Return the work of ``multi_margin_loss_backward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The terms of a row, relu(x_j - x_t + margin)^p, of which those at the target do not count."""
+"""The terms of a row, relu(x_j - x_t + margin)^p; the loss excludes the term at the target."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.row_sums import RowSums
 from nkilib.core.rows.tiles import float32_like
-from nkilib.experimental.loss.multi_margin.host.tiling import SCRATCH_TURNS
+from nkilib.experimental.loss.multi_margin.host.tiling import SCRATCH_BUFFERS
 from nkilib.experimental.loss.multi_margin.launch import Launch
 from nkilib.nki import nisa, nl
 
 
 def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The sum of each row, of all its chunks, less a number, [rows, 1]."""
+    """Return the sum of all chunks of each row, less a number, [rows, 1]."""
     sum_sbuf = float32_like(own_sbuf)
     parts.total(sum_sbuf, parts.parts_sbuf.shape[1])
     nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=own_sbuf, op=nl.subtract)
@@ -25,23 +25,23 @@ def sum_without(parts: RowSums, own_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class Scratch:
-    """Tiles [128, columns of a chunk] that chunks take in turn."""
+    """Tiles [128, columns of a chunk] that chunks use as a ring buffer."""
 
     tiles_sbuf: list[nl.NkiTensor]
 
     @classmethod
     def make(cls, launch: Launch, dtype: nl.DType) -> Scratch:
-        """Of a type."""
-        return cls(ring_of(SCRATCH_TURNS, launch.tiling.chunk_size, dtype))
+        """Allocate the tiles in a type."""
+        return cls(ring_of(SCRATCH_BUFFERS, launch.tiling.chunk_size, dtype))
 
     def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The one for chunk number ``load`` of the core, of the shape of another tile."""
+        """Return the tile for chunk number ``load`` of the core, in the shape of another tile."""
         rows, columns = like_sbuf.shape
         return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
 
 
 def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor) -> None:
-    """relu(x + bias) of a tile, and its sum of each row, on Scalar."""
+    """Compute relu(x + bias) of a tile and the sum of each row, on Scalar."""
     nisa.activation(
         dst=dst,
         op=nl.relu,
@@ -56,7 +56,7 @@ def hinges(dst: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_s
 def hinges_on_vector(
     data: nl.NkiTensor, zeros_sbuf: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """As :func:`hinges`, in place, on Vector."""
+    """Compute :func:`hinges` in place, on Vector."""
     rows, columns = data.shape
     nisa.scalar_tensor_tensor(
         dst=data,
@@ -74,7 +74,10 @@ def hinges_on_vector(
 def square_hinges(
     scratch_sbuf: nl.NkiTensor, data: nl.NkiTensor, bias_sbuf: nl.NkiTensor, sum_sbuf: nl.NkiTensor
 ) -> None:
-    """relu(x + bias)^2 of a tile, in scratch, and its sum of each row: Vector makes the hinges, Scalar the squares."""
+    """Compute relu(x + bias)^2 of a tile in scratch and the sum of each row.
+
+    Vector computes the hinges, Scalar the squares.
+    """
     nisa.tensor_scalar(dst=scratch_sbuf, data=data, op0=nl.add, operand0=bias_sbuf, op1=nl.maximum, operand1=0.0)
     nisa.activation(
         dst=scratch_sbuf,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the elements of a row are compared with: the one at the target, less the margin."""
+"""The numbers that the elements of a row are compared with: the element at the target, less the margin."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _AHEAD = 3
 
 @dataclass(frozen=True)
 class Thresholds:
-    """Of the rows of a block: tiles [rows, 1], float32.
+    """The thresholds of the rows of a block: tiles [rows, 1], float32.
 
     Attributes:
-        elements: where the element at the target is, and what the row weighs.
+        elements: the places of the elements at the targets, and the weights of the rows.
         value_sbuf: the element at the target, x_t.
         bias_sbuf: margin - x_t, finite.
     """
@@ -32,24 +32,26 @@ class Thresholds:
     bias_sbuf: nl.NkiTensor
 
     def least(self) -> nl.NkiTensor:
-        """x_t - margin: a term is positive where an element is above it."""
+        """Return x_t - margin: a term is positive if an element is above it."""
         least_sbuf = float32_like(self.bias_sbuf)
         nisa.tensor_scalar(dst=least_sbuf, data=self.bias_sbuf, op0=nl.multiply, operand0=-1.0)
         return least_sbuf
 
 
 def thresholds_of_blocks(launch: Launch, blocks: list[RowBlock]) -> Iterator[Thresholds]:
-    """Those of each block. They are gathered some blocks ahead, since a gather has the latency of three DMA, and made a
-    block ahead: Vector works in order, and would make them when the block before is finished.
+    """Yield the thresholds of each block.
+
+    They are gathered several blocks ahead, because a gather has the latency of three DMAs. They are computed one block
+    ahead: Vector works in order, and would otherwise compute them only when the previous block is finished.
     """
     finder = launch.finder()
     gathered: list[tuple[TargetElements, nl.NkiTensor]] = []
-    made: list[Thresholds] = []
+    computed: list[Thresholds] = []
     for number in range(len(blocks)):
         gathered.extend(_gathered(launch, finder, block) for block in blocks[len(gathered) : number + _AHEAD])
-        for elements, value_sbuf in gathered[len(made) : number + 2]:
-            made.append(_thresholds(launch, elements, cast(value_sbuf, nl.float32)))
-        yield made[number]
+        for elements, value_sbuf in gathered[len(computed) : number + 2]:
+            computed.append(_thresholds(launch, elements, cast(value_sbuf, nl.float32)))
+        yield computed[number]
 
 
 def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[TargetElements, nl.NkiTensor]:
@@ -58,7 +60,7 @@ def _gathered(launch: Launch, finder: ElementFinder, block: RowBlock) -> tuple[T
 
 
 def _thresholds(launch: Launch, elements: TargetElements, value_sbuf: nl.NkiTensor) -> Thresholds:
-    """The bias is kept finite: with an infinite one an element would be inf - inf."""
+    """Compute the thresholds. The bias is kept finite, because an infinite one could make an element inf - inf."""
     bias_sbuf = float32_like(value_sbuf)
     nisa.tensor_scalar(
         dst=bias_sbuf,

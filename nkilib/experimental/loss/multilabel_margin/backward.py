@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of a core's rows: counts of positive terms, which are exact, times one number a row.
+"""The gradient of the rows of one core: counts of positive terms, which are exact, times a per-row scalar.
 
-For each target Vector adds 1 to every class whose term is positive, and how many these are is read from the sums before
-and after. Minus that number goes to the class of the target.
+For each target Vector adds 1 to every class whose term is positive. The number of these classes is the difference of
+the sums before and after. Minus that number is added to the class of the target.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from nkilib.core.rows.tiles import float32_like
 from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, InputBuffers, Launch, RowBlock
 from nkilib.experimental.loss.multilabel_margin.scores import Scores, scores_of_group
 from nkilib.experimental.loss.multilabel_margin.targets import (
-    TARGETS_OF_TRIP,
+    TARGETS_OF_ITERATION,
     Ordinals,
     TargetLists,
     TargetReader,
-    of_trip,
+    of_iteration,
 )
 from nkilib.nki import nisa, nl
 
-# Of a block at a time: scores, counts, and three float32 numbers a target.
+# Bytes of a partition for each class of a block: scores, counts, and three float32 numbers for each target.
 _BYTES_OF_CLASS = 20
 
 
 def backward_of_core(launch: Launch, grad_loss_hbm: nl.NkiTensor, grad_input_hbm: nl.NkiTensor) -> None:
-    """The gradient [N, C] of the rows of this core."""
+    """Write the gradient [N, C] of the rows of this core."""
     _Backward.make(launch, grad_loss_hbm, grad_input_hbm).run()
 
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all blocks have in common.
+    """The operands and buffers that all blocks share.
 
     Attributes:
-        launch: of the kernel.
-        reader: of the targets.
+        launch: the launch of the kernel.
+        reader: the reader of the targets.
         unused_sbuf: float32 [128, C].
         grad_loss_hbm: [N], or float32 [1].
         grad_input_hbm: [N, C].
@@ -57,16 +57,16 @@ class _Backward:
         return cls(launch, reader, unused_sbuf, grad_loss_hbm, grad_input_hbm)
 
     def run(self) -> None:
-        """Go through all rows."""
+        """Process all rows."""
         groups = self.launch.groups(_BYTES_OF_CLASS)
         buffers = InputBuffers.make(self.launch, len(groups[0]))
         lengths = self.reader.lengths(self.launch.blocks())
-        trips = self.reader.trips(lengths)
+        iterations = self.reader.iterations(lengths)
         for group in groups:
             inputs = buffers.loaded(group)
             lists = [self.reader.lists(block, lengths) for block in group]
-            found = scores_of_group(inputs, lists, self.reader.ordinals, trips, self.unused_sbuf)
-            counts = self._counted(found, lists, trips)
+            scores = scores_of_group(inputs, lists, self.reader.ordinals, iterations, self.unused_sbuf)
+            counts = self._counted(scores, lists, iterations)
             for block, input_sbuf, counts_sbuf in zip(group, inputs, counts, strict=True):
                 nisa.tensor_scalar(dst=input_sbuf, data=counts_sbuf, op0=nl.multiply, operand0=self._factor(block))
                 if block.is_stored:
@@ -74,7 +74,7 @@ class _Backward:
                     nisa.dma_copy(dst=store_hbm, src=input_sbuf)
 
     def _factor(self, block: RowBlock) -> nl.NkiTensor:
-        """What counts are multiplied by, float32 [rows, 1]."""
+        """Return the factor of the counts, float32 [rows, 1]."""
         rows, grad_hbm = block.batch.rows, self.grad_loss_hbm
         grad_sbuf = nl.ndarray((rows, 1), dtype=grad_hbm.dtype, buffer=nl.sbuf)
         if self.launch.is_each:
@@ -87,37 +87,45 @@ class _Backward:
         return factor_sbuf
 
     def _counted(
-        self, found: list[Scores], lists: list[TargetLists], trips: nisa.VirtualRegister
+        self, group_scores: list[Scores], lists: list[TargetLists], iterations: nisa.VirtualRegister
     ) -> list[nl.NkiTensor]:
-        """How many positive terms raise a class of a block, less those that it is the target of: float32 [rows, C]."""
-        counted = [_Counts.make(scores) for scores in found]
+        """Return for each class the positive terms that contain it, less the positive terms of which it is the target.
 
-        def count_terms(trip: nisa.VirtualRegister) -> None:
-            for place in range(TARGETS_OF_TRIP):
+        Returns:
+            The counts of each block, float32 [rows, C].
+        """
+        counted = [_Counts.make(scores) for scores in group_scores]
+
+        def count_terms(iteration: nisa.VirtualRegister) -> None:
+            for place in range(TARGETS_OF_ITERATION):
                 for counts in counted:
-                    counts.count(trip, place)
+                    counts.count(iteration, place)
 
-        nl.fori_loop(0, trips, count_terms)
+        nl.fori_loop(0, iterations, count_terms)
         numbers = [_negative_differences(counts.sums_sbuf) for counts in counted]
 
-        def give(trip: nisa.VirtualRegister) -> None:
-            for place in range(TARGETS_OF_TRIP):
-                for counts, each, numbers_sbuf in zip(counted, lists, numbers, strict=True):
-                    target_sbuf, number_sbuf = each.of_trip(trip, place), of_trip(numbers_sbuf, trip, place)
+        def give(iteration: nisa.VirtualRegister) -> None:
+            for place in range(TARGETS_OF_ITERATION):
+                for counts, target_lists, numbers_sbuf in zip(counted, lists, numbers, strict=True):
+                    target_sbuf, number_sbuf = (
+                        target_lists.of_iteration(iteration, place),
+                        of_iteration(numbers_sbuf, iteration, place),
+                    )
                     counts.give(target_sbuf, number_sbuf, self.reader.ordinals, self.unused_sbuf)
 
-        nl.fori_loop(0, trips, give)
+        nl.fori_loop(0, iterations, give)
         return [counts.counts_sbuf for counts in counted]
 
 
 @dataclass(frozen=True)
 class _Counts:
-    """Of a block.
+    """The counts of positive terms of a block.
 
     Attributes:
-        scores: of it.
-        counts_sbuf: of positive terms, float32 [rows, C].
-        sums_sbuf: of the counts of a row after each target, float32 [rows, trips, targets of a trip].
+        scores: the scores of the block.
+        counts_sbuf: the positive terms of each class, float32 [rows, C].
+        sums_sbuf: the sum of the counts of a row after each target, float32 [rows, iterations, targets of an
+            iteration].
     """
 
     scores: Scores
@@ -126,30 +134,30 @@ class _Counts:
 
     @classmethod
     def make(cls, scores: Scores) -> _Counts:
-        """All 0. The biases of the scores become what scores of positive terms are above."""
+        """Start with counts of 0. The biases of the scores become thresholds: higher scores have positive terms."""
         counts = cls(scores, float32_like(scores.others_sbuf), float32_like(scores.biases_sbuf))
         for tile_sbuf in (counts.counts_sbuf, counts.sums_sbuf):
             nisa.memset(dst=tile_sbuf, value=0.0)
         nisa.tensor_scalar(dst=scores.biases_sbuf, data=scores.biases_sbuf, op0=nl.multiply, operand0=-1.0)
         return counts
 
-    def count(self, trip: nisa.VirtualRegister, place: int) -> None:
-        """The positive terms of a target of each row."""
+    def count(self, iteration: nisa.VirtualRegister, place: int) -> None:
+        """Count the positive terms of one target of each row."""
         nisa.scalar_tensor_tensor(
             dst=self.counts_sbuf,
             data=self.scores.others_sbuf,
             op0=nl.greater,
-            operand0=of_trip(self.scores.biases_sbuf, trip, place),
+            operand0=of_iteration(self.scores.biases_sbuf, iteration, place),
             op1=nl.add,
             operand1=self.counts_sbuf,
             reduce_op=nl.add,
-            reduce_res=of_trip(self.sums_sbuf, trip, place),
+            reduce_res=of_iteration(self.sums_sbuf, iteration, place),
         )
 
     def give(
         self, target_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor, ordinals: Ordinals, unused_sbuf: nl.NkiTensor
     ) -> None:
-        """Add the number of a target to the count of its class, where there was 0."""
+        """Add the number of a target to the count of its class, which was 0."""
         rows = self.counts_sbuf.shape[0]
         chosen_sbuf = unused_sbuf[0:rows, :]
         nisa.tensor_scalar(
@@ -164,9 +172,9 @@ class _Counts:
 
 
 def _negative_differences(sums_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Of each number the one before it less itself, in a tile of the same shape; before the first one is 0."""
-    rows, trips, places = sums_sbuf.shape
-    columns = trips * places
+    """Return the previous number less the number, for each number of a tile; before the first one is 0."""
+    rows, iterations, places = sums_sbuf.shape
+    columns = iterations * places
     flat_sbuf, found_sbuf = sums_sbuf.reshape((rows, columns)), float32_like(sums_sbuf)
     to_sbuf = found_sbuf.reshape((rows, columns))
     nisa.tensor_scalar(dst=to_sbuf[:, 0:1], data=flat_sbuf[:, 0:1], op0=nl.multiply, operand0=-1.0)

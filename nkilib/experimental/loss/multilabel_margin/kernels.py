@@ -17,10 +17,10 @@ from nkilib.nki import nl
 def multilabel_margin_loss_forward(
     input_hbm: HbmTensor, targets_hbm: HbmTensor, reduction: str = "mean"
 ) -> nl.NkiTensor:
-    """Margin loss of the targets of every row: the sum over its targets t, and the classes j that are none, of
-    relu(1 - (x_t - x_j)), divided by C.
+    """Compute the margin loss of the targets of every row: the sum of relu(1 - (x_t - x_j)), divided by C.
 
-    Equivalent to ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
+    The sum runs over the targets t of the row and the classes j that are no targets. Equivalent to
+    ``F.multilabel_margin_loss(input, target, reduction=reduction)`` in PyTorch. Launch with
     ``multilabel_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores. The time grows with the longest
     list of targets of all rows, which the device finds.
 
@@ -30,13 +30,14 @@ def multilabel_margin_loss_forward(
 
     Args:
         input_hbm: [N, C], bfloat16, float16 or float32, in HBM. An infinite score counts as the largest finite number.
-        targets_hbm: [N, C], int32; of each row the classes up to the first negative number. One that is there twice
-            counts twice. A number of C or more counts as a target with a score of 0, and touches nothing else.
+        targets_hbm: [N, C], int32; the targets of a row are the classes before its first negative number. A class that
+            occurs twice counts twice. A number of C or more counts as a target with a score of 0, and touches nothing
+            else.
         reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum divided by N.
 
     Returns:
-        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row with a target is
-        one in its loss.
+        loss_hbm: for ``"none"`` [N] in the type of the input; otherwise [1], float32. A NaN in a row with a target
+            makes its loss NaN.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -56,18 +57,18 @@ def multilabel_margin_loss_backward(
     reduction: str = "mean",
     inplace: bool = False,
 ) -> nl.NkiTensor:
-    """Gradient of :func:`multilabel_margin_loss_forward` by the input.
+    """Compute the gradient of :func:`multilabel_margin_loss_forward` with respect to the input.
 
-    By x_j of a class that is no target: how many targets have x_t - x_j < 1, divided by C. By x_t: minus how many
-    classes have it, for each time that t is a target.
+    For x_j of a class that is no target it is the number of targets with x_t - x_j < 1, divided by C. For x_t it is
+    minus the number of classes with x_t - x_j < 1, divided by C, for each time that t is a target.
 
     Args:
-        input_hbm, targets_hbm, reduction: what the forward was given.
+        input_hbm, targets_hbm, reduction: the arguments of the forward.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, read on the device.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
 
     Returns:
-        grad_input_hbm: [N, C], of the type of the input; with ``inplace``, ``input_hbm`` itself.
+        grad_input_hbm: [N, C], in the type of the input; with ``inplace``, ``input_hbm`` itself.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels works on, and what is accepted.
+"""The tensors and options of a launch of the kernels, and their checks.
 
-Everything else is refused here, before the first instruction.
+The checks run before the first instruction.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from nkilib.nki import nisa, nl
 PARTITIONS = 128
 # Classes of a row, which is on chip as a whole. Counts of pairs of them are exact in float32.
 CLASSES_MAX = 4096
-# Blocks of a launch: a program of so many is near its limit.
+# Blocks of a launch at most: the program of so many blocks is near the limit of its length.
 BLOCKS_MAX = 2048
-# Bytes of a partition for all tiles of C columns, and what a block's do not take of them, by the class.
+# Bytes of a partition for all tiles of C columns, and the bytes for each class that all blocks share.
 _TILE_BYTES, _SHARED_BYTES = 190_000, 28
 
 
 @dataclass(frozen=True)
 class RowBlock:
-    """Rows that are worked on at a time, one a partition.
+    """Rows that are processed at a time, one for each partition.
 
     Attributes:
-        number: among all blocks of the launch.
-        place: among those of its core.
+        number: the number of the block among all blocks of the launch.
+        place: the number of the block among the blocks of its core.
         batch: the rows.
-        is_stored: their results are this core's to store.
+        is_stored: whether this core stores their results.
     """
 
     number: int
@@ -48,10 +48,10 @@ class Launch:
     """A launch of either kernel.
 
     Attributes:
-        function: that is named in errors.
+        function: the name of the kernel in error messages.
         input_hbm: [N, C].
         targets_hbm: int32 [N, C].
-        reduction: of the loss.
+        reduction: the reduction of the losses.
     """
 
     function: str
@@ -61,34 +61,37 @@ class Launch:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """The number of rows, N."""
         return int(self.input_hbm.shape[0])
 
     @property
     def classes(self) -> int:
-        """C."""
+        """The number of classes, C."""
         return int(self.input_hbm.shape[1])
 
     @property
     def is_each(self) -> bool:
-        """Losses are not reduced."""
+        """Whether losses are not reduced."""
         return self.reduction == "none"
 
     @property
     def factor(self) -> float:
-        """What the sum of a row is multiplied by, of a mean too."""
+        """The factor of the sum of a row, including the factor of a mean."""
         return 1.0 / (self.classes * (self.rows if self.reduction == "mean" else 1))
 
     @property
     def number_of_blocks(self) -> int:
-        """Of all cores: an even number, so that both run their loops equally often; it does not depend on them."""
+        """The number of blocks of all cores.
+
+        It is even, so that both cores run their loops equally often, and does not depend on the number of cores.
+        """
         return 2 * div_ceil(self.rows, 2 * PARTITIONS)
 
     def groups(self, bytes_of_class: int) -> list[list[RowBlock]]:
-        """The blocks of this core, in groups that pass the loops together: to start a loop takes long.
+        """Return the blocks of this core, in groups that share the loops, because starting a loop takes long.
 
         Args:
-            bytes_of_class: that a block takes in a partition.
+            bytes_of_class: the bytes of a partition that a block takes for each class.
         """
         blocks = self.blocks()
         fitting = max(1, (limited_sbuf_bytes(_TILE_BYTES) // self.classes - _SHARED_BYTES) // bytes_of_class)
@@ -96,7 +99,7 @@ class Launch:
         return [blocks[start : start + size] for start in range(0, len(blocks), size)]
 
     def blocks(self) -> list[RowBlock]:
-        """Those of this core. Of a single row each core takes the same one, and the first core stores it."""
+        """Return the blocks of this core. A single row is processed by each core, and stored by the first one."""
         cores, core, count = nl.num_programs(), nl.program_id(0), self.number_of_blocks
         if self.rows == 1:
             return [RowBlock(0, 0, Batch(0, 1, 1), core == 0)]
@@ -109,11 +112,11 @@ class Launch:
 
 @dataclass(frozen=True)
 class InputBuffers:
-    """Tiles [128, C] of the input, which groups take in turn.
+    """Tiles [128, C] of the input that all groups reuse.
 
     Attributes:
-        launch: of the kernel.
-        tiles_sbuf: one for each block of a group.
+        launch: the launch of the kernel.
+        tiles_sbuf: one tile for each block of a group.
     """
 
     launch: Launch
@@ -121,12 +124,12 @@ class InputBuffers:
 
     @classmethod
     def make(cls, launch: Launch, blocks: int) -> InputBuffers:
-        """For groups of so many blocks."""
+        """Allocate the tiles for groups of ``blocks`` blocks."""
         shape, dtype = (PARTITIONS, launch.classes), launch.input_hbm.dtype
         return cls(launch, [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(blocks)])
 
     def loaded(self, group: list[RowBlock]) -> list[nl.NkiTensor]:
-        """The inputs of a group, [rows, C] each; zeros where the other core may store over it."""
+        """Load the inputs of a group, [rows, C] each; zeros instead of a row that the other core may overwrite."""
         inputs = []
         for block, tile_sbuf in zip(group, self.tiles_sbuf, strict=False):
             input_sbuf = tile_sbuf[0 : block.batch.rows, :]
@@ -139,7 +142,7 @@ class InputBuffers:
 
 
 def validate(launch: Launch) -> None:
-    """Tensors and options of either kernel."""
+    """Check the tensors and options of either kernel."""
     function, shape = launch.function, tuple(launch.input_hbm.shape)
     require(
         len(shape) == 2 and min(shape) > 0,

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The margins between several targets and the other classes as one row of data: the kernels, what they promise and work
-on.
+"""Registry entries of the margins between several targets and the other classes: kernels, guarantees and work.
 
 Input and targets are read, the targets twice, and the gradient is written. For host code. The simulator is imported
-where a profile asks for the work: on hardware the kernels do without it.
+only when a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ from nkilib.base.work import Work
 from nkilib.core.host.launchable import launchable
 from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, tensor_bytes
 from nkilib.experimental.loss.multilabel_margin import kernels
-from nkilib.experimental.loss.multilabel_margin.targets import trips_of
+from nkilib.experimental.loss.multilabel_margin.targets import iterations_of
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on scores [N, C]: as many targets."""
+    """Return the size of a tensor of a launch on scores [N, C]; the targets have the same shape."""
     if tensor == "targets":
         return TensorSize(shape, "int32")
     return TensorSize(shape) if tensor == "input" else SCALAR
 
 
 def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> Work:
-    """The work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
+    """Return the work of ``multilabel_margin_loss_forward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype = as_dtype(input_hbm.dtype)
@@ -38,7 +37,7 @@ def forward_work(input_hbm: Any, targets_hbm: Any, reduction: str, **_: Any) -> 
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any) -> Work:
-    """The work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
+    """Return the work of ``multilabel_margin_loss_backward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     nbytes = tensor_bytes(input_hbm, input_hbm, targets_hbm, grad_loss_hbm)
@@ -46,14 +45,14 @@ def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, **_: Any
 
 
 def forward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """How often each loop of the forward runs at most: a row has as many targets as classes."""
-    most = trips_of(int(input_hbm.shape[1]))
+    """Return the most iterations of each loop of the forward: a row has at most as many targets as classes."""
+    most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "sum_terms": most}
 
 
 def backward_trips(input_hbm: Any, **_: Any) -> dict[str, int]:
-    """The same of the backward."""
-    most = trips_of(int(input_hbm.shape[1]))
+    """Return the largest number of iterations of each loop of the backward; see :func:`forward_trips`."""
+    most = iterations_of(int(input_hbm.shape[1]))
     return {"find_targets": most, "count_terms": most, "give": most}
 
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The scores of a block of rows: those of its targets, and those of the other classes."""
+"""The scores of a block of rows: the scores of its targets, and the scores of the other classes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, float32_like
-from nkilib.experimental.loss.multilabel_margin.targets import TARGETS_OF_TRIP, Ordinals, TargetLists, of_trip
+from nkilib.experimental.loss.multilabel_margin.targets import TARGETS_OF_ITERATION, Ordinals, TargetLists, of_iteration
 from nkilib.nki import nisa, nl
 
 _HIGHEST = {nl.float32: FLOAT32_HIGHEST, nl.bfloat16: 3.3895313892515355e38, nl.float16: 65504.0}
@@ -17,12 +17,12 @@ _LOWEST = float("-inf")
 
 @dataclass(frozen=True)
 class Scores:
-    """Of a block.
+    """The scores of a block.
 
     Attributes:
-        others_sbuf: [rows, C], in the type of the input; -inf at every target once these are found.
-        biases_sbuf: 1 - x_t for each target of a list, float32 [rows, trips, targets of a trip]; behind its end such a
-            number that no term is positive.
+        others_sbuf: [rows, C], in the type of the input; -inf at every target once the targets are found.
+        biases_sbuf: 1 - x_t for each target of a list, float32 [rows, iterations, targets of an iteration]; behind the
+            end of the list a number for which no term is positive.
         is_target_sbuf: bfloat16 [rows, C], 1 at every target, else 0.
     """
 
@@ -32,7 +32,7 @@ class Scores:
 
     @classmethod
     def make(cls, input_sbuf: nl.NkiTensor, lists: TargetLists) -> Scores:
-        """Before any target is found."""
+        """Start with finite scores, before any target is found."""
         highest = _HIGHEST[input_sbuf.dtype]
         nisa.tensor_scalar(
             dst=input_sbuf, data=input_sbuf, op0=nl.minimum, operand0=highest, op1=nl.maximum, operand1=-highest
@@ -45,14 +45,14 @@ class Scores:
 
     def find_target(
         self,
-        trip: nisa.VirtualRegister,
+        iteration: nisa.VirtualRegister,
         place: int,
         lists: TargetLists,
         ordinals: Ordinals,
         unused_sbuf: nl.NkiTensor,
     ) -> None:
-        """Put its score into the place of its bias, and mark it."""
-        rows, target_sbuf = self.others_sbuf.shape[0], lists.of_trip(trip, place)
+        """Store the score of a target in the place of its bias, and mark the target."""
+        rows, target_sbuf = self.others_sbuf.shape[0], lists.of_iteration(iteration, place)
         rising_sbuf = ordinals.rising_sbuf[0:rows, :]
         nisa.scalar_tensor_tensor(
             dst=unused_sbuf[0:rows, :],
@@ -62,7 +62,7 @@ class Scores:
             op1=nl.multiply,
             operand1=self.others_sbuf,
             reduce_op=nl.add,
-            reduce_res=of_trip(self.biases_sbuf, trip, place),
+            reduce_res=of_iteration(self.biases_sbuf, iteration, place),
         )
         nisa.scalar_tensor_tensor(
             dst=self.is_target_sbuf,
@@ -78,31 +78,33 @@ def scores_of_group(
     inputs_sbuf: list[nl.NkiTensor],
     lists: list[TargetLists],
     ordinals: Ordinals,
-    trips: nisa.VirtualRegister,
+    iterations: nisa.VirtualRegister,
     unused_sbuf: nl.NkiTensor,
 ) -> list[Scores]:
-    """Of the blocks of a group, from their inputs [rows, C], in the places of these.
+    """Compute the scores of the blocks of a group from their inputs [rows, C], in place.
 
-    The score of a target is a sum of products with a mask, of which all others are 0: of finite scores. So they are
-    made finite before.
+    The score of a target is the sum of the products of all scores with a mask, which is 0 for all other classes. These
+    products are 0 only if the scores are finite, so scores are made finite before.
     """
-    found = [Scores.make(input_sbuf, each) for input_sbuf, each in zip(inputs_sbuf, lists, strict=True)]
+    group_scores = [
+        Scores.make(input_sbuf, target_lists) for input_sbuf, target_lists in zip(inputs_sbuf, lists, strict=True)
+    ]
 
-    def find_targets(trip: nisa.VirtualRegister) -> None:
-        for place in range(TARGETS_OF_TRIP):
-            for scores, each in zip(found, lists, strict=True):
-                scores.find_target(trip, place, each, ordinals, unused_sbuf)
+    def find_targets(iteration: nisa.VirtualRegister) -> None:
+        for place in range(TARGETS_OF_ITERATION):
+            for scores, target_lists in zip(group_scores, lists, strict=True):
+                scores.find_target(iteration, place, target_lists, ordinals, unused_sbuf)
 
-    nl.fori_loop(0, trips, find_targets)
-    for scores, each in zip(found, lists, strict=True):
+    nl.fori_loop(0, iterations, find_targets)
+    for scores, target_lists in zip(group_scores, lists, strict=True):
         predicate = scores.is_target_sbuf.view(nl.uint16)
         nisa.tensor_copy_predicated(dst=scores.others_sbuf, src=_LOWEST, predicate=predicate)
-        _make_biases(scores.biases_sbuf, each)
-    return found
+        _make_biases(scores.biases_sbuf, target_lists)
+    return group_scores
 
 
 def _make_biases(biases_sbuf: nl.NkiTensor, lists: TargetLists) -> None:
-    """1 - x_t, finite, in the place of x_t."""
+    """Replace x_t by 1 - x_t, finite."""
     nisa.tensor_scalar(dst=biases_sbuf, data=biases_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=1.0)
     is_none_sbuf = nl.ndarray(biases_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_none_sbuf, data=lists.classes_sbuf, op0=nl.equal, operand0=0.0)

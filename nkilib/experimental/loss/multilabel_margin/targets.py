@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The targets of a block of rows: a list a row, which the first negative number ends.
+"""The targets of a block of rows: one list for each row, ended by the first negative number.
 
-What a loop of the device works on must be there for each of its trips, and rows have lists of different lengths. So a
-list is padded with 0, classes count from 1, and the loops run as often as the longest list of all rows needs.
+The operands of a loop of the device must exist for each of its iterations, and rows have lists of different lengths.
+Therefore lists are padded with 0, classes count from 1, and the loops run as often as the longest list of all rows
+needs.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.multilabel_margin.launch import PARTITIONS, Launch, RowBlock
 from nkilib.nki import nisa, nl
 
-# Targets of a trip: the instructions of one hide the latencies of the others.
-TARGETS_OF_TRIP = 4
+# Targets of an iteration: the instructions of one target hide the latencies of the others.
+TARGETS_OF_ITERATION = 4
 _BITS_OF_TARGET = 2
 _PIPE = 1
 
 
-def trips_of(classes: int) -> int:
-    """Of a loop over as many targets as there are classes."""
-    return div_ceil(classes, TARGETS_OF_TRIP)
+def iterations_of(classes: int) -> int:
+    """Return the number of iterations of a loop over as many targets as there are classes."""
+    return div_ceil(classes, TARGETS_OF_ITERATION)
 
 
 @dataclass(frozen=True)
 class Ordinals:
-    """float32 [128, C], the same in every partition.
+    """The numbers of the classes, float32 [128, C], the same in every partition.
 
     Attributes:
         rising_sbuf: 1, 2, ..., C.
@@ -40,7 +41,7 @@ class Ordinals:
 
     @classmethod
     def make(cls, classes: int) -> Ordinals:
-        """Counted in int32, and exact in float32."""
+        """Count in int32, and convert to float32, which is exact."""
         tiles = []
         for first, step in ((1, 1), (classes, -1)):
             counted_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.int32, buffer=nl.sbuf)
@@ -56,30 +57,30 @@ class TargetLists:
     """The lists of a block.
 
     Attributes:
-        classes_sbuf: float32 [rows, trips, targets of a trip]: classes from 1, and 0 behind the end.
+        classes_sbuf: float32 [rows, iterations, targets of an iteration]: classes from 1, and 0 behind the end.
     """
 
     classes_sbuf: nl.NkiTensor
 
-    def of_trip(self, trip: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-        """A target of each row, [rows, 1]."""
-        return of_trip(self.classes_sbuf, trip, place)
+    def of_iteration(self, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+        """Return one target of each row, [rows, 1]."""
+        return of_iteration(self.classes_sbuf, iteration, place)
 
 
-def of_trip(tile_sbuf: nl.NkiTensor, trip: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
-    """A number of each row from a tile [rows, trips, targets of a trip]."""
+def of_iteration(tile_sbuf: nl.NkiTensor, iteration: nisa.VirtualRegister, place: int) -> nl.NkiTensor:
+    """Return one number of each row from a tile [rows, iterations, targets of an iteration]."""
     rows = tile_sbuf.shape[0]
-    return tile_sbuf[:, nl.ds(trip, 1), place : place + 1].reshape((rows, 1))
+    return tile_sbuf[:, nl.ds(iteration, 1), place : place + 1].reshape((rows, 1))
 
 
 @dataclass(frozen=True)
 class TargetReader:
-    """What the lists of all blocks take.
+    """The tiles from which the lists of all blocks are computed.
 
     Attributes:
-        launch: of the kernel.
-        ordinals: of the classes.
-        loaded_sbuf: int32 [128, C], two that blocks take in turn.
+        launch: the launch of the kernel.
+        ordinals: the numbers of the classes.
+        loaded_sbuf: two int32 tiles [128, C] that blocks use alternately.
         unused_sbuf: float32 [128, C].
     """
 
@@ -90,18 +91,18 @@ class TargetReader:
 
     @classmethod
     def make(cls, launch: Launch, ordinals: Ordinals, unused_sbuf: nl.NkiTensor) -> TargetReader:
-        """For all blocks."""
+        """Allocate the tiles for all blocks."""
         shape = (PARTITIONS, launch.classes)
         loaded = [nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf) for _ in range(2)]
         return cls(launch, ordinals, loaded, unused_sbuf)
 
     def lengths(self, blocks: list[RowBlock]) -> nl.NkiTensor:
-        """Of the lists, float32 [128, blocks]; 0 in a partition without a row."""
+        """Return the lengths of the lists, float32 [128, blocks]; 0 in a partition without a row."""
         lengths_sbuf = nl.ndarray((PARTITIONS, len(blocks)), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=lengths_sbuf, value=0.0)
         for block in blocks:
             rows, place = block.batch.rows, block.place
-            # The first negative number is where what is left of the row is longest.
+            # Of all negative numbers, the first one has the most classes from it to the end of the row.
             nisa.scalar_tensor_tensor(
                 dst=self.unused_sbuf[0:rows, :],
                 data=self._loaded(block),
@@ -122,32 +123,32 @@ class TargetReader:
             )
         return lengths_sbuf
 
-    def trips(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
-        """Those of the longest list of all rows, of both cores."""
+    def iterations(self, lengths_sbuf: nl.NkiTensor) -> nisa.VirtualRegister:
+        """Return the number of iterations for the longest list of all rows, of both cores."""
         longest_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_reduce(dst=longest_sbuf, op=nl.maximum, data=lengths_sbuf, axis=1)
-        turned_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
-        nisa.nc_transpose(dst=turned_psum, data=longest_sbuf)
+        transposed_psum = nl.ndarray((1, PARTITIONS), dtype=nl.float32, buffer=nl.psum)
+        nisa.nc_transpose(dst=transposed_psum, data=longest_sbuf)
         most_sbuf = nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
-        nisa.tensor_reduce(dst=most_sbuf, op=nl.maximum, data=turned_psum, axis=1)
+        nisa.tensor_reduce(dst=most_sbuf, op=nl.maximum, data=transposed_psum, axis=1)
         if nl.num_programs() > 1:
             other, others_sbuf = 1 - nl.program_id(0), nl.ndarray((1, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.sendrecv(src=most_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE)
             nisa.tensor_tensor(dst=most_sbuf, data1=most_sbuf, data2=others_sbuf, op=nl.maximum)
-        nisa.tensor_scalar(dst=most_sbuf, data=most_sbuf, op0=nl.add, operand0=float(TARGETS_OF_TRIP - 1))
-        trips_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
-        nisa.tensor_copy(dst=trips_sbuf, src=most_sbuf)
-        nisa.tensor_scalar(dst=trips_sbuf, data=trips_sbuf, op0=nl.right_shift, operand0=_BITS_OF_TARGET)
-        trips = nisa.register_alloc()
-        nisa.register_load(trips, trips_sbuf)
-        return trips
+        nisa.tensor_scalar(dst=most_sbuf, data=most_sbuf, op0=nl.add, operand0=float(TARGETS_OF_ITERATION - 1))
+        iterations_sbuf = nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=iterations_sbuf, src=most_sbuf)
+        nisa.tensor_scalar(dst=iterations_sbuf, data=iterations_sbuf, op0=nl.right_shift, operand0=_BITS_OF_TARGET)
+        iterations = nisa.register_alloc()
+        nisa.register_load(iterations, iterations_sbuf)
+        return iterations
 
     def lists(self, block: RowBlock, lengths_sbuf: nl.NkiTensor) -> TargetLists:
-        """Those of a block: (target + 1) * [place in the list < length]."""
+        """Return the lists of a block: (target + 1) * [place in the list < length]."""
         rows, classes = block.batch.rows, self.launch.classes
         length_sbuf = lengths_sbuf[0:rows, block.place : block.place + 1]
-        trips = trips_of(classes)
-        padded_sbuf = nl.ndarray((rows, trips * TARGETS_OF_TRIP), dtype=nl.float32, buffer=nl.sbuf)
+        iterations = iterations_of(classes)
+        padded_sbuf = nl.ndarray((rows, iterations * TARGETS_OF_ITERATION), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=padded_sbuf, value=0.0)
         counts_sbuf = self.unused_sbuf[0:rows, :]
         rising_sbuf = self.ordinals.rising_sbuf[0:rows, :]
@@ -160,7 +161,7 @@ class TargetReader:
             op1=nl.multiply,
             operand1=counts_sbuf,
         )
-        return TargetLists(padded_sbuf.reshape((rows, trips, TARGETS_OF_TRIP)))
+        return TargetLists(padded_sbuf.reshape((rows, iterations, TARGETS_OF_ITERATION)))
 
     def _loaded(self, block: RowBlock) -> nl.NkiTensor:
         targets_sbuf = self.loaded_sbuf[block.place % len(self.loaded_sbuf)][0 : block.batch.rows, :]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin loss: :mod:`.formula` in instructions, and the :mod:`.kernels`.
+"""Multi-label soft margin loss: :mod:`.formula` as instructions, and the :mod:`.kernels`.
 
-For host code :mod:`.host.truth` says what they should give, and :mod:`.row` what follows.
+For host code, :mod:`.host.reference` has the reference and :mod:`.row` the registry entry.
 """
 
 from nkilib.experimental.loss.multilabel_soft_margin.kernels import (

@@ -3,12 +3,12 @@
 
 """Multi-label soft margin: the mean over a row of the binary cross-entropy of its classes, from logits.
 
-Of a logit x and a target t it is ``softplus(-abs(x)) + x ([x > 0] - t)``: for t in [0, 1] a sum of numbers of at least
-0, so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` has two logarithms of
+For a logit x and a target t it is ``softplus(-abs(x)) + x ([x > 0] - t)``. For t in [0, 1] both terms are at least 0,
+so nothing cancels, however large x is. ``torch.nn.functional.multilabel_soft_margin_loss`` computes two logarithms of
 sigmoids instead.
 
-The derivative by x is ``sigmoid(x) - t``, and that by t is ``-x``; each times weight / classes. That by the weight is
-the loss of the element / classes.
+The derivative with respect to x is ``sigmoid(x) - t``, and with respect to t ``-x``; each times weight / classes. The
+derivative with respect to the weight is the elementwise loss / classes.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from functools import partial
 from nkilib.core.rows.arithmetic import product
 from nkilib.core.rows.scratch import Scratch
 from nkilib.core.rows.tiles import scaled
-from nkilib.experimental.loss.skeletons.elementwise.kind import Prepared
+from nkilib.experimental.loss.skeletons.elementwise.definition import Prepared
 from nkilib.experimental.loss.skeletons.rowwise.combination import Term, add_to_sum, combine, multiply
+from nkilib.experimental.loss.skeletons.rowwise.definition import RowResults, Statistic, Sum
 from nkilib.experimental.loss.skeletons.rowwise.geometry import RowLaunch
-from nkilib.experimental.loss.skeletons.rowwise.kind import RowResults, Statistic, Sum
 from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
-from nkilib.experimental.loss.skeletons.rowwise.row_numbers import combined
+from nkilib.experimental.loss.skeletons.rowwise.row_scalars import combined
 from nkilib.nki import nisa, nl
 
 INPUT, TARGET, WEIGHT = 0, 1, 2
 
 
 def needed_tensors(wanted: tuple[int, ...], has_weight: bool) -> tuple[int, ...]:
-    """The target is needed for all gradients but its own, the weight for the others."""
+    """Return the tensors that gradients are computed from.
+
+    The target is needed for every gradient but its own; the weight is needed for the gradients of input and target.
+    """
     of_labels = (INPUT,) if set(wanted) == {TARGET} else (INPUT, TARGET)
     return (*of_labels, WEIGHT) if has_weight and set(wanted) != {WEIGHT} else of_labels
 
 
 def backward_tiles(wanted: tuple[int, ...]) -> int:
-    """Half of those of two pieces: one for each gradient, and for that of the weight two."""
+    """Return half of the float32 tiles of two pieces: one for each gradient, and two for the weight's gradient."""
     return 4 if WEIGHT in wanted else 2
 
 
@@ -46,11 +49,11 @@ _SOFT, _HARD = 0, 1
 
 @dataclass(frozen=True)
 class LabelFactors:
-    """Of rows, float32 [partitions, rows] each.
+    """The factors of the gradients of rows, float32 [partitions, rows] each.
 
     Attributes:
         of_input: upstream gradient / classes.
-        of_target: its negative.
+        of_target: the negative of ``of_input``.
     """
 
     of_input: nl.NkiTensor
@@ -59,15 +62,14 @@ class LabelFactors:
 
 @dataclass(frozen=True)
 class MultilabelSoftMargin:
-    """The loss with its option.
+    """The definition of the loss with its option.
 
     Attributes:
-        classes: the divisor.
-        has_weight: a third tensor multiplies losses of elements.
-        short: tiles of the type of the input, which Vector writes four times as fast if that has 16 bits; None where it
-            has not.
-        backward_tiles: as in :class:`.kind.RowKind`.
-        is_weight_shared: all rows have the same weights, whose gradient is a sum.
+        classes: the number of classes, which is the divisor.
+        has_weight: whether a third tensor multiplies the elementwise losses.
+        short: tiles in the type of the input, if it has 16 bits: Vector writes them four times as fast; else None.
+        backward_tiles: see :class:`.definition.RowLossDefinition`.
+        is_weight_shared: whether all rows have the same weights, whose gradient is a sum.
     """
 
     classes: int
@@ -79,7 +81,7 @@ class MultilabelSoftMargin:
 
     @classmethod
     def make(cls, launch: RowLaunch) -> MultilabelSoftMargin:
-        """For the forward of a launch."""
+        """Return the definition for the forward of a launch."""
         dtype, shape = launch.matrices_hbm[INPUT].dtype, (nl.tile_size.pmax, launch.tiling.piece_width)
         short = None
         if dtype != nl.float32:
@@ -88,17 +90,17 @@ class MultilabelSoftMargin:
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """Sums of the two terms of losses; with a weight, of losses."""
+        """The sums of the two terms of the loss; with a weight, the sum of the losses."""
         return (Sum(),) if self.has_weight else (Sum(), Sum())
 
     def needed(self, wanted: tuple[int, ...]) -> tuple[int, ...]:
-        """As :func:`needed_tensors`."""
+        """Return the needed tensors; see :func:`needed_tensors`."""
         return needed_tensors(wanted, self.has_weight)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """What the two terms are summed up of, each on engines that have time: abs(x), and [x > 0] - t or x times it.
+        """Compute the operands of both terms: abs(x), and [x > 0] - t or x times it, each on an engine that has time.
 
-        With a weight the first term itself.
+        With a weight the first operand is the first term itself.
         """
         short = self.short
         hard_sbuf = _hard_term(piece) if short is None or self.has_weight else _label(piece, short)
@@ -110,7 +112,7 @@ class MultilabelSoftMargin:
         return soft_sbuf, hard_sbuf
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """The sums of both terms, or of both times the weight."""
+        """Add to the sums of both terms, or with a weight to the sum of both terms times the weight."""
         soft_sbuf, hard_sbuf = prepared
         if self.has_weight:
             _add(hard_sbuf, soft_sbuf)
@@ -123,18 +125,18 @@ class MultilabelSoftMargin:
             piece.add_product(_HARD, hard_sbuf, hard_sbuf, piece.tensors[INPUT])
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """The sum over classes by their number. There are no coefficients."""
+        """Return the sums over classes, divided by the number of classes. There are no coefficients."""
         total_sbuf = statistics_sbuf[_SOFT]
         if not self.has_weight:
             total_sbuf = combined(total_sbuf, statistics_sbuf[_HARD], nl.add)
         return RowResults(scaled(total_sbuf, 1.0 / self.classes), [])
 
     def factors(self, upstream_sbuf: nl.NkiTensor, coefficients_sbuf: list[nl.NkiTensor]) -> LabelFactors:
-        """Upstream gradients by the number of classes."""
+        """Return the upstream gradients divided by the number of classes."""
         return LabelFactors(scaled(upstream_sbuf, 1.0 / self.classes), scaled(upstream_sbuf, -1.0 / self.classes))
 
     def gradients(self, piece: Piece, factors: LabelFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """By the input sigmoid(x) - t, by the target -x, by the weight both terms."""
+        """Compute the gradients: sigmoid(x) - t for the input, -x for the target, and both terms for the weight."""
         if INPUT in dst_sbuf:
             self._by_input(piece, factors, dst_sbuf[INPUT])
         if TARGET in dst_sbuf:
@@ -147,20 +149,20 @@ class MultilabelSoftMargin:
             self._by_weight(piece, factors, dst_sbuf[WEIGHT])
 
     def _by_weight(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """Both terms, which a sum gets after the next piece has begun."""
+        """Compute the gradient of the weight from both terms; a sum receives them after the next piece has begun."""
         soft_sbuf = piece.float32()
         nisa.tensor_scalar(dst=soft_sbuf, data=piece.tensors[INPUT], op0=nl.abs, operand0=None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=soft_sbuf, scale=-1.0)
         hard_sbuf = _hard_term(piece)
         if self.is_weight_shared:
-            terms = [Term(each, factors.of_input) for each in (hard_sbuf, soft_sbuf)]
+            terms = [Term(term_sbuf, factors.of_input) for term_sbuf in (hard_sbuf, soft_sbuf)]
             piece.later.extend(partial(add_to_sum, piece, dst_sbuf, term) for term in terms)
             return
         _add(hard_sbuf, soft_sbuf)
         combine(piece, dst_sbuf, [Term(hard_sbuf, factors.of_input)])
 
     def _by_input(self, piece: Piece, factors: LabelFactors, dst_sbuf: nl.NkiTensor) -> None:
-        """From Scalar to GpSimd to Vector: none of them waits for one that comes later."""
+        """Compute the input's gradient on Scalar, GpSimd and Vector, in this order: no engine waits for a later one."""
         derivative_sbuf = piece.float32()
         nisa.activation(dst=derivative_sbuf, op=nl.sigmoid, data=piece.tensors[INPUT])
         nisa.tensor_tensor(
@@ -176,12 +178,15 @@ class MultilabelSoftMargin:
 
 
 def _add(hard_sbuf: nl.NkiTensor, soft_sbuf: nl.NkiTensor) -> None:
-    """The second term to the first one."""
+    """Add the second term to the first one."""
     nisa.scalar_tensor_tensor(dst=hard_sbuf, data=hard_sbuf, op0=nl.add, operand0=0.0, op1=nl.add, operand1=soft_sbuf)
 
 
 def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
-    """[x > 0] - t, by GpSimd: Vector compares 16 bits four times as fast, and multiplies while it sums up."""
+    """Return [x > 0] - t, computed by GpSimd.
+
+    Vector compares, four times as fast for 16 bits, and multiplies while it sums up.
+    """
     is_positive_sbuf, label_sbuf = short.next(*piece.shape), piece.float32()
     nisa.tensor_scalar(dst=is_positive_sbuf, data=piece.tensors[INPUT], op0=nl.greater, operand0=0.0)
     nisa.tensor_tensor(
@@ -195,7 +200,10 @@ def _label(piece: Piece, short: Scratch) -> nl.NkiTensor:
 
 
 def _hard_term(piece: Piece) -> nl.NkiTensor:
-    """x * ([x > 0] - t), the product by GpSimd, for Scalar to sum up: Vector has the magnitudes too."""
+    """Return x * ([x > 0] - t) for Scalar to sum up.
+
+    The product is computed by GpSimd, because Vector also computes the magnitudes.
+    """
     input_sbuf, term_sbuf = piece.tensors[INPUT], piece.float32()
     nisa.scalar_tensor_tensor(
         dst=term_sbuf,

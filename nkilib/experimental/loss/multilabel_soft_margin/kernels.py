@@ -35,9 +35,10 @@ def multilabel_soft_margin_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Multi-label soft margin loss of rows: the mean over classes of the binary cross-entropy from logits.
+    """Compute the multi-label soft margin loss, a row-wise loss.
 
-    Of a logit x and a target t: ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
+    It is the mean over classes of the binary cross-entropy from logits. For a logit x and a target t the cross-entropy
+    is ``softplus(-abs(x)) + x * ([x > 0] - t)``, times the weight. Equivalent to
     ``F.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)`` in PyTorch, computed in float32.
     Launch with ``multilabel_soft_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
@@ -50,9 +51,9 @@ def multilabel_soft_margin_loss_forward(
         target_hbm: [N, C], one of these types.
         weight_hbm: [1, C] for all rows or [N, C], one of these types; None: 1.
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
-        dtype: of the losses for ``"none"``; None: that of the input.
+        dtype: type of the losses for ``"none"``; None: the type of the input.
         columns: classes of a chunk of a row; None: chosen from shape and types.
-        each: rows that a partition takes at a time, of which columns are all; None: chosen.
+        each: rows that a partition processes at a time, if a chunk has all columns; None: chosen.
         buffers: tiles of each tensor on chip at a time; None: 3.
 
     Returns:
@@ -89,26 +90,27 @@ def multilabel_soft_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the multi-label soft margin loss: ``sigmoid(x) - t`` and ``-x``, times weight / C.
+    """Compute the gradients of the multi-label soft margin loss: ``sigmoid(x) - t`` and ``-x``, times weight / C.
 
-    That of the weight is the loss of each element / C, summed over the rows for a weight of all rows.
+    The gradient of the weight is the loss of each element / C, summed over the rows if all rows share the weight.
 
-    Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch as the forward.
+    Equivalent to the gradients of ``F.multilabel_soft_margin_loss`` in PyTorch. Launch like
+    :func:`multilabel_soft_margin_loss_forward`.
 
     Dimensions:
         N: rows, N > 0.
         C: classes, C > 0.
 
     Args:
-        input_hbm, target_hbm, weight_hbm, reduction: what the forward was given. The gradient of the target reads no
-            target, and that of the weight no weight.
+        input_hbm, target_hbm, weight_hbm, reduction: the arguments of the forward. The gradient of the target does not
+            read the target, and the gradient of the weight does not read the weight.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_input_wanted, grad_target_wanted, grad_weight_wanted: which gradients are computed, at least one.
+        grad_input_wanted, grad_target_wanted, grad_weight_wanted: flags of the gradients to compute, at least one.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
-        columns, each, buffers: as in the forward.
+        columns, each, buffers: see :func:`multilabel_soft_margin_loss_forward`.
 
     Returns:
-        grad_input_hbm, grad_target_hbm, grad_weight_hbm: those that are wanted, of shape and type of their tensor; with
+        grad_input_hbm, grad_target_hbm, grad_weight_hbm: the wanted gradients, in shape and type of their tensor; with
         ``inplace`` the first is ``input_hbm``.
 
     Raises:
@@ -136,10 +138,10 @@ def multilabel_soft_margin_loss_backward(
     tiling = checked_tiling(function, (rows, classes), streamed, tiles, columns, each, buffers)
     gradients = new_gradients(likes, inplace)
     is_shared = weight_hbm is not None and weight_hbm.shape[0] < rows
-    kind = MultilabelSoftMargin(classes, weight_hbm is not None, backward_tiles=tiles, is_weight_shared=is_shared)
-    backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), [], gradients)
-    found = tuple(gradients.values())
-    return found[0] if len(found) == 1 else found
+    definition = MultilabelSoftMargin(classes, weight_hbm is not None, backward_tiles=tiles, is_weight_shared=is_shared)
+    backward_of_core(RowLaunch(tensors, tiling), definition, Upstream(grad_loss_hbm, factor), [], gradients)
+    results = tuple(gradients.values())
+    return results[0] if len(results) == 1 else results
 
 
 def _required(
@@ -149,7 +151,7 @@ def _required(
     weight_hbm: nl.NkiTensor | None,
     reduction: str,
 ) -> tuple[nl.NkiTensor, ...]:
-    """The tensors in the order of their numbers."""
+    """Check the arguments, and return the tensors in the order of their numbers."""
     require_matrices(function, {"input_hbm": input_hbm, "target_hbm": target_hbm})
     require_reduction(function, reduction)
     if weight_hbm is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row of the multi-label soft margin loss in the registry."""
+"""The registry entry of the multi-label soft margin loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Final
 from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss.multilabel_soft_margin.formula import needed_tensors
-from nkilib.experimental.loss.multilabel_soft_margin.host.truth import ERROR, WEIGHTED_ERROR, MultilabelSoftMarginTruth
+from nkilib.experimental.loss.multilabel_soft_margin.host.reference import (
+    ERROR,
+    WEIGHTED_ERROR,
+    MultilabelSoftMarginReference,
+)
 from nkilib.experimental.loss.multilabel_soft_margin.kernels import (
     multilabel_soft_margin_loss_backward,
     multilabel_soft_margin_loss_forward,
@@ -40,11 +44,11 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
     # A softplus an element; a sigmoid for the gradient of the input, and a softplus for that of the weight.
     functions=1,
     functions_of=("input", "weight"),
-    held=((1.4, 1.1), (1.05, 1.05)),
+    time_limits=((1.4, 1.1), (1.05, 1.05)),
     forms=(
-        Form(MultilabelSoftMarginTruth(has_weight=False), _SAMPLES),
+        Form(MultilabelSoftMarginReference(has_weight=False), _SAMPLES),
         Form(
-            MultilabelSoftMarginTruth(has_weight=True),
+            MultilabelSoftMarginReference(has_weight=True),
             {**_SAMPLES, "weight": Sample.CLASS_WEIGHTS},
             label=", weighted",
         ),

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of a core's rows: zeros, and an element of each position over them.
+"""The gradient of the rows of one core: zeros, and over them one element for each position.
 
-The zeros of a block of rows are stored from one tile, in long runs, and then the elements are scattered. The core that
-stores the zeros of a row is the one that scatters into it, and the scatter waits for the stores.
+The zeros of a block of rows are stored from one tile, in long runs; then the elements are scattered. The core that
+stores the zeros of a row also scatters into that row, and the scatter waits for the stores.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ZERO_COLUMNS = 8192
 
 
 def backward_of_core(grad_input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, upstream: Upstream) -> None:
-    """The gradient [N, C * D] of the rows of this core."""
+    """Write the gradient [N, C * D] of the rows of this core."""
     blocks = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     if not blocks:
         return
@@ -73,7 +73,7 @@ def _scatter_block(
 
 
 def _gradients(elements: TargetElements, grad_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """-w times the upstream gradient, and 0 of an ignored target, whatever the gradient."""
+    """Return -w times the upstream gradient, and 0 for an ignored target, whatever its upstream gradient is."""
     float32_sbuf = nl.ndarray(grad_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=float32_sbuf,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient by an input of few classes: made on chip, and written once, in long runs."""
+"""The gradient with respect to an input of few classes: computed on chip and written once, in long runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def streamed_backward_of_core(
     ignore_index: int,
     upstream: Upstream,
 ) -> None:
-    """The gradient [N, C * D] of the tiles of this core."""
+    """Write the gradient [N, C * D] of the tiles of this core."""
     tiling = ClassTiling.of(shape, grad_input_hbm.dtype)
     masks = ClassMasks.make(targets_hbm, ignore_index, tiling.positions)
     factors_sbuf = _factors(loaded_weights(class_weight_hbm), upstream.uniform(), shape.classes)
@@ -46,12 +46,12 @@ def streamed_backward_of_core(
 
 @dataclass(frozen=True)
 class _Loaded:
-    """Of the positions of a tile: [partitions, positions].
+    """The targets and gradients of the positions of one tile: [partitions, positions].
 
     Attributes:
-        targets: of them.
-        values_sbuf: the gradient at the target, in the type of the input, where it is one for all classes.
-        grad_sbuf: the gradient of each loss, where it is to be multiplied by the weight of the class.
+        targets: the targets of the positions.
+        values_sbuf: the gradient at the target, in the type of the input, if it is the same for all classes.
+        grad_sbuf: the upstream gradient of each loss, if it is still to be multiplied by the weight of the class.
     """
 
     targets: TargetTile
@@ -60,7 +60,7 @@ class _Loaded:
 
 
 def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | None, classes: int) -> nl.NkiTensor:
-    """-w of each class, times the upstream gradient where that is one number: float32 [128, C]."""
+    """Return -w of each class, times the upstream gradient if that is a single number: float32 [128, C]."""
     if weights_sbuf is None:
         weights_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=weights_sbuf, value=1.0)
@@ -70,13 +70,13 @@ def _factors(weights_sbuf: nl.NkiTensor | None, uniform_sbuf: nl.NkiTensor | Non
 
 @dataclass(frozen=True)
 class _Backward:
-    """What all tiles have in common.
+    """The operands that all tiles share.
 
     Attributes:
-        masks: of the classes.
-        factors_sbuf: [128, C]: the gradients, or for an upstream gradient of each loss, what it is multiplied by.
-        upstream: gradients of the losses.
-        is_weighted: the factors of the classes differ.
+        masks: the masks of the classes.
+        factors_sbuf: [128, C], the gradients; if each loss has its own upstream gradient, the factors of that gradient.
+        upstream: the upstream gradients of the losses.
+        is_weighted: whether the factors of the classes differ.
     """
 
     masks: ClassMasks
@@ -85,7 +85,7 @@ class _Backward:
     is_weighted: bool
 
     def load(self, targets: TargetTile, dtype: nl.DType) -> _Loaded:
-        """What the gradient of a tile is made of."""
+        """Load the upstream gradients of a tile, multiplied by the factor if it is the same for all classes."""
         tile = targets.tile
         if not self.upstream.is_each:
             return _Loaded(targets, None, None)
@@ -96,7 +96,7 @@ class _Backward:
         return _Loaded(targets, self._product(grad_sbuf, 0, dtype), None)
 
     def make(self, loaded: _Loaded, gradient_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """The gradient by classes [first, last): zeros, and a value where the class is the target."""
+        """Compute the gradient of classes [first, last): zeros, and a value where the class is the target."""
         tile = loaded.targets.tile
         nisa.memset(dst=gradient_sbuf, value=0.0, engine=nisa.engine.gpsimd)
         for number, mask_sbuf in self.masks.of_classes(loaded.targets, first, last):
@@ -107,7 +107,7 @@ class _Backward:
             )
 
     def _values(self, loaded: _Loaded, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """What a target of that class has, [partitions, positions]."""
+        """Return the gradient that positions with class ``number`` as target get, [partitions, positions]."""
         if loaded.values_sbuf is not None:
             return loaded.values_sbuf
         if loaded.grad_sbuf is not None:
@@ -116,7 +116,7 @@ class _Backward:
         return self.factors_sbuf[0 : tile.partitions, number : number + 1].broadcast(1, tile.positions)
 
     def _product(self, grad_sbuf: nl.NkiTensor, number: int, dtype: nl.DType) -> nl.NkiTensor:
-        """By the factor of a class; on Scalar, which has little else to do."""
+        """Multiply upstream gradients by the factor of a class, on Scalar, which has little else to do."""
         values_sbuf = nl.ndarray(grad_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
         factor_sbuf = self.factors_sbuf[0 : grad_sbuf.shape[0], number : number + 1]
         nisa.activation(dst=values_sbuf, op=nl.copy, data=grad_sbuf, scale=factor_sbuf)

@@ -27,7 +27,7 @@ def streamed_forward_of_core(
     ignore_index: int,
     results: Results,
 ) -> None:
-    """The results, from an input [N, C * D]."""
+    """Compute the results of this core from an input [N, C * D]."""
     tiling = ClassTiling.of(shape, input_hbm.dtype)
     tiles, parts = tiling.tiles_of_core(), tiling.tiles()[-1].part + 1
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
@@ -49,7 +49,7 @@ def streamed_forward_of_core(
 
 
 def _loaded(tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, input_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Elements of classes [first, last) of a tile, on chip."""
+    """Load the elements of classes [first, last) of a tile."""
     input_sbuf = tile.on_chip(buffer_sbuf, last - first)
     nisa.dma_copy(dst=input_sbuf, src=tile.classes_of(input_hbm, first, last))
     return input_sbuf
@@ -57,12 +57,12 @@ def _loaded(tile: ClassTile, first: int, last: int, buffer_sbuf: nl.NkiTensor, i
 
 @dataclass(frozen=True)
 class Chosen:
-    """Of the positions of a tile: [partitions, positions].
+    """The elements and weights at the targets of one tile: [partitions, positions].
 
     Attributes:
-        targets: of them.
-        values_sbuf: elements at the targets, in the type of the input.
-        weight_sbuf: what they weigh.
+        targets: the targets of the positions.
+        values_sbuf: the elements at the targets, in the type of the input.
+        weight_sbuf: the weights of the positions.
     """
 
     targets: TargetTile
@@ -72,13 +72,13 @@ class Chosen:
 
 @dataclass(frozen=True)
 class _Forward:
-    """What all tiles have in common.
+    """The operands and results that all tiles share.
 
     Attributes:
-        masks: of the classes.
-        weights_sbuf: float32 [128, C]; None for 1.
-        results: where losses go.
-        sums: by part.
+        masks: the masks of the classes.
+        weights_sbuf: float32 [128, C]; None for weights of 1.
+        results: the tensors that the losses go to.
+        sums: the sums, by part.
     """
 
     masks: ClassMasks
@@ -87,7 +87,7 @@ class _Forward:
     sums: Sums
 
     def begin(self, targets: TargetTile, dtype: nl.DType) -> Chosen:
-        """NaN at first, which is left where a target is out of range, and 0 where it is ignored."""
+        """Set the elements to NaN, which remains where a target is out of range, and to 0 where it is ignored."""
         shape = targets.classes_sbuf.shape
         values_sbuf = nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
         nisa.memset(dst=values_sbuf, value=float("nan"), engine=nisa.engine.gpsimd)
@@ -99,7 +99,7 @@ class _Forward:
         return Chosen(targets, values_sbuf, weight_sbuf)
 
     def choose(self, chosen: Chosen, input_sbuf: nl.NkiTensor, first: int, last: int) -> None:
-        """Elements of classes [first, last), which are on chip."""
+        """Copy the elements at targets among classes [first, last), which are on chip."""
         tile = chosen.targets.tile
         for number, mask_sbuf in self.masks.of_classes(chosen.targets, first, last):
             nisa.tensor_copy_predicated(
@@ -114,7 +114,7 @@ class _Forward:
                 )
 
     def finish(self, chosen: Chosen) -> None:
-        """-w x, stored or summed up."""
+        """Compute -w x, and store it or add it to the sums."""
         values_sbuf, tile = chosen.values_sbuf, chosen.targets.tile
         losses_sbuf = nl.ndarray(values_sbuf.shape, dtype=self.results.loss_hbm.dtype, buffer=nl.sbuf)
         if self.weights_sbuf is None:
@@ -129,7 +129,7 @@ class _Forward:
 
 
 def _add_sum(sums: PartialSums, tile: ClassTile, values_sbuf: nl.NkiTensor) -> None:
-    """The sum of each partition, to that of the tiles of its part before it."""
+    """Add the sum of each partition to the sum of the earlier tiles of the same part."""
     total_sbuf = sums.of_part(tile.part, tile.partitions)
     if tile.is_first:
         sum_in_place(values_sbuf, total_sbuf)

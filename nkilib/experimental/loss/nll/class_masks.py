@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which positions of a tile have which class.
+"""Masks that tell which positions of a tile have which class as target.
 
-Classes are compared as bfloat16, which has all of them exactly; another integer never rounds to one of them. Nothing is
-multiplied by a mask: elements of other classes may be infinite or NaN. They are copied where the mask says so.
+Classes are compared as bfloat16, which represents all of them exactly; no other integer rounds to one of them. Nothing
+is multiplied by a mask, because elements of other classes may be infinite or NaN. Elements are copied where the mask
+is set.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from dataclasses import dataclass
 from nkilib.experimental.loss.nll.class_tiles import ClassTile
 from nkilib.nki import nisa, nl
 
-# Masks that are made ahead of the one that is used, and tiles for them.
+# Masks that are computed ahead of the one that is used, and tiles for them.
 _AHEAD, _MASKS = 2, 4
 _NO_CLASS = -1.0
-# No other integer rounds to one below, in bfloat16.
+# In bfloat16 no other integer rounds to an integer below this limit.
 _EXACT_BELOW = 256
 
 
 @dataclass(frozen=True)
 class LoadedTargets:
-    """Of the positions of a tile: [partitions, positions].
+    """The loaded targets of one tile: [partitions, positions].
 
     Attributes:
-        tile: which.
-        targets_sbuf: int32.
-        classes_sbuf: the same in bfloat16.
+        tile: the tile that the targets belong to.
+        targets_sbuf: the targets, int32.
+        classes_sbuf: the targets, bfloat16.
     """
 
     tile: ClassTile
@@ -39,13 +40,13 @@ class LoadedTargets:
 
 @dataclass(frozen=True)
 class TargetTile:
-    """Of the positions of a tile: bfloat16 [partitions, positions].
+    """The targets of one tile, with masks of valid and ignored positions: bfloat16 [partitions, positions].
 
     Attributes:
-        tile: which.
-        classes_sbuf: the targets; -1 of an ignored one that is a class.
-        counts_sbuf: 1 of a target that is not ignored, else 0.
-        ignored_sbuf: 1 of a target that is ignored, else 0.
+        tile: the tile that the targets belong to.
+        classes_sbuf: the targets; -1 for an ignored target that is a class.
+        counts_sbuf: 1 for a valid position, 0 for an ignored one.
+        ignored_sbuf: 1 for an ignored position, 0 for a valid one.
     """
 
     tile: ClassTile
@@ -56,12 +57,12 @@ class TargetTile:
 
 @dataclass(frozen=True)
 class ClassMasks:
-    """What makes masks.
+    """The tiles and operands from which masks of classes are computed.
 
     Attributes:
         targets_hbm: int32 [N, D].
         ignore_index: an int32.
-        masks_sbuf: bfloat16 tiles, taken in turn.
+        masks_sbuf: bfloat16 tiles, used as a ring buffer.
     """
 
     targets_hbm: nl.NkiTensor
@@ -70,13 +71,13 @@ class ClassMasks:
 
     @classmethod
     def make(cls, targets_hbm: nl.NkiTensor, ignore_index: int, positions: int) -> ClassMasks:
-        """For tiles of at most so many positions a partition."""
+        """Allocate masks for tiles of at most ``positions`` positions in each partition."""
         shape = (nl.tile_size.pmax, positions)
         masks = [nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(_MASKS)]
         return cls(targets_hbm, ignore_index, masks)
 
     def load(self, tile: ClassTile) -> LoadedTargets:
-        """The targets of a tile; to be issued a tile ahead, so that Vector need not wait for them."""
+        """Load the targets of a tile. Issue this one tile ahead, so that Vector does not wait for the targets."""
         shape = (tile.partitions, tile.positions)
         targets_sbuf = nl.ndarray(shape, dtype=nl.int32, buffer=nl.sbuf)
         classes_sbuf = nl.ndarray(shape, dtype=nl.bfloat16, buffer=nl.sbuf)
@@ -85,12 +86,12 @@ class ClassMasks:
         return LoadedTargets(tile, targets_sbuf, classes_sbuf)
 
     def compare(self, loaded: LoadedTargets) -> TargetTile:
-        """Which of them count."""
+        """Compare targets with ``ignore_index``, which tells valid positions from ignored ones."""
         classes_sbuf = loaded.classes_sbuf
         counts_sbuf, ignored_sbuf = (
             nl.ndarray(classes_sbuf.shape, dtype=nl.bfloat16, buffer=nl.sbuf) for _ in range(2)
         )
-        # In bfloat16 where that tells it from every other integer; float32 tells it from every class.
+        # bfloat16 if it tells ignore_index from every other integer; float32 tells ignore_index from every class.
         compared_sbuf = classes_sbuf if abs(self.ignore_index) < _EXACT_BELOW else loaded.targets_sbuf
         ignored = float(self.ignore_index)
         nisa.tensor_scalar(dst=counts_sbuf, data=compared_sbuf, op0=nl.not_equal, operand0=ignored)
@@ -100,16 +101,16 @@ class ClassMasks:
         return TargetTile(loaded.tile, classes_sbuf, counts_sbuf, ignored_sbuf)
 
     def of_tiles(self, tiles: list[ClassTile]) -> Iterator[TargetTile]:
-        """The targets of each tile, loaded a tile ahead."""
+        """Yield the targets of each tile, loaded one tile ahead."""
         loaded: list[LoadedTargets] = []
         for number in range(len(tiles)):
             loaded.extend(self.load(tile) for tile in tiles[len(loaded) : number + 2])
             yield self.compare(loaded[number])
 
     def of_classes(self, targets: TargetTile, first: int, last: int) -> Iterator[tuple[int, nl.NkiTensor]]:
-        """Each class of [first, last) and its positions: uint16, not 0 where it is the target.
+        """Yield each class of [first, last) with a mask: uint16, nonzero at positions that have it as target.
 
-        Masks are made ahead of what is done with the first of them, so that Vector does not wait for its own results.
+        Masks are computed ahead of their use, so that Vector does not wait for its own results.
         """
         masks: list[nl.NkiTensor] = []
         for number in range(first, last + _AHEAD):

@@ -3,10 +3,11 @@
 
 """Tiles of all classes of many positions, for inputs of few classes, which are streamed instead of gathered from.
 
-A partition has whole rows [C, D] of [N, C, D] where some fit, and else a run of the places of one row: either way its
-positions, and its elements of a class, are contiguous in HBM. The tiles depend on shape and type alone.
+If whole rows [C, D] of [N, C, D] fit a partition, a partition has some of them; otherwise it has a run of the places of
+one row. Either way its positions, and its elements of one class, are contiguous in HBM. The tiles depend on shape and
+type alone.
 
-Weights of the classes in every partition.
+The weights of the classes are in every partition.
 """
 
 from __future__ import annotations
@@ -21,27 +22,27 @@ from nkilib.experimental.loss.skeletons.elementwise.tiles import FlatTile, flat_
 from nkilib.experimental.loss.skeletons.indexed.positions import Shape, number_of_batches
 from nkilib.nki import nisa, nl
 
-# bfloat16 has every integer up to it: classes are compared in that type, four elements a cycle.
+# bfloat16 has every integer up to this one: classes are compared in that type, four elements a cycle.
 STREAMED_CLASSES_MAX = 256
 # Sums that a partition of SBUF keeps. Further tiles share them.
 PARTS_MAX = 4096
-# Of a partition, for the classes that are on chip together; and positions, of which an instruction takes that many.
+# Bytes of a partition for the classes that are on chip together, and the most positions that an instruction takes.
 _TILE_BYTES, _POSITIONS_MAX = 48 * 1024, 1024
-# Modelled for two cores of trn2, in microseconds: groups of 128 gathered elements, and an instruction of a class, of
-# which there are two, by itself and for each position of a partition.
+# Modelled for two cores of trn2, in microseconds: a group of 128 gathered elements, the start of gathering, an
+# instruction of a class (there are two), and its time for each position of a partition.
 _GATHER_US, _GATHER_START_US, _INSTRUCTION_US, _POSITION_US = 3.7, 12.0, 0.17, 0.0007
 
 
 @dataclass(frozen=True)
 class ClassTile:
-    """Positions that are worked on at a time, with all their classes.
+    """Positions that are processed at a time, with all their classes.
 
     Attributes:
-        part: the sum that they go to.
-        is_first: of that part.
-        shape: of the input.
-        row: of which they are places; None: they are all places of whole rows.
-        flat: rows or places, a run of them in each partition.
+        part: the number of the partial sum that the positions are added to.
+        is_first: whether this is the first tile of its part.
+        shape: the shape of the input.
+        row: the row that the places belong to; None if the positions are all places of whole rows.
+        flat: the rows or places, a run of them in each partition.
     """
 
     part: int
@@ -52,24 +53,25 @@ class ClassTile:
 
     @property
     def partitions(self) -> int:
-        """How many are taken."""
+        """The number of partitions that the tile takes."""
         return self.flat.rows
 
     @property
     def positions(self) -> int:
-        """Of a partition."""
+        """The number of positions in each partition."""
         return self.flat.columns * (self.shape.places if self.row is None else 1)
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The positions of a tensor [N, D], a view [partitions, positions]."""
+        """Return the positions of a tensor [N, D] that belong to this tile, a view [partitions, positions]."""
         if self.row is not None:
             return self.flat.of(self._row_of(tensor_hbm))
         return self._whole_rows_of(tensor_hbm).reshape((self.partitions, self.positions))
 
     def classes_of(self, tensor_hbm: nl.NkiTensor, first: int, last: int) -> nl.NkiTensor:
-        """Their elements of classes [first, last) of a tensor [N, C * D], which are all where rows are whole.
+        """Return the elements of classes [first, last) of this tile in a tensor [N, C * D].
 
-        A view [partitions, rows, C, D], or [partitions, classes, positions].
+        With whole rows, classes [first, last) are all classes. The result is a view [partitions, rows, C, D] of whole
+        rows, or [partitions, classes, positions].
         """
         flat, classes = self.flat, self.shape.classes
         if self.row is None:
@@ -80,7 +82,7 @@ class ClassTile:
         return run_hbm.reshape((last - first, flat.rows, flat.columns)).permute((1, 0, 2))
 
     def on_chip(self, buffer_sbuf: nl.NkiTensor, classes: int) -> nl.NkiTensor:
-        """The part of a buffer that elements of so many classes take, in the shape of ``classes_of``."""
+        """Return the part of a buffer for the elements of ``classes`` classes, in the shape of ``classes_of``."""
         flat = self.flat
         taken_sbuf = buffer_sbuf[0 : flat.rows, 0 : classes * self.positions]
         if self.row is None:
@@ -88,11 +90,11 @@ class ClassTile:
         return taken_sbuf.reshape((flat.rows, classes, flat.columns))
 
     def of_class(self, tile_sbuf: nl.NkiTensor, number: int) -> nl.NkiTensor:
-        """Elements of one class of an ``on_chip`` tile, [partitions, ...]."""
+        """Return the elements of one class of an ``on_chip`` tile, [partitions, ...]."""
         return tile_sbuf[:, :, number, :] if self.row is None else tile_sbuf[:, number, :]
 
     def like_class(self, positions_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """A tile [partitions, positions] in the shape of ``of_class``."""
+        """Return a tile [partitions, positions] in the shape of ``of_class``."""
         if self.row is not None:
             return positions_sbuf
         return positions_sbuf.reshape((self.partitions, self.flat.columns, self.shape.places))
@@ -107,12 +109,12 @@ class ClassTile:
 
 @dataclass(frozen=True)
 class ClassTiling:
-    """How an input of few classes is cut.
+    """The tiling of an input of few classes.
 
     Attributes:
-        shape: of it.
-        positions: that a partition takes at most.
-        classes: of these positions, that are on chip together.
+        shape: the shape of the input.
+        positions: the largest number of positions in a partition.
+        classes: the number of classes of these positions that are on chip together.
         has_whole_rows: whether a partition has whole rows.
     """
 
@@ -123,7 +125,11 @@ class ClassTiling:
 
     @classmethod
     def of(cls, shape: Shape, dtype: nl.DType) -> ClassTiling:
-        """As many positions as fit, and as few as occupy all partitions twice, once a core."""
+        """Choose the tiling of an input.
+
+        A tile has as many positions as fit, but with whole rows no more than let the rows fill all partitions twice,
+        once for each core.
+        """
         in_buffer = _TILE_BYTES // dtype_bytes(dtype)
         fitting = min(_POSITIONS_MAX, in_buffer // shape.classes)
         if fitting < shape.places or shape.rows < PARTITIONS <= shape.places:
@@ -135,39 +141,39 @@ class ClassTiling:
 
     @property
     def groups(self) -> list[tuple[int, int]]:
-        """Classes [first, last) that are on chip together."""
+        """The ranges [first, last) of classes that are on chip together."""
         starts = range(0, self.shape.classes, self.classes)
         return [(start, min(start + self.classes, self.shape.classes)) for start in starts]
 
     def tiles(self) -> list[ClassTile]:
-        """All of the launch, in the order of their positions."""
+        """Return all tiles of the launch, in the order of their positions."""
         shape = self.shape
-        found: list[tuple[int | None, FlatTile]]
+        rows_and_runs: list[tuple[int | None, FlatTile]]
         if self.has_whole_rows:
-            found = [(None, each) for each in _tiles(shape.rows, self.positions // shape.places)]
+            rows_and_runs = [(None, flat) for flat in _tiles(shape.rows, self.positions // shape.places)]
         else:
-            found = [(row, each) for row in range(shape.rows) for each in _tiles(shape.places, self.positions)]
-        of_part = div_ceil(len(found), limited_parts(PARTS_MAX))
+            rows_and_runs = [(row, flat) for row in range(shape.rows) for flat in _tiles(shape.places, self.positions)]
+        of_part = div_ceil(len(rows_and_runs), limited_parts(PARTS_MAX))
         return [
-            ClassTile(number // of_part, number % of_part == 0, shape, row, each)
-            for number, (row, each) in enumerate(found)
+            ClassTile(number // of_part, number % of_part == 0, shape, row, flat)
+            for number, (row, flat) in enumerate(rows_and_runs)
         ]
 
     def tiles_of_core(self) -> list[ClassTile]:
-        """Those whose parts this core sums up."""
+        """Return the tiles whose parts this core sums up."""
         cores, core = nl.num_programs(), nl.program_id(0)
-        return [each for each in self.tiles() if each.part % cores == core]
+        return [tile for tile in self.tiles() if tile.part % cores == core]
 
     @property
     def number_of_tiles(self) -> int:
-        """Of all."""
+        """The number of tiles of the launch."""
         if self.has_whole_rows:
             return len(_tiles(self.shape.rows, self.positions // self.shape.places))
         return self.shape.rows * len(_tiles(self.shape.places, self.positions))
 
 
 def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
-    """Whether streaming is modelled to take less time than gathering."""
+    """Tell whether streaming is modelled to take less time than gathering."""
     if shape.classes > STREAMED_CLASSES_MAX:
         return False
     tiling = ClassTiling.of(shape, dtype)
@@ -177,7 +183,7 @@ def is_streamed(shape: Shape, dtype: nl.DType) -> bool:
 
 
 def _tiles(elements: int, columns: int) -> list[FlatTile]:
-    """As ``flat_tiles``; less than 128 elements at the end lie along one partition only if they fit it."""
+    """Return ``flat_tiles``, but put fewer than 128 elements at the end into one partition only if they fit."""
     tiles = flat_tiles(elements, columns)
     last = tiles[-1]
     if last.columns > columns:
@@ -186,7 +192,7 @@ def _tiles(elements: int, columns: int) -> list[FlatTile]:
 
 
 def loaded_weights(class_weight_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
-    """float32 [128, C]; None for 1."""
+    """Load the class weights into every partition: float32 [128, C], or None for weights of 1."""
     if class_weight_hbm is None:
         return None
     classes, partitions = class_weight_hbm.shape[0], nl.tile_size.pmax

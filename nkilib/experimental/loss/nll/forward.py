@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of a core's positions, stored or summed."""
+"""The losses of the positions of one core, stored or summed."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _TOGETHER = 16
 
 @dataclass(frozen=True)
 class Results:
-    """Where the results go, in HBM.
+    """The tensors in HBM that the results go to.
 
     Attributes:
         loss_hbm: [N, D] for every loss, or float32 [1].
         total_weight_hbm: float32 [1].
-        is_each: every loss is stored.
-        is_mean: divide the sum of losses by that of weights.
+        is_each: whether every loss is stored.
+        is_mean: whether the sum of losses is divided by the sum of weights.
     """
 
     loss_hbm: nl.NkiTensor
@@ -42,31 +42,33 @@ class Results:
 
 @dataclass(frozen=True)
 class Sums:
-    """Of weights, and of losses where they are not stored."""
+    """Partial sums of the weights, and of the losses if they are not stored."""
 
     weights: PartialSums
     losses: PartialSums | None
 
 
 def forward_of_core(input_hbm: nl.NkiTensor, shape: Shape, finder: ElementFinder, results: Results) -> None:
-    """The results, from an input [N, C * D]."""
+    """Compute the results of this core from an input [N, C * D]."""
     parts = number_of_batches(shape)
     sums = Sums(PartialSums.make(parts), None if results.is_each else PartialSums.make(parts))
     own = blocks_of(shape)[nl.program_id(0) :: nl.num_programs()]
     batches = [batch for block in own for batch in batches_of_block(shape, block)]
     for start in range(0, len(batches), _TOGETHER):
         group = batches[start : start + _TOGETHER]
-        found = finder.find(group)
-        gathered = [each.gathered(batch.block.of(input_hbm)) for batch, each in zip(group, found, strict=True)]
-        for batch, each, values_sbuf in zip(group, found, gathered, strict=True):
-            _take(each, each.counted(values_sbuf), batch, results, sums)
+        targets = finder.find(group)
+        gathered = [
+            elements.gathered(batch.block.of(input_hbm)) for batch, elements in zip(group, targets, strict=True)
+        ]
+        for batch, elements, values_sbuf in zip(group, targets, gathered, strict=True):
+            _take(elements, elements.counted(values_sbuf), batch, results, sums)
     store_sums(sums, results)
 
 
 def _take(
     elements: TargetElements, values_sbuf: nl.NkiTensor, batch: PositionBatch, results: Results, sums: Sums
 ) -> None:
-    """-w x of a batch. A weight of 0 makes NaN of an infinite value, as in PyTorch."""
+    """Store or sum -w x of a batch. A weight of 0 makes NaN of an infinite value, as in PyTorch."""
     nisa.tensor_copy(dst=sums.weights.of_part(batch.number, batch.positions), src=elements.weight_sbuf)
     if sums.losses is not None:
         weigh(sums.losses.of_part(batch.number, batch.positions), values_sbuf, elements.weight_sbuf)
@@ -77,7 +79,7 @@ def _take(
 
 
 def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.NkiTensor) -> None:
-    """-w x."""
+    """Write -w x to ``dst_sbuf``."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=values_sbuf,
@@ -89,7 +91,7 @@ def weigh(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, weight_sbuf: nl.Nki
 
 
 def store_sums(sums: Sums, results: Results) -> None:
-    """The first core stores them. Without a target that counts the mean is 0 * inf, NaN, as in PyTorch."""
+    """Store the sums from the first core. Without a valid position the mean is 0 * inf, NaN, as in PyTorch."""
     is_first = nl.program_id(0) == 0
     weight_sbuf = sums.weights.total(pipe=0)
     if is_first:

@@ -32,9 +32,9 @@ def nll_loss_forward(
     reduction: str = "mean",
     streamed: bool | None = None,
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Negative log-likelihood of every position's target: ``-w[t] * x[t]``.
+    """Compute the negative log-likelihood of every position's target: ``-w[t] * x[t]``.
 
-    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. Of
+    Equivalent to ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)`` in PyTorch. From
     an input of many classes only the elements at the targets are read. Launch with ``nll_loss_forward[2](...)`` on a
     logical NeuronCore of two cores.
 
@@ -47,17 +47,18 @@ def nll_loss_forward(
         input_hbm: [N, C] or [N, C, d1, ...], log-probabilities, bfloat16, float16 or float32, in HBM. A row may have at
             most 2^30 elements, C * D.
         targets_hbm: [N] or [N, d1, ...], int32; each in [0, C) or ``ignore_index``. Another value is an out-of-range
-            access of the DMA engine, or where the input is streamed, a loss of NaN.
+            access of the DMA engine or, if the input is streamed, a loss of NaN.
         class_weight_hbm: [C], float32; None means 1.
-        ignore_index: target of positions that do not count; an int32.
-        reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum over that of the weights.
-        streamed: read the whole input in long runs, for at most 256 classes, instead of gathering the elements at the
-            targets; None: what is modelled to take less time. A loss of a target that is out of range is then NaN.
+        ignore_index: target of ignored positions; an int32.
+        reduction: ``"none"``, ``"sum"``, or ``"mean"``: the sum of losses divided by the sum of weights.
+        streamed: whether to read the whole input in long runs, for at most 256 classes, instead of gathering the
+            elements at the targets; None: the way that is modelled to take less time. With streaming, a target that is
+            out of range has a loss of NaN.
 
     Returns:
-        loss_hbm: for ``"none"`` of the shape of the targets in the type of the input; otherwise [1], float32. A mean
-            without a target that counts is NaN.
-        total_weight_hbm: [1], float32, the sum of ``w[t]`` over the targets that count.
+        loss_hbm: for ``"none"`` the losses in the shape of the targets and the type of the input; otherwise [1],
+            float32. A mean without a valid position is NaN.
+        total_weight_hbm: [1], float32, the sum of ``w[t]`` over the valid positions.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -92,27 +93,28 @@ def nll_loss_backward(
     inplace: bool = False,
     streamed: bool | None = None,
 ) -> nl.NkiTensor:
-    """Gradient of the negative log-likelihood by the log-probabilities: ``-w[t]`` at the targets, 0 elsewhere.
+    """Compute the gradient with respect to the log-probabilities: ``-w[t]`` at the targets, 0 elsewhere.
 
     Equivalent to the gradient of ``F.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``
-    in PyTorch. The gradient is written once; the input is not read. Launch as the forward.
+    in PyTorch: it is multiplied by the upstream gradient. The gradient is written once; the input is not read. Launch
+    like :func:`nll_loss_forward`.
 
     Dimensions:
-        N, C, D: as in the forward.
+        N, C, D: see :func:`nll_loss_forward`.
 
     Args:
-        input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction: what the forward was given; the input stands
-            for shape and type.
-        grad_loss_hbm: of the shape of the targets for ``"none"``, bfloat16, float16 or float32; else one float32, which
-            is read on the device.
-        total_weight_hbm: [1], float32, of the forward, for ``"mean"``.
+        input_hbm, targets_hbm, class_weight_hbm, ignore_index, reduction: the arguments of the forward; of the input,
+            only shape and type matter.
+        grad_loss_hbm: for ``"none"`` the upstream gradients in the shape of the targets, bfloat16, float16 or float32;
+            else one float32, which is read on the device.
+        total_weight_hbm: [1], float32, the second result of the forward, for ``"mean"``.
         inplace: write the gradient over ``input_hbm``; else into a new tensor.
-
-        streamed: make the gradient on chip and write it once, for at most 256 classes, instead of scattering over
-            zeros; None: what is modelled to take less time. A target out of range then has a gradient of zeros.
+        streamed: whether to compute the gradient on chip and write it once, for at most 256 classes, instead of
+            scattering over zeros; None: the way that is modelled to take less time. With streaming, a target that is
+            out of range has a gradient of zeros.
 
     Returns:
-        grad_input_hbm: of shape and type of the input; with ``inplace``, ``input_hbm`` itself.
+        grad_input_hbm: the gradient in shape and type of the input; with ``inplace``, ``input_hbm`` itself.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -150,16 +152,19 @@ def _checked_shape(
     ignore_index: int,
     reduction: str,
 ) -> Shape:
-    """What both kernels refuse; the dimensions of what they accept."""
+    """Check the arguments that both kernels have, and return the dimensions of the input."""
     require_indirect_dma(function)
-    given = tuple(input_hbm.shape)
+    input_shape = tuple(input_hbm.shape)
     require(
-        len(given) >= 2,
-        f"{function}: input_hbm must be [N, C] or [N, C, d1, ...], got shape {given}; reshape [C] to [1, C]",
+        len(input_shape) >= 2,
+        f"{function}: input_hbm must be [N, C] or [N, C, d1, ...], got shape {input_shape}; reshape [C] to [1, C]",
     )
-    require(prod(given) > 0, f"{function}: input_hbm must have at least one element, got shape {given}; launch nothing")
+    require(
+        prod(input_shape) > 0,
+        f"{function}: input_hbm must have at least one element, got shape {input_shape}; launch nothing",
+    )
     require_floats(function, "input_hbm.dtype", input_hbm.dtype)
-    shape, expected = Shape.of(given), (given[0], *given[2:])
+    shape, expected = Shape.of(input_shape), (input_shape[0], *input_shape[2:])
     require(
         shape.row_size <= INDEX_LIMIT,
         f"{function}: a row of input_hbm must have at most {INDEX_LIMIT} elements, the reach of an int32 index, got "
@@ -185,7 +190,7 @@ def _checked_shape(
 
 
 def _streams(function: str, shape: Shape, dtype: nl.DType, streamed: bool | None) -> bool:
-    """Whether to stream; refuses what the way that is taken cannot do."""
+    """Tell whether to stream, after checking that the chosen way accepts the shape."""
     require(
         streamed in (None, True, False), f"{function}: streamed must be True, False or None, got {streamed}; use None"
     )

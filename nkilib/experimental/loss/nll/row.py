@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Negative log-likelihood as one row of data: its kernels, what they promise, and what they work on.
+"""Registry entries of the negative log-likelihood: its kernels, their guarantees and their work.
 
-The forward reads an element a position or all, the backward writes the gradient once. For host code. The simulator is
-imported where a profile asks for the work: on hardware the kernels do without it.
+The forward reads one element for each position, or all elements; the backward writes the gradient once. For host code.
+The simulator is imported only when a profile asks for the work: on hardware the kernels do without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _INDEX_BYTES = 4
 def forward_work(
     input_hbm: Any, targets_hbm: Any, class_weight_hbm: Any, reduction: str, streamed: bool | None, **_: Any
 ) -> Work:
-    """The work of ``nll_loss_forward``, whose parameters it takes: of a streamed input, all of it."""
+    """Return the work of ``nll_loss_forward``, whose parameters it takes; a streamed input is read whole."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     dtype, shape = as_dtype(input_hbm.dtype), Shape.of(tuple(input_hbm.shape))
@@ -41,7 +41,7 @@ def forward_work(
 
 
 def backward_work(input_hbm: Any, targets_hbm: Any, grad_loss_hbm: Any, class_weight_hbm: Any, **_: Any) -> Work:
-    """The work of ``nll_loss_backward``, whose parameters it takes."""
+    """Return the work of ``nll_loss_backward``, whose parameters it takes."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     of_position = _INDEX_BYTES + (0 if class_weight_hbm is None else FLOAT32_BYTES)

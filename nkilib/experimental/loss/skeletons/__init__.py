@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loops that several losses share: of elements, of rows, and of classes of a row."""
+"""Loops that several losses share: elementwise losses, row-wise losses, and losses of one class per row."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin loss: :mod:`.formula` in instructions, of distances by :mod:`.norm`, and the :mod:`.kernels`.
+"""Triplet margin loss: :mod:`.formula` as instructions, distances from :mod:`.norm`, and the :mod:`.kernels`.
 
-For host code :mod:`.host.pairs` says which distances there are, :mod:`.host.truth` what they should give, and
-:mod:`.row` what follows.
+For host code, :mod:`.host.pairs` lists the distances, :mod:`.host.reference` has the reference and :mod:`.row` the
+registry entry.
 """
 
 from nkilib.experimental.loss.triplet_margin.kernels import triplet_margin_loss_backward, triplet_margin_loss_forward

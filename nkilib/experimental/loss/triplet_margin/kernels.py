@@ -49,9 +49,9 @@ def triplet_margin_loss_forward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Triplet margin loss of rows: ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
+    """Compute the triplet margin loss, a row-wise loss: ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
 
-    d is the p-norm of the difference, to whose elements eps is added. Equivalent to ``F.triplet_margin_loss(anchor,
+    d is the p-norm of the difference, after eps is added to its elements. Equivalent to ``F.triplet_margin_loss(anchor,
     positive, negative, margin=margin, p=p, eps=eps, swap=swap, reduction=reduction)`` in PyTorch, computed in float32.
     Launch with ``triplet_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 
@@ -63,19 +63,19 @@ def triplet_margin_loss_forward(
     Args:
         anchor_hbm, positive_hbm, negative_hbm: [N, D], each bfloat16, float16 or float32, in HBM.
         margin: a number.
-        p: of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than others.
+        p: exponent of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than others.
         eps: added to every difference.
-        swap: take the smaller of d(anchor, negative) and d(positive, negative).
+        swap: use the smaller of d(anchor, negative) and d(positive, negative).
         reduction: ``"none"``, ``"sum"`` or ``"mean"`` (over rows).
-        coefficients_wanted: return what the backward takes.
-        dtype: of the losses for ``"none"``; None: that of the anchor.
-        columns: of a chunk of a row; None: chosen from shape and types.
-        each: rows that a partition takes at a time, of which columns are all; None: chosen.
+        coefficients_wanted: return the coefficients that the backward takes.
+        dtype: type of the losses for ``"none"``; None: the type of the anchor.
+        columns: columns of a chunk of a row; None: chosen from shape and types.
+        each: rows that a partition processes at a time, if a chunk has all columns; None: chosen.
         buffers: tiles of each tensor on chip at a time; None: 3.
 
     Returns:
         loss_hbm: [N] for ``"none"``, else [1], float32.
-        coefficients_hbm: [K, N], float32, where they are wanted.
+        coefficients_hbm: [K, N], float32, if they are wanted.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
@@ -90,10 +90,10 @@ def triplet_margin_loss_forward(
     rows, size = anchor_hbm.shape
     streamed = [each_hbm.dtype for each_hbm in matrices.values()]
     tiling = checked_tiling(function, (rows, size), streamed, forward_tiles(swap), columns, each, buffers)
-    kind = Triplet(norm_of(p, eps), margin, swap)
+    definition = Triplet(norm_of(p, eps), margin, swap)
     numbers = num_coefficients(p, swap)
     outputs = new_outputs(rows, dtype, factor_of(reduction, rows), numbers, coefficients_wanted)
-    forward_of_core(RowLaunch(tuple(matrices.values()), tiling), kind, outputs)
+    forward_of_core(RowLaunch(tuple(matrices.values()), tiling), definition, outputs)
     return returned(outputs)
 
 
@@ -115,10 +115,10 @@ def triplet_margin_loss_backward(
     each: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Gradients of the triplet margin loss: differences times coefficients of their rows.
+    """Compute the gradients of the triplet margin loss: differences times coefficients of their rows.
 
-    Equivalent to the gradients of ``F.triplet_margin_loss`` in PyTorch; where two distances of ``swap`` are equal, each
-    has half the gradient, and at a distance of 0 it is 0. Launch as the forward.
+    Equivalent to the gradients of ``F.triplet_margin_loss`` in PyTorch. If two distances of ``swap`` are equal, each
+    has half the gradient; at a distance of 0 it is 0. Launch like :func:`triplet_margin_loss_forward`.
 
     Dimensions:
         N: rows, N > 0.
@@ -126,16 +126,17 @@ def triplet_margin_loss_backward(
         K: distances; twice as many for a p other than 1 and 2.
 
     Args:
-        anchor_hbm, positive_hbm, negative_hbm, p, eps, swap, reduction: what the forward was given.
-        coefficients_hbm: [K, N], float32, which the forward returned.
+        anchor_hbm, positive_hbm, negative_hbm, p, eps, swap, reduction: the arguments of the forward.
+        coefficients_hbm: [K, N], float32, the second result of the forward.
         grad_loss_hbm: [N] for ``"none"``, bfloat16, float16 or float32; else one float32, which is read on the device.
-        grad_anchor_wanted, grad_positive_wanted, grad_negative_wanted: which gradients are computed, at least one.
+        grad_anchor_wanted, grad_positive_wanted, grad_negative_wanted: flags of the gradients to compute, at least one.
         inplace: write the gradient of the anchor over ``anchor_hbm``; else into a new tensor.
-        columns, each, buffers: as in the forward.
+        columns, each, buffers: see :func:`triplet_margin_loss_forward`.
 
     Returns:
-        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: those that are wanted, of shape and type of their tensor;
-        with ``inplace`` the first is ``anchor_hbm``.
+        grad_anchor_hbm, grad_positive_hbm, grad_negative_hbm: the wanted gradients, in shape and type of their tensor;
+            with
+        ``inplace`` the first is ``anchor_hbm``.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
@@ -158,10 +159,10 @@ def triplet_margin_loss_backward(
     likes = {name: tensor if flag else None for (name, flag), tensor in zip(flags.items(), tensors, strict=True)}
     gradients = new_gradients(likes, inplace)
     coefficients = [coefficients_hbm[number, :] for number in range(numbers)]
-    kind = Triplet(norm_of(p, eps), 0.0, swap)
-    backward_of_core(RowLaunch(tensors, tiling), kind, Upstream(grad_loss_hbm, factor), coefficients, gradients)
-    found = tuple(gradients.values())
-    return found[0] if len(found) == 1 else found
+    definition = Triplet(norm_of(p, eps), 0.0, swap)
+    backward_of_core(RowLaunch(tensors, tiling), definition, Upstream(grad_loss_hbm, factor), coefficients, gradients)
+    results = tuple(gradients.values())
+    return results[0] if len(results) == 1 else results
 
 
 def _require_options(function: str, p: float, swap: bool, reduction: str) -> None:

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distances of rows, as ``torch.nn.functional.pairwise_distance`` has them: the p-norm of ``left - right + eps``.
+"""Distances of rows, as in ``torch.nn.functional.pairwise_distance``: the p-norm of ``left - right + eps``.
 
-A norm sums up a function of the differences, makes the distance of the sum, and has a derivative by the difference: a
-tile times a number a row. p = 2, 1 and infinity are here, any other p of at least 1 is :class:`Minkowski`.
+A norm sums up a function of the differences and computes the distance from the sum. Its derivative with respect to the
+difference is a tile times a per-row scalar. The norms for p = 2, 1 and infinity have instructions of their own; any
+other p > 1 is :class:`Minkowski`, which uses logarithms and exponentials.
 
-The p-norm of any p > 1 that has no instructions of its own, by logarithms and exponentials.
-
-NKI documents the precision of ``power`` nowhere, and GpSimd alone has it.
+NKI does not document the precision of ``power``, and only GpSimd has it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import Protocol
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.rows.arithmetic import multiply_on_gpsimd
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, constant, scaled
-from nkilib.experimental.loss.skeletons.rowwise.kind import Maximum, Statistic, Sum
+from nkilib.experimental.loss.skeletons.rowwise.definition import Maximum, Statistic, Sum
 from nkilib.experimental.loss.skeletons.rowwise.piece import Piece
-from nkilib.experimental.loss.skeletons.rowwise.row_numbers import (
+from nkilib.experimental.loss.skeletons.rowwise.row_scalars import (
     combined,
     compared,
     inverse_or_zero,
@@ -38,13 +37,13 @@ _INFINITE = 0.999 * LIMIT_OF_LOG
 
 @dataclass(frozen=True)
 class Minkowski:
-    """The p-th root of the sum of ``exp(p log |d|)``; ``sign(d) exp((p - 1) log(|d| / distance))``.
+    """The p-th root of the sum of ``exp(p log |d|)``; derivative ``sign(d) exp((p - 1) log(|d| / distance))``.
 
-    Logarithms are documented on [2^-64, 2^64]: smaller magnitudes, also 0, count as the least of it, and larger ones
-    make the distance infinite. Shares of the distance below 2^-64 count as that, too.
+    Logarithms are documented on [2^-64, 2^64]. Smaller magnitudes, also 0, count as the least of these, and larger ones
+    make the distance infinite. Shares of the distance below 2^-64 count as 2^-64, too.
 
     Attributes:
-        p: of the norm.
+        p: exponent of the norm.
         eps: added to differences.
         eps_sbuf: the same in each partition, float32 [128, 1].
     """
@@ -54,30 +53,33 @@ class Minkowski:
     eps_sbuf: nl.NkiTensor
     statistics = (Sum(),)
     derivative_offset = 0.0
-    keeps_row_number = True
+    keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """abs(d + eps)^p."""
+        """Add abs(d + eps)^p."""
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         take_logarithm(difference_sbuf)
         piece.add_function(first, nl.exp, difference_sbuf, difference_sbuf, scale=self.p)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """The root of the sum; infinity where a magnitude may have been larger than what it counted as."""
+        """Return the root of the sum; infinity where a magnitude may have exceeded the limit of the logarithm."""
         root_sbuf = root(statistics_sbuf[0], self.p)
         beyond_sbuf = scaled(compared(root_sbuf, nl.greater_equal, _INFINITE), FLOAT32_HIGHEST)
         return combined(combined(root_sbuf, beyond_sbuf, nl.add), beyond_sbuf, nl.add)
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """1, and 0 at a distance of 0, as PyTorch has it."""
+        """Return 1, and 0 at a distance of 0, as in PyTorch."""
         return compared(distance_sbuf, nl.not_equal, 0.0)
 
-    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """1 / distance."""
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return 1 / distance."""
         return inverse_or_zero(distance_sbuf)
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """Of what an element has of the distance, which neither overflows nor vanishes as powers of each would."""
+        """Compute sign(d) share^(p - 1), share = |d| / distance.
+
+        Unlike separate powers of |d| and distance, it neither overflows nor vanishes.
+        """
         if number_sbuf is None:
             raise TypeError("the derivative of a norm takes 1 / distance")
         share_sbuf, bias_sbuf = piece.float32(), self.eps_sbuf[0 : piece.shape[0], :]
@@ -95,50 +97,50 @@ class Minkowski:
 
 
 def take_magnitude(dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor, eps: float) -> None:
-    """abs(d + eps)."""
+    """Write abs(d + eps) to ``dst_sbuf``."""
     nisa.tensor_scalar(dst=dst_sbuf, data=difference_sbuf, op0=nl.add, operand0=eps, op1=nl.abs, operand1=None)
 
 
 class Norm(Protocol):
-    """A p-norm."""
+    """The interface of a p-norm."""
 
     @property
     def statistics(self) -> tuple[Statistic, ...]:
-        """Of a row of differences."""
+        """The statistics of a row of differences."""
 
     @property
     def derivative_offset(self) -> float:
-        """What is added to the tile of :meth:`derivative`."""
+        """The number that is added to the tile of :meth:`derivative`."""
 
     @property
-    def keeps_row_number(self) -> bool:
-        """Whether :meth:`derivative` takes a number of its row."""
+    def keeps_row_scalar(self) -> bool:
+        """Whether :meth:`derivative` takes a scalar of its row."""
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """Hand on the statistics, whose numbers are ``first`` and the following, of differences, which are lost."""
+        """Add differences, which are overwritten, to the statistics ``first`` and following."""
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """Of rows."""
+        """Return the distances of rows."""
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """What the derivative of a row is multiplied by."""
+        """Return the factor of the derivative of each row."""
 
-    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """That of rows, where :attr:`keeps_row_number`."""
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the scalar of each row that :meth:`derivative` takes if :attr:`keeps_row_scalar`."""
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
         """Write the derivative without its factor over differences.
 
         Args:
-            piece: whose.
-            difference_sbuf: float32, of its size.
-            number_sbuf: what :meth:`row_number` made of the rows of the group.
+            piece: the piece that the differences belong to.
+            difference_sbuf: the differences, float32, of the size of the piece.
+            number_sbuf: the result of :meth:`row_scalar` for the rows of the group.
         """
 
 
 @dataclass(frozen=True)
 class Euclidean:
-    """p = 2: the root of the sum of squares; d / distance.
+    """The norm for p = 2: the root of the sum of squares; derivative d / distance.
 
     Attributes:
         eps: added to differences.
@@ -148,81 +150,81 @@ class Euclidean:
     eps: float
     eps_sbuf: nl.NkiTensor
     statistics = (Sum(),)
-    keeps_row_number = False
+    keeps_row_scalar = False
 
     @property
     def derivative_offset(self) -> float:
-        """The difference itself has no eps yet."""
+        """The number eps, which the differences do not contain yet."""
         return self.eps
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """(d + eps)^2."""
+        """Add (d + eps)^2."""
         piece.add_function(first, nl.square, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """The root of the sum."""
+        """Return the root of the sum."""
         return square_root(statistics_sbuf[0])
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """1 / distance; 0 at a distance of 0, as PyTorch has it."""
+        """Return 1 / distance; 0 at a distance of 0, as in PyTorch."""
         return inverse_or_zero(distance_sbuf)
 
-    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The distance."""
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """d, which is there."""
+        """Leave d unchanged, because it is the derivative without its factor."""
 
 
 @dataclass(frozen=True)
 class Manhattan:
-    """p = 1: the sum of magnitudes; the sign of d.
+    """The norm for p = 1: the sum of magnitudes; derivative sign(d).
 
     Attributes:
-        eps_sbuf: what is added to differences in each partition, float32 [128, 1].
+        eps_sbuf: the number that is added to differences, in each partition, float32 [128, 1].
     """
 
     eps_sbuf: nl.NkiTensor
     statistics = (Sum(),)
     derivative_offset = 0.0
-    keeps_row_number = False
+    keeps_row_scalar = False
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """abs(d + eps)."""
+        """Add abs(d + eps)."""
         piece.add_function(first, nl.abs, difference_sbuf, difference_sbuf, self.eps_sbuf)
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """The sum."""
+        """Return the sum."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """1."""
+        """Return a factor of 1."""
         return constant(distance_sbuf, 1.0)
 
-    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The distance."""
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """The sign; 0 of 0."""
+        """Compute the sign of d; 0 for 0."""
         bias_sbuf = self.eps_sbuf[0 : piece.shape[0], :]
         nisa.activation(dst=difference_sbuf, op=nl.sign, data=difference_sbuf, bias=bias_sbuf)
 
 
 @dataclass(frozen=True)
 class CountOfMaximum:
-    """How often the largest number of a row is there, which the statistic before is."""
+    """The number of occurrences of the largest number of a row, which is the previous statistic."""
 
-    def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], made_sbuf: list[nl.NkiTensor]) -> None:
-        """The counts of those runs that have it."""
+    def of_runs(self, dst_sbuf: nl.NkiTensor, runs_sbuf: list[nl.NkiTensor], earlier_sbuf: list[nl.NkiTensor]) -> None:
+        """Add up the counts of the runs whose maximum is the maximum of the row."""
         counts_sbuf = runs_sbuf[-1]
         chosen_sbuf = nl.ndarray(counts_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.scalar_tensor_tensor(
             dst=chosen_sbuf,
             data=runs_sbuf[-2],
             op0=nl.equal,
-            operand0=made_sbuf[-1],
+            operand0=earlier_sbuf[-1],
             op1=nl.multiply,
             operand1=counts_sbuf,
         )
@@ -231,7 +233,7 @@ class CountOfMaximum:
 
 @dataclass(frozen=True)
 class Chebyshev:
-    """p = infinity: the largest magnitude; the sign of d where that is, shared among all such.
+    """The norm for p = infinity: the largest magnitude; derivative sign(d) at the largest magnitude, shared among ties.
 
     Attributes:
         eps: added to differences.
@@ -240,28 +242,28 @@ class Chebyshev:
     eps: float
     statistics = (Maximum(), CountOfMaximum())
     derivative_offset = 0.0
-    keeps_row_number = True
+    keeps_row_scalar = True
 
     def accumulate(self, piece: Piece, first: int, difference_sbuf: nl.NkiTensor) -> None:
-        """The largest abs(d + eps) of each run or row, and how often it is there."""
+        """Take the largest abs(d + eps) of each run or row, and count how often it occurs."""
         take_magnitude(difference_sbuf, difference_sbuf, self.eps)
         piece.take_maximum(first, difference_sbuf)
         piece.count_equal(first + 1, difference_sbuf, piece.numbers_sbuf[first])
 
     def distance(self, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """The maximum."""
+        """Return the maximum."""
         return statistics_sbuf[0]
 
     def row_factor(self, distance_sbuf: nl.NkiTensor, statistics_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-        """1 / how many elements share the gradient."""
+        """Return 1 / the number of elements that share the gradient."""
         return inverse_or_zero(statistics_sbuf[1])
 
-    def row_number(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The distance."""
+    def row_scalar(self, distance_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+        """Return the distance."""
         return distance_sbuf
 
     def derivative(self, piece: Piece, difference_sbuf: nl.NkiTensor, number_sbuf: nl.NkiTensor | None) -> None:
-        """sign(d) where abs(d) is the distance, else 0."""
+        """Compute sign(d) where abs(d) is the distance, else 0."""
         if number_sbuf is None:
             raise TypeError("the derivative of a maximum takes the distance")
         magnitude_sbuf = piece.float32()
@@ -278,7 +280,7 @@ class Chebyshev:
 
 
 def norm_of(p: float, eps: float) -> Norm:
-    """The norm with its constants, p being at least 1."""
+    """Return the norm for a p of at least 1, with its constants."""
     if p == inf:
         return Chebyshev(eps)
     eps_sbuf = nl.ndarray((nl.tile_size.pmax, 1), dtype=nl.float32, buffer=nl.sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row of the triplet margin loss in the registry."""
+"""The registry entry of the triplet margin loss."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from nkilib.core.host.loss import Form
 from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss.skeletons.rowwise.host.row import RowGradients, RowTensors, rowwise_loss
 from nkilib.experimental.loss.triplet_margin.host.pairs import needed_tensors, num_coefficients
-from nkilib.experimental.loss.triplet_margin.host.truth import ERRORS, TripletTruth, error_of_another_norm
+from nkilib.experimental.loss.triplet_margin.host.reference import ERRORS, TripletReference, error_of_another_norm
 from nkilib.experimental.loss.triplet_margin.kernels import triplet_margin_loss_backward, triplet_margin_loss_forward
 
 _EMBEDDINGS: Final = dict.fromkeys(("anchor", "positive", "negative"), Sample.NUMBERS)
 
 
 def _form(label: str = "", **options: Any) -> Form:
-    return Form(TripletTruth(**options), _EMBEDDINGS, options, label)
+    return Form(TripletReference(**options), _EMBEDDINGS, options, label)
 
 
 TRIPLET_MARGIN: Final = rowwise_loss(
@@ -40,7 +40,7 @@ TRIPLET_MARGIN: Final = rowwise_loss(
         coefficients=lambda arguments: num_coefficients(arguments["p"], arguments["swap"]),
         needed=lambda wanted, arguments: needed_tensors(wanted, arguments["swap"]),
     ),
-    held=((1.05, 1.05), (1.05, 1.05)),
+    time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
         _form(),
         _form(", swap", swap=True, margin=2.0),

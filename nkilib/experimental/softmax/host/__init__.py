@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Around the kernels, in numpy and arithmetic: what a launch does, takes and should give. Never traced."""
+"""Host code of the kernels, in numpy and arithmetic: the work, time and expected results of a launch. Never traced."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels promise; tests hold each claim."""
+"""The guarantees of the kernels; tests check each of them."""
 
 from __future__ import annotations
 

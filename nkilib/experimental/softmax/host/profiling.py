@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""The modelled time of a launch of the kernels, from shapes only. For host code, and in the simulator only."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ def profile_softmax_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel; modelled, not measured.
+    """Return the profile of a kernel launch; its times are modelled, not measured.
 
     Example::
 
         print(profile_softmax_launch((8, 12, 1024, 1024), -1, "bfloat16", Kind.SOFTMAX, "forward"))
 
     Args:
-        shape: of all tensors.
-        axis: of the kernel.
-        dtype: of all tensors, an NKI type or the name of one.
-        kind: which function.
+        shape: the shape of all tensors.
+        axis: the axis of the kernel.
+        dtype: the type of all tensors, an NKI type or the name of one.
+        kind: softmax or log-softmax.
         direction: ``"forward"`` or ``"backward"``.
-        target: the generation.
-        cores: of the launch.
-        parameters: what the model assumes where nothing is published.
+        target: the generation of the device.
+        cores: the number of cores of the launch.
+        parameters: the assumptions of the model where nothing is published.
         options: further keyword arguments of the kernel, such as ``chunk_size``.
 
     Raises:
-        AssertionError: if the kernel does not take the arguments.
-        NkiValidationError: if the hardware does not.
+        AssertionError: if the kernel does not accept the arguments.
+        NkiValidationError: if the hardware does not support them.
     """
     tensor = spec(shape, as_dtype(dtype))
     tensors = [tensor] if direction == "forward" else [tensor, tensor]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which chunk_size to launch the kernels with: arithmetic only, for host code."""
+"""The choice of chunk_size for a launch of the kernels. For host code; arithmetic only."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _DIRECTIONS: Final = ("forward", "backward")
 def choose_softmax_tiling(
     shape: Sequence[int], axis: int, dtype: Any, direction: str, *, kind: Kind = Kind.SOFTMAX
 ) -> SoftmaxTiling:
-    """The tiling that the kernels take where none is given, for tensors of one type.
+    """Return the tiling that the kernels use by default, for tensors of one type.
 
-    It depends on the size of the axis, on whether anything lies inside of it, and on the type alone: bits depend on it.
-    Columns, of an axis that is not the last one, choose by themselves, which ``chunk_size=None`` stands for.
+    It depends only on the size of the axis, on whether there are elements inside of the axis, and on the type, because
+    the rounding of results depends on it. Columns of an axis that is not the last one choose their own tiling, which
+    ``chunk_size=None`` stands for.
 
     Example::
 
@@ -36,15 +37,15 @@ def choose_softmax_tiling(
         y = softmax_forward[2](x, -1, **tiling._asdict())
 
     Args:
-        shape: of the tensor.
-        axis: of the kernel.
-        dtype: bfloat16, float16 or float32, as NKI, numpy, torch or a string names it.
+        shape: the shape of the tensor.
+        axis: the axis of the kernel.
+        dtype: bfloat16, float16 or float32, as an NKI, numpy or torch type or as a string.
         direction: ``"forward"`` or ``"backward"``.
-        kind: which function.
+        kind: softmax or log-softmax.
 
     Raises:
-        TypeError: a size or the axis is no integer.
-        ValueError: a size, the axis, ``dtype`` or ``direction`` is not accepted.
+        TypeError: if a size or the axis is no integer.
+        ValueError: if a size, the axis, ``dtype`` or ``direction`` is not accepted.
     """
     sizes = [index(size) for size in shape]
     rank = len(sizes)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels work on, whatever the tiling: each tensor crosses HBM once, and an exponential is taken an element.
+"""The work of the kernels, whatever the tiling: each tensor crosses HBM once, and each element takes one exponential.
 
-For host code. The backward of softmax needs no exponential. The simulator is imported where a profile asks for the
-work: on hardware the kernels do without it.
+For host code. The backward of softmax needs no exponential. The simulator is imported only where a profile asks for the
+work: on hardware the kernels run without it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from nkilib.base.work import Work
 
 
 def softmax_forward_work(x_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """The work of ``softmax_forward`` and of ``log_softmax_forward``, whose parameters it takes."""
+    """Return the work of ``softmax_forward`` and of ``log_softmax_forward``, whose parameters it takes."""
     return _work(x_hbm, [x_hbm.dtype, x_hbm.dtype if dtype is None else dtype], has_exponentials=True)
 
 
 def softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """The work of ``softmax_backward``, whose parameters it takes."""
+    """Return the work of ``softmax_backward``, whose parameters it takes."""
     return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=False)
 
 
 def log_softmax_backward_work(grad_hbm: Any, output_hbm: Any, dtype: Any, **_: Any) -> Work:
-    """The work of ``log_softmax_backward``, whose parameters it takes."""
+    """Return the work of ``log_softmax_backward``, whose parameters it takes."""
     return _work(grad_hbm, _of_backward(grad_hbm, output_hbm, dtype), has_exponentials=True)
 
 

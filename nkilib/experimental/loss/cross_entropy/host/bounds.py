@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far the kernels may be from the float64 oracle, and how far they are.
+"""The accepted errors of the kernels relative to the float64 reference, and the measurement of their errors.
 
 Notation: u = 2^-23, the spacing of float32 above 1, so one rounding changes a value by at most u/2 of it; m the
 maximum of a row, d the sum of exp(x - m) over it, p = exp(x - lse). The bounds are stated against :mod:`.reference`,
 which starts from the same rounded logits and, in the backward, from the same log-sum-exp.
 
-They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: it is off by at
-most 1.8 u (2.54 units of the last place), with whatever instructions of a CPU (core/host/function_errors.py). Hardware
+They hold for the simulator, where numpy sums a row pairwise and its float32 ``exp`` is granted 2.6 u: its error is at
+most 1.8 u (2.54 units of the last place), whichever instructions the CPU has (core/host/function_errors.py). Hardware
 sums and evaluates ``exp`` in its own way: whether it stays within these bounds was never measured.
 """
 
@@ -47,24 +47,24 @@ _FLOAT64_EXPONENT_MASK = np.int64(0x7FF0_0000_0000_0000)
 
 
 def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -> tuple[Float64Array, Float64Array]:
-    """Largest accepted errors of loss and log-sum-exp, [N] each.
+    """Return the largest accepted errors of loss and log-sum-exp, [N] each.
 
     For float32 results::
 
         loss: 16 u max(1, |m - x_target|, log d)        lse: 16 u max(1, |m|, log d)
 
-    and for bfloat16 ones :func:`bfloat16_allowance` more, for float16 ones :func:`float16_allowance`.
+    and for bfloat16 results :func:`bfloat16_allowance` more, for float16 results :func:`float16_allowance`.
 
     Derivation. m and x_target are exact. The loss is formed as (m - x_target) + log d, never as lse - x_target, so |m|
-    does not enter. A relative error of d is an absolute one of log d; it consists of
+    does not enter. A relative error of d is an absolute error of log d; it consists of
 
     - arguments: x - m_chunk and m_chunk - m are rounded to half a unit each, which perturbs the term by at most
       |x - m| u/2 relative to it. Weighted by the terms that is u/2 * sum p |x - m|, and sum p (m - x) =
       entropy - log d <= log V - log d: at most 6.2 u for V < 2^18;
     - exp: 2.6 u for the terms and 2.6 u for the factor exp(m_chunk - m) of a chunk;
     - the pairwise sum: a term passes through 18 additions in its block of 128 and log2(V / 128) after that, 29 for
-      V < 2^18, at u/2 each. That all of them err to one side is 14.5 u, in theory only: independent roundings grow
-      with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u.
+      V < 2^18, at u/2 each. All errors in the same direction would give 14.5 u, in theory only: independent roundings
+      grow with the square root of their number, and 5 standard deviations of 29 are sqrt(29 / 3) 5 u/2 = 7.8 u.
 
     log, the subtraction and the last addition add at most 2 u of the largest of |m - x_target| (|m| for the LSE), log d
     and 1. All extremes at once would exceed 16 u; they exclude each other, since a large average |x - m| takes very
@@ -90,7 +90,7 @@ def gradient_bound(
     dtype: Any,
     result_dtype: Any,
 ) -> Float64Array:
-    """Largest accepted error of every element of the gradient of the given rows, [R, V].
+    """Return the largest accepted error of every element of the gradient of the rows passed, [R, V].
 
     For float32 results::
 
@@ -102,12 +102,12 @@ def gradient_bound(
 
     Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
     exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
-    |log scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative one
-    of the result; together at most u (|x - lse| + |lse| + 3 |log scale|) / 2. ``exp`` adds 2.6 u and a multiplication
-    u/2, which leaves room in the 8 up to |log scale| = 9.8, N of about 18,000. At the target the subtraction p - 1, the
-    product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each, 1.5 u of the 2 granted. A
-    log-sum-exp rounded below x makes p > 1 and the last term negative; then p - 1 < p, and 8 p - 2 (p - 1) covers it.
-    2^-126, the smallest normal number, covers results that underflow.
+    |log scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
+    error of the result; together at most u (|x - lse| + |lse| + 3 |log scale|) / 2. ``exp`` adds 2.6 u and a
+    multiplication u/2, which leaves room in the 8 up to |log scale| = 9.8, N of about 18,000. At the target the
+    subtraction p - 1, the product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each, 1.5 u of
+    the 2 granted. A log-sum-exp rounded below x makes p > 1 and the last term negative; then p - 1 < p, and
+    8 p - 2 (p - 1) covers it. 2^-126, the smallest normal number, covers results that underflow.
     """
     p = probabilities(logits, lse_state, dtype)
     lse = lse_state.astype(np.float64)[:, np.newaxis]
@@ -127,31 +127,31 @@ def gradient_bound(
 
 
 def bfloat16_allowance(exact: Float64Array) -> Float64Array:
-    """0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add.
+    """Return 0.51 ulp of bfloat16 at ``exact``: the error that rounding to bfloat16 may add.
 
-    Not finite where ``exact`` is not.
+    The allowance is not finite where ``exact`` is not.
 
-    Rounding to nearest costs half an ulp of the value that is rounded. That value is not ``exact`` but lies within the
-    float32 bound of it, possibly above the next power of two, where the ulp doubles; the rounded value is then that
-    power or close to it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
+    Rounding to nearest costs half an ulp of its input. The input is not ``exact`` but lies within the float32 bound of
+    it, possibly above the next power of two, where the ulp doubles; the rounded value is then that power or close to
+    it, and the float32 bound plus the 0.01 covers the rest. Below 2^-126 the ulp stays 2^-133.
     """
     return _power_of_two(exact, SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_BFLOAT16_FRACTION_BITS)
 
 
 def float16_allowance(exact: Float64Array) -> Float64Array:
-    """0.51 ulp of float16 at ``exact``, as :func:`bfloat16_allowance`. Below 2^-14 the ulp stays 2^-24."""
+    """Return 0.51 ulp of float16 at ``exact``, see :func:`bfloat16_allowance`. Below 2^-14 the ulp stays 2^-24."""
     return _power_of_two(exact, _FLOAT16_SMALLEST_NORMAL) * (BFLOAT16_ULPS * 2.0**-_FLOAT16_FRACTION_BITS)
 
 
 def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """``exact``, infinite where it is beyond the range of float16 and that is ``dtype``: from 65520 on."""
+    """Return ``exact``; if ``dtype`` is float16, values beyond its range, from 65520 on, become infinite."""
     if as_numpy_dtype(dtype) != np.dtype(np.float16):
         return exact
     return np.where(np.abs(exact) >= _FLOAT16_END, np.copysign(np.inf, exact), exact)
 
 
 def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float64Array) -> Float64Array:
-    """|actual - exact| / bound, elementwise; at most 1 is within the bound.
+    """Return |actual - exact| / bound, elementwise; a ratio of at most 1 is within the bound.
 
     Where one of the two is not finite, the ratio is 0 if both are of the same class (+inf, -inf, NaN) and inf if not.
 
@@ -173,12 +173,12 @@ def error_over_bound(actual: npt.NDArray[Any], exact: Float64Array, bound: Float
 def forward_error_over_bound(
     loss: npt.NDArray[Any], lse: npt.NDArray[Any], logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any
 ) -> tuple[float, float]:
-    """Worst :func:`error_over_bound` of loss and of log-sum-exp over all rows, for results of a forward kernel.
+    """Return the worst :func:`error_over_bound` of loss and of log-sum-exp over all rows of a forward kernel's results.
 
     Args:
-        loss: [N] as the kernel returned it; its type says which bound holds.
-        lse: [N], likewise.
-        logits: [N, V] as the kernel received them.
+        loss: [N], the loss that the kernel returned; its type selects the bound.
+        lse: [N], the log-sum-exp that the kernel returned; its type selects the bound.
+        logits: [N, V], the logits that the kernel received.
         targets: [N].
         dtype: the kernel's ``dtype``.
     """
@@ -198,13 +198,13 @@ def gradient_error_over_bound(
     reduction: str,
     dtype: Any,
 ) -> float:
-    """Worst :func:`error_over_bound` of all elements of a gradient, computed in blocks of rows.
+    """Return the worst :func:`error_over_bound` of all elements of a gradient, computed in blocks of rows.
 
     Args:
-        gradient: [N, V] as the kernel returned it; its type says which bound holds.
-        logits: [N, V] as the kernel received them (a copy, if it worked in place).
+        gradient: [N, V], the gradient that the kernel returned; its type selects the bound.
+        logits: [N, V], the logits that the kernel received (a copy, if it worked in place).
         targets: [N].
-        lse_state: [N] as the kernel received it.
+        lse_state: [N], the log-sum-exp that the kernel received.
         reduction: "mean" or "sum".
         dtype: the kernel's ``dtype``.
 
@@ -225,15 +225,15 @@ def gradient_error_over_bound(
 
 
 def _power_of_two(exact: Float64Array, least: float) -> Float64Array:
-    """The largest power of two that is not above the size of ``exact``, and ``least`` where it would be below that."""
+    r"""Return the largest power of two not above the absolute value of ``exact``, and at least ``least``."""
     exponent_only = np.ascontiguousarray(exact, np.float64).view(np.int64) & _FLOAT64_EXPONENT_MASK
     return np.maximum(exponent_only.view(np.float64), least)
 
 
-# What rounding to a type may add.
+# The error that rounding to a type may add.
 _ALLOWANCES = {np.dtype(ml_dtypes.bfloat16): bfloat16_allowance, np.dtype(np.float16): float16_allowance}
 
 
 def _rounding_allowance(exact: Float64Array, rounded: set[np.dtype[Any]]) -> Float64Array | float:
-    """What rounding to each of some types may add."""
+    """Return the error that rounding to each of the types in ``rounded`` may add."""
     return sum((_ALLOWANCES[dtype](exact) for dtype in rounded if dtype in _ALLOWANCES), 0.0)

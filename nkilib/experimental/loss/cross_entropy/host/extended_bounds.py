@@ -1,23 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far the extended kernels may be from the float64 oracle.
+"""The accepted errors of the extended kernels relative to the float64 reference.
 
 Notation as in :mod:`.bounds`: u = 2^-23, m the maximum of a row of z, log d = lse - m, p the softmax, f the factors of
-the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of one row of statistics are
-granted the 16 u that ``bounds.forward_bounds`` derives; what is added here:
+the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of the statistics of one row are
+granted the 16 u that ``bounds.forward_bounds`` derives. The bounds here add:
 
-- a cap c: tanh is granted 3 u, of which numpy's is off by 0.9 u with AVX2 and 1.3 u without, and the product with c is
-  rounded, so that a z is off by 4 u c;
-- sums over the classes: terms f (m - z) are of one sign, chunk by chunk too, so 16 u of their sum covers factors,
+- a cap c: tanh is granted 3 u (the error of numpy's tanh is 0.9 u with AVX2 and 1.3 u without), and the product with c
+  is rounded, so the error of z is 4 u c;
+- sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers factors,
   products and pairwise additions;
-- the entropy log d - E / d: a term exp(z - m) (m - z) is off by half a unit of (m - z)^2 more than its sum;
+- the entropy log d - E / d: the error of a term exp(z - m) (m - z) exceeds the error of its sum by half a unit of
+  (m - z)^2;
 - s lse^2 doubles the relative error of lse;
-- log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles what an exponential is off by, and 2 log d
-  has that of lse twice, so four times that of lse without its maximum; that maximum is in both and cancels;
+- log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log d
+  has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both terms
+  and cancels;
 - the mean of z: factors, additions and quotient are 16 u of the mean of abs(z);
-- a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so that the argument of an
-  exponential is off by 2 u abs(z) more. Differences that are scaled once they are formed are off by 1 u of themselves.
+- a temperature: 1 / t is rounded, and so is its product with a logit and with the maximum, so the error of the argument
+  of an exponential is 2 u abs(z) more. Differences that are scaled after they are formed have a relative error of 1 u.
 """
 
 from __future__ import annotations
@@ -38,15 +40,15 @@ CAP_UNITS = 4.0
 def extended_forward_bounds(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
 ) -> dict[str, Float64Array]:
-    """Largest accepted errors by name, [N] each, for rows whose results are finite."""
+    """Return the largest accepted errors by the name of the result, [N] each, for rows whose results are finite."""
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
-        truth = extended_forward_reference(logits, targets, dtype, options)
+        expected = extended_forward_reference(logits, targets, dtype, options)
         maximum = np.abs(z.max(axis=1))
-        log_sum = np.abs(truth.lse - z.max(axis=1))
+        log_sum = np.abs(expected.lse - z.max(axis=1))
         below = z.max(axis=1)[:, np.newaxis] - z
         factors = options.factors(targets, z.shape[1])
-        p = np.exp(z - truth.lse[:, np.newaxis])
+        p = np.exp(z - expected.lse[:, np.newaxis])
         spread = np.where(factors == 0.0, 0.0, factors * below).sum(axis=1)
         total = factors.sum(axis=1)
         of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
@@ -54,11 +56,11 @@ def extended_forward_bounds(
         second = np.where(p == 0.0, 0.0, p * np.square(below)).sum(axis=1)
         of_scale = 0.0 if options.temperature == 1.0 else 2.0 * UNIT
         of_z = of_scale * (maximum + np.where(p == 0.0, 0.0, p * below).sum(axis=1))
-        of_entropy = of_scale * (maximum * 2.0 * (1.0 + truth.entropy) + 2.0 * second)
+        of_entropy = of_scale * (maximum * 2.0 * (1.0 + expected.entropy) + 2.0 * second)
         lse = FORWARD_UNITS * UNIT * np.maximum(1.0, np.maximum(maximum, log_sum)) + of_cap + of_z
-        square = options.lse_square_scale * np.abs(truth.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(truth.lse))
+        square = options.lse_square_scale * np.abs(expected.lse) * (2.0 * lse + 4.0 * UNIT * np.abs(expected.lse))
         distance_sum = FORWARD_UNITS * UNIT * (weights * below).sum(axis=1) + of_cap * weights.sum() + SMALLEST_NORMAL
-        target_logit = of_cap + SMALLEST_NORMAL + of_scale * np.abs(truth.target_logit)
+        target_logit = of_cap + SMALLEST_NORMAL + of_scale * np.abs(expected.target_logit)
         unmasked = ~np.isneginf(z)
         size = np.where(unmasked, np.abs(z), 0.0).sum(axis=1) / unmasked.sum(axis=1)
         position_weight = np.full(len(z), SMALLEST_NORMAL)
@@ -74,9 +76,9 @@ def extended_forward_bounds(
         "lse": lse,
         "target_logit": target_logit,
         "position_weight": position_weight,
-        "entropy": FORWARD_UNITS * UNIT * np.maximum(1.0, truth.entropy)
+        "entropy": FORWARD_UNITS * UNIT * np.maximum(1.0, expected.entropy)
         + UNIT * second
-        + 2.0 * of_cap * (1.0 + truth.entropy)
+        + 2.0 * of_cap * (1.0 + expected.entropy)
         + of_entropy,
         "distance_sum": distance_sum,
         "log_sum_squares": 4.0 * (FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + of_cap + of_z),
@@ -93,7 +95,7 @@ def coefficient_sizes(
     grad_lse: npt.NDArray[Any] | None = None,
     grad_logprob: npt.NDArray[Any] | None = None,
 ) -> Float64Array:
-    """S, the sum of the sizes of all terms of A, [N]: a gradient of z is A p, less what is drawn to the targets."""
+    """Return S, [N], the sum of the sizes of all terms of A; a gradient of z is A p minus the terms at the targets."""
     valid, exact_lse = options.is_valid(targets), lse.astype(np.float64)
     of_loss = np.abs(np.where(valid, grad_loss, 0.0).astype(np.float64))
     sizes = of_loss * options.factors(targets, vocabulary).sum(axis=1)
@@ -106,38 +108,39 @@ def coefficient_sizes(
 
 
 def extended_gradient_bound(
-    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs
+    logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, inputs: BackwardInputs
 ) -> Float64Array:
-    """Largest accepted errors of a float32 gradient, [N, V].
+    """Return the largest accepted errors of a float32 gradient, [N, V].
 
     With S the sum of the sizes of all terms of A, and c the cap or 0::
 
         u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|) + 2^-126
 
-    where r is what is subtracted from A * p: g times the factor, and gp. As ``bounds.gradient_bound`` derives it, p is
-    off by u (8 + |z - lse| + |lse|) of itself, and the terms of A, their sum and the product cost 4 u more. At the
-    target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is
-    the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The factor 1 - tanh^2 is off by 3 u, of dz.
+    where r is the amount subtracted from A * p: g times the factor, and gp. As ``bounds.gradient_bound`` derives, the
+    relative error of p is u (8 + |z - lse| + |lse|), and the terms of A, their sum and the product cost 4 u more. At
+    the target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r
+    is the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The error of the factor 1 - tanh^2 is 3 u, of
+    dz.
 
-    A temperature t doubles what stands in the exponent, 12 apart, and divides all by t. The gradient h of the entropy H
-    adds h p (log p + H), relative to which p is off as above. Of log p + H the difference z - m, its product with h,
-    log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1) more.
+    A temperature t doubles |z - lse| + |lse|, divides 4 c by t, and divides the bound by t. The gradient h of the
+    entropy H adds h p (log p + H), relative to which p has the error above. Of log p + H the difference z - m, its
+    product with h, log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1) more.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
         positions, vocabulary = z.shape
         valid = options.is_valid(targets)
-        exact_lse = given.lse.astype(np.float64)[:, np.newaxis]
+        exact_lse = inputs.lse.astype(np.float64)[:, np.newaxis]
         p = np.exp(z - exact_lse)
         factors = options.factors(targets, vocabulary)
-        of_loss = np.where(valid, given.grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
+        of_loss = np.where(valid, inputs.grad_loss, 0.0).astype(np.float64)[:, np.newaxis]
         of_logprob = (
             np.zeros((positions, 1))
-            if given.grad_logprob is None
-            else given.grad_logprob.astype(np.float64)[:, np.newaxis]
+            if inputs.grad_logprob is None
+            else inputs.grad_logprob.astype(np.float64)[:, np.newaxis]
         )
         sizes = coefficient_sizes(
-            targets, given.lse, given.grad_loss, options, vocabulary, given.grad_lse, given.grad_logprob
+            targets, inputs.lse, inputs.grad_loss, options, vocabulary, inputs.grad_lse, inputs.grad_logprob
         )[:, np.newaxis]
         drawn = np.abs(of_loss) * factors
         if targets.ndim == 1:
@@ -150,10 +153,10 @@ def extended_gradient_bound(
         cap, t = options.logit_softcap or 0.0, options.temperature
         exponent = (np.abs(z - exact_lse) + np.abs(exact_lse)) * (1.0 if t == 1.0 else 2.0) + 4.0 * cap / t
         of_entropy = np.zeros_like(z)
-        if given.entropy is not None and given.grad_entropy is not None:
-            of_log_p = np.abs(z - exact_lse + given.entropy[:, np.newaxis])
-            terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(given.entropy[:, np.newaxis]) + 1.0)
-            of_entropy = np.abs(given.grad_entropy[:, np.newaxis]) * p * terms
+        if inputs.entropy is not None and inputs.grad_entropy is not None:
+            of_log_p = np.abs(z - exact_lse + inputs.entropy[:, np.newaxis])
+            terms = of_log_p * (12.0 + exponent) + 4.0 * (exponent + np.abs(inputs.entropy[:, np.newaxis]) + 1.0)
+            of_entropy = np.abs(inputs.grad_entropy[:, np.newaxis]) * p * terms
         units = np.where(p == 0.0, 0.0, sizes * p * (12.0 + exponent) + of_entropy)
         units += 4.0 * drawn + (4.0 * (sizes * p + drawn) if cap else 0.0)
         return UNIT * units / t + SMALLEST_NORMAL

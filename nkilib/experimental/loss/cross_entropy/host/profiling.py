@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""The modelled time of a launch of the kernels, from shapes alone: for host code, and in the simulator only."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def profile_launch(
     trips: AskedTrips | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel on logits [N, V]; modelled, not measured.
+    """Return the profile of a kernel on logits [N, V]; modelled, not measured.
 
     Example::
 
@@ -45,15 +45,16 @@ def profile_launch(
     Args:
         num_positions: N.
         vocab_size: V.
-        dtype: of logits and tiles, an NKI type or the name of one; targets are int32, and the backward's lse float32.
+        dtype: the type of logits and tiles, an NKI type or its name; targets are int32, and the backward's lse float32.
         direction: ``"forward"`` or ``"backward"``.
-        tiling: how the launch is cut up, whether ``choose_tiling`` would choose so or not.
-        target: the generation.
-        cores: of the launch.
-        parameters: what the model assumes where nothing is published.
-        extended: of an extended kernel; ``options`` may hold shapes for its further arrays.
-        trips: of the forward's loop over positions that are computed anew, as ``profile`` takes them: ``"none"``,
-            ``"all"`` or a number; None gives the profile with none, which has that with all as ``with_all_trips``.
+        tiling: the tiling of the launch; it may differ from the one that ``choose_tiling`` would choose.
+        target: the generation, such as ``"trn2"``.
+        cores: the number of cores of the launch.
+        parameters: the assumptions of the model where nothing is published.
+        extended: whether to profile an extended kernel; ``options`` may hold shapes for its further arrays.
+        trips: the iterations of the forward's loop over recomputed positions, in the form that ``profile`` accepts:
+            ``"none"``, ``"all"`` or a number. None gives the profile with no iterations, whose ``with_all_trips`` is
+            the profile with all of them.
         options: further keyword arguments of the kernel.
 
     Raises:
@@ -64,7 +65,7 @@ def profile_launch(
     kernel: Any = extended_cross_entropy_forward if extended else cross_entropy_forward
     if direction == "backward":
         kernel = extended_cross_entropy_backward if extended else cross_entropy_backward
-    given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), tile_dtype)
+    tensors = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), tile_dtype)
     with using(target=target):
         return profile(
             kernel[cores],
@@ -72,5 +73,5 @@ def profile_launch(
             trips=trips,
             dtype=tile_dtype,
             **tiling._asdict(),
-            **{**given, **options},
+            **{**tensors, **options},
         )

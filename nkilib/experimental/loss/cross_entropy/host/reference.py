@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy and its gradient in float64: what the kernels are held against.
+"""Cross-entropy and its gradient in float64: the reference against which the kernels are checked.
 
-The oracle starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), targets as given, and in
-the backward the log-sum-exp that the kernel received. From there on every operation is float64, so what remains
-between the two is the kernel's own error (see :mod:`.bounds`).
+The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged targets, and
+in the backward the log-sum-exp that the kernel received. From there on every operation is float64, so the remaining
+difference between the two is the kernel's own error (see :mod:`.bounds`).
 
-Only numpy and ml_dtypes are needed. Rows are taken in blocks, so that the working memory stays at a few times
-``_BLOCK_ELEMENTS`` float64 values whatever N and V are.
+Only numpy and ml_dtypes are needed. Rows are processed in blocks, so the working memory stays at a few times
+``_BLOCK_ELEMENTS`` float64 values, independent of N and V.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float
 
 
 def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    """The numpy type of an NKI, numpy or ml_dtypes type, or of a name such as ``"bfloat16"``.
+    """Return the numpy type of an NKI, numpy or ml_dtypes type, or of a name such as ``"bfloat16"``.
 
     Raises:
         TypeError: if it is none of float32, bfloat16 and float16, the types that the kernels compute in.
@@ -45,7 +45,7 @@ def as_numpy_dtype(dtype: Any) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class RowStatistics:
-    """The three numbers of each row that loss and log-sum-exp are made of, float64 [N] each.
+    """The three values per row from which loss and log-sum-exp are computed, float64 [N] each.
 
     Attributes:
         maximum: m, the largest logit of the row.
@@ -70,7 +70,7 @@ class RowStatistics:
 
 
 def row_statistics(logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any) -> RowStatistics:
-    """Maximum, target logit and log of the sum of exponentials of every row.
+    """Return the maximum, the target logit and the log of the sum of exponentials of every row.
 
     Args:
         logits: [N, V], float32, bfloat16 or float16.
@@ -98,14 +98,14 @@ def row_statistics(logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: A
 def cross_entropy_forward_reference(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any
 ) -> tuple[Float64Array, Float64Array]:
-    """Loss and log-sum-exp of every row in float64.
+    """Return the loss and the log-sum-exp of every row in float64.
 
     PyTorch equivalent, with ``x = logits.to(dtype).double()``::
 
         loss = F.cross_entropy(x, targets.long(), reduction="none")
         lse = torch.logsumexp(x, dim=1)
 
-    Arguments and errors are those of :func:`row_statistics`.
+    See :func:`row_statistics` for arguments and errors.
 
     Returns:
         loss [N], lse [N], both float64.
@@ -117,7 +117,7 @@ def cross_entropy_forward_reference(
 def cross_entropy_backward_reference(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], reduction: str, dtype: Any
 ) -> Float64Array:
-    """Gradient of the loss with respect to the logits in float64.
+    """Return the gradient of the loss with respect to the logits in float64.
 
     PyTorch equivalent, with ``x = logits.to(dtype).double()`` and, where ``lse_state`` is exact, the gradient that
     autograd gives for ``F.cross_entropy(x, targets.long(), reduction=reduction)``::
@@ -150,9 +150,9 @@ def cross_entropy_backward_reference(
 def gradient_of_rows(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], scale: float, dtype: Any
 ) -> Float64Array:
-    """``scale * (exp(x - lse) - onehot)`` of the given rows in float64, all of them at once.
+    """Return ``scale * (exp(x - lse) - onehot)`` of the rows passed in float64, all of them at once.
 
-    Where the log-sum-exp of a row is not finite, every element is NaN, as autograd has it: the row holds NaN or +inf,
+    Where the log-sum-exp of a row is not finite, every element is NaN, like in autograd: the row holds NaN or +inf,
     or nothing but -inf, and its softmax is not defined.
     """
     gradient = probabilities(logits, lse_state, dtype)
@@ -162,7 +162,7 @@ def gradient_of_rows(
 
 
 def probabilities(logits: npt.NDArray[Any], lse_state: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """``exp(x - lse)`` of the given rows in float64; NaN in rows whose log-sum-exp is not finite."""
+    """Return ``exp(x - lse)`` of the rows passed in float64; NaN in rows whose log-sum-exp is not finite."""
     x = rounded_to(logits, dtype)
     lse = lse_state.astype(np.float64)
     x -= np.where(np.isfinite(lse), lse, np.nan)[:, np.newaxis]
@@ -170,7 +170,7 @@ def probabilities(logits: npt.NDArray[Any], lse_state: npt.NDArray[Any], dtype: 
 
 
 def gradient_scale(reduction: str, positions: int) -> float:
-    """What the gradient of one position is multiplied with: 1/N for "mean", 1 for "sum".
+    """Return the factor of the gradient of one position: 1/N for "mean", 1 for "sum".
 
     Raises:
         ValueError: for any other word.
@@ -181,7 +181,7 @@ def gradient_scale(reduction: str, positions: int) -> float:
 
 
 def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
-    """Slices that cover the rows in order, of at most ``_BLOCK_ELEMENTS`` elements or of one row."""
+    """Yield slices that cover the rows in order, of at most ``_BLOCK_ELEMENTS`` elements or of one row."""
     positions, vocabulary = logits.shape
     step = max(1, _BLOCK_ELEMENTS // vocabulary)
     for start in range(0, positions, step):
@@ -189,9 +189,9 @@ def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
 
 
 def rounded_to(logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """A float64 copy of ``logits`` after rounding to ``dtype``, as a kernel sees them in its tiles.
+    """Return a float64 copy of ``logits`` rounded to ``dtype``, the values that a kernel sees in its tiles.
 
-    None rounds nothing: for logits that no kernel is given, such as products that it takes itself.
+    None rounds nothing: for logits that are no input of a kernel, such as products that it computes itself.
     """
     if dtype is None:
         return logits.astype(np.float64)
@@ -218,9 +218,9 @@ def _check(logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.N
 
 @dataclass(frozen=True)
 class ExtendedLoss:
-    """The options of the extended kernels, under the names of their parameters, as float64 arithmetic.
+    """The options of the extended kernels, under the names of their parameters, in float64 arithmetic.
 
-    A shard of the vocabulary is computed as a whole loss and cut afterwards; the oracle needs no option for it.
+    For a shard of the vocabulary the whole loss is computed and cut afterwards; the reference needs no option for it.
     """
 
     class_weight: npt.NDArray[Any] | None = None
@@ -231,7 +231,7 @@ class ExtendedLoss:
     temperature: float = 1.0
 
     def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-        """z: the logits, rounded to ``dtype``, after the cap and the temperature."""
+        """Return z: the logits, rounded to ``dtype``, after the cap and the temperature."""
         x = rounded_to(logits, dtype)
         if self.logit_softcap is None:
             return x / self.temperature
@@ -239,28 +239,34 @@ class ExtendedLoss:
         return capped / self.temperature
 
     def weights(self, vocabulary: int) -> Float64Array:
-        """w, [V]."""
+        """Return the class weights w, [V]."""
         return np.ones(vocabulary) if self.class_weight is None else self.class_weight.astype(np.float64)
 
     def is_valid(self, targets: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-        """Which positions count; all of class probabilities do."""
+        """Return the mask of valid positions; with class probabilities all positions are valid."""
         return np.ones(len(targets), np.bool_) if targets.ndim == 2 else targets != self.ignore_index
 
     def factors(self, targets: npt.NDArray[Any], vocabulary: int) -> Float64Array:
-        """f, [N, V]: the loss of a position is the sum of f_k * (lse - z_k), and s * lse^2; 0 for ignored ones."""
+        """Return the factors f, [N, V]; the loss of a position is the sum of f_k * (lse - z_k), plus s * lse^2.
+
+        The factors of ignored positions are 0.
+        """
         smoothed = self.label_smoothing / vocabulary
         if targets.ndim == 2:
             return self.weights(vocabulary) * ((1.0 - self.label_smoothing) * targets.astype(np.float64) + smoothed)
         valid = self.is_valid(targets)
-        found = np.where(valid[:, np.newaxis], smoothed * self.weights(vocabulary), 0.0)
+        factors = np.where(valid[:, np.newaxis], smoothed * self.weights(vocabulary), 0.0)
         classes = targets[valid]
-        found[np.flatnonzero(valid), classes] += (1.0 - self.label_smoothing) * self.weights(vocabulary)[classes]
-        return found
+        factors[np.flatnonzero(valid), classes] += (1.0 - self.label_smoothing) * self.weights(vocabulary)[classes]
+        return factors
 
 
 @dataclass(frozen=True)
 class ExtendedResults:
-    """What the extended forward returns, float64 [N] each, and ``argmax``; the last two are those of the linear one."""
+    """The results of the extended forward, float64 [N] each, and ``argmax``.
+
+    Only the linear forward returns the last two fields.
+    """
 
     loss: Float64Array
     lse: Float64Array
@@ -276,13 +282,13 @@ class ExtendedResults:
 def extended_forward_reference(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
 ) -> ExtendedResults:
-    """All results of ``extended_cross_entropy_forward`` in float64, all rows at once.
+    """Return all results of ``extended_cross_entropy_forward`` in float64, all rows at once.
 
     Args:
         logits: [N, V], float32, bfloat16 or float16; float64 without ``dtype``.
         targets: [N] integers, each a class or ``options.ignore_index``; or [N, V] class probabilities.
         dtype: type of the kernel's tiles; the logits are rounded to it first, unless it is None.
-        options: of the loss.
+        options: the options of the loss.
     """
     vocabulary = logits.shape[1]
     z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
@@ -318,12 +324,12 @@ def extended_forward_reference(
 
 @dataclass(frozen=True)
 class BackwardInputs:
-    """What the extended backward receives beside logits and targets, [N] each.
+    """The inputs of the extended backward besides logits and targets, [N] each.
 
     Attributes:
         lse: the log-sum-exp that the kernel received, in the precision that it had there.
         grad_loss, grad_lse, grad_logprob, grad_entropy: upstream gradients; None for 0.
-        entropy: likewise as the kernel received it; None without a gradient of it.
+        entropy: the entropy that the kernel received, in its precision there; None without a gradient of the entropy.
     """
 
     lse: npt.NDArray[Any]
@@ -334,21 +340,21 @@ class BackwardInputs:
     grad_entropy: npt.NDArray[Any] | None = None
 
     def of_rows(self, rows: slice) -> BackwardInputs:
-        """Of some positions."""
-        rest = (self.grad_lse, self.grad_logprob, self.entropy, self.grad_entropy)
+        """Return the inputs of a range of positions."""
+        optional = (self.grad_lse, self.grad_logprob, self.entropy, self.grad_entropy)
         return BackwardInputs(
-            self.lse[rows], self.grad_loss[rows], *(None if each is None else each[rows] for each in rest)
+            self.lse[rows], self.grad_loss[rows], *(None if vector is None else vector[rows] for vector in optional)
         )
 
 
 def extended_backward_reference(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss, given: BackwardInputs
 ) -> Float64Array:
-    """The gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
+    """Return the gradient of ``extended_cross_entropy_backward`` in float64, all rows at once.
 
     Args:
-        logits, targets, dtype, options: as in :func:`extended_forward_reference`.
-        given: what else the kernel received.
+        logits, targets, dtype, options: see :func:`extended_forward_reference`.
+        given: the further inputs of the kernel.
     """
     positions, vocabulary = logits.shape
     z, factors = options.scores(logits, dtype), options.factors(targets, vocabulary)
@@ -361,10 +367,10 @@ def extended_backward_reference(
         of_logprob = np.where(valid, given.grad_logprob, 0.0).astype(np.float64)
         drawn[np.flatnonzero(valid), targets[valid]] -= of_logprob[valid]
     square = np.where(of_loss == 0.0, 0.0, of_loss * 2.0 * options.lse_square_scale * exact_lse)
-    every = drawn.sum(axis=1) + square + of_lse
+    coefficients = drawn.sum(axis=1) + square + of_lse
     log_p = z - exact_lse[:, np.newaxis]
     p = np.exp(log_p)
-    gradient = every[:, np.newaxis] * p - drawn
+    gradient = coefficients[:, np.newaxis] * p - drawn
     if given.entropy is not None and given.grad_entropy is not None:
         of_entropy, known = given.grad_entropy.astype(np.float64), given.entropy.astype(np.float64)
         with np.errstate(invalid="ignore"):

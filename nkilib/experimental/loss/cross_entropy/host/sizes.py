@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tensors of a launch are, for the row of the registry and for profiles."""
+"""The shapes and types of the tensors of a launch, for the row of the registry and for profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from nkilib.core.host.sized_loss import TensorSize
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on logits [N, V]: targets that are classes, and numbers of each position."""
+    """Return the size of a tensor of a launch on logits [N, V].
+
+    The targets are classes, int32 [N]; every tensor but the logits and the targets is float32 [N].
+    """
     if tensor == "logits":
         return TensorSize(shape)
     return TensorSize(shape[:1], "int32" if tensor == "targets" else "float32")

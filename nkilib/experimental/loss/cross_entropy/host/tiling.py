@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which positions_per_batch and chunk_size to launch the kernels with: arithmetic only, for host code.
+"""The choice of positions_per_batch and chunk_size for launches of the kernels: arithmetic only, for host code.
 
-The time of a launch is estimated for each of some thirty chunk sizes, and the least one is taken. The estimate knows
-what a larger chunk costs (the first load and the last chunk overlap with nothing) and what it saves (each chunk has
-fixed costs). It stands for differences between tilings, not for times: terms that all tilings share are left out.
-``nkilib.simulator.profile`` models times; the tests compare the choice with it.
+The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is chosen. The
+estimate includes the costs of a larger chunk (the first load and the last chunk overlap with nothing) and its savings
+(each chunk has fixed costs). It models differences between tilings, not times: terms that all tilings share are left
+out. ``nkilib.simulator.profile`` models times; the tests compare the choice with it.
 
-Batches are of 128 positions always: every engine takes as long for one position as for 128.
+A batch always has 128 positions: every engine takes as long for one position as for 128.
 """
 
 from __future__ import annotations
@@ -37,43 +37,44 @@ POSITIONS_PER_BATCH = 128
 _MOST_EQUAL_CHUNKS = 16
 _ROUND_SIZES = (2048, 4096, 8192, 16384, 32768, 40960, 49152, FREE_AXIS_MAX)
 
-# Each of the 16 DMA engines serves so many partitions.
+# The partitions that each of the 16 DMA engines serves.
 _PARTITIONS_OF_DMA_ENGINE = 8
 # Nanoseconds, the same for trn2 and trn3: a row of a DMA at least; from the trigger to the first byte; from the last
 # byte to the consumer; between two triggers; loading an activation table; a result until another engine can use it.
 _DMA_ROW, _DMA_FIXED, _DMA_TO_CONSUMER, _DMA_TRIGGER = 58.0, 1000.0, 300.0, 600.0
 _TABLE, _VECTOR_RESULT, _SCALAR_RESULT, _SYNC = 1280.0, 150.0, 300.0, 60.0
-# How many times longer a row takes that is a single element of a result.
+# The factor by which a DMA row takes longer if it is a single element of a result.
 _SMALL_STORE = 2.0
-# What the forward stores for every position: loss and log-sum-exp.
+# The results that the forward stores for every position: loss and log-sum-exp.
 _RESULTS = 2
 # Cycles: between two instructions; the least that one takes; reading a sum out of the accumulators.
 _ISSUE, _LEAST, _READ_SUM = 100.0, 64.0, 64.0
 
-# What remains was fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in nanoseconds.
+# The remaining constants were fitted to the simulator's profiles of some two hundred launches of all sizes on trn2, in
+# nanoseconds.
 # Logs and results of a group of batches.
 _GROUP = 3500.0
-# The same under a shift: its logs and stores keep Scalar and the DMA engines from the chunks; the shift itself; the
-# loop over rows that are computed anew, with no trip.
+# The same under a shift: its logs and stores occupy Scalar and the DMA engines; the shift itself; the
+# loop over recomputed rows, with no iteration.
 _SHIFTED_GROUP, _SHIFT, _LOOP = 6000.0, 700.0, 25000.0
-# What a chunk takes besides.
+# The additional time of a chunk.
 _SHIFTED_CHUNK = 180.0
 # Stores of single elements delay loads, unless two are under way.
 _SHIFTED_WITH_TWO_BUFFERS = 1.1
-# Rows that are computed anew wait for long loads: of tilings that are nearly alike, the one of smaller chunks.
+# Recomputed rows wait for long loads: of nearly equal tilings, the one with smaller chunks is faster.
 _SHARE_AGAIN = 0.03
-# Of two tilings that are nearly alike, the one of fewer chunks is faster.
+# Of two nearly equal tilings, the one with fewer chunks is faster.
 _CHUNK = 20.0
-# Where the results of the last group but one are taken beside a single chunk, or beside more than two.
+# Added if the results of the last group but one are computed during a single chunk, or during more than two.
 _GROUP_BESIDE_ONE_CHUNK, _GROUP_BESIDE_MANY = 1500.0, 1000.0
-# How much later than its chunks a gather may end without delaying the losses.
+# The time after its chunks at which a gather may end without delaying the losses.
 _GATHER_SLACK = 2500.0
 # In place, the first store waits for the gather; two chunks that are loaded meanwhile cover part of that.
 _FIRST_STORE, _IDLE_BEFORE_STORES = 7300.0, 4000.0
 # The first exponential waits for two activation tables.
 _FIRST_EXPONENTIAL = 1500.0
 
-# In the backward, of two tilings that are nearly alike, the one that waits less for a long first load is faster.
+# In the backward, of two nearly equal tilings, the one that waits less for a long first load is faster.
 _SHARE_OF_LOAD, _LONG_LOAD = 0.05, 2000.0
 # In the backward, loads wait for stores where buffers are few.
 _OF_FEW_BUFFERS = {1: 1.1, 2: 1.1, 3: 1.01}
@@ -84,11 +85,11 @@ _AS_GOOD = 1.001
 
 
 class Tiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        positions_per_batch: positions that are worked on at a time.
-        chunk_size: vocabulary entries that are worked on at a time.
+        positions_per_batch: positions processed at a time.
+        chunk_size: vocabulary entries processed at a time.
     """
 
     positions_per_batch: int
@@ -96,9 +97,9 @@ class Tiling(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """A generation: usable SBUF bytes of a partition, nanoseconds of a cycle, and of a byte on a DMA engine.
+    """A generation: usable SBUF bytes per partition, nanoseconds per cycle, and per byte on a DMA engine.
 
-    Copied from ``nkilib/simulator/hardware``, which a device does without; a test compares the two.
+    The values are copied from ``nkilib/simulator/hardware``, which a device does not need; a test compares the two.
     """
 
     sbuf_bytes: int
@@ -115,12 +116,12 @@ _MACHINES = {
 
 
 class _Tiles(NamedTuple):
-    """What an element of a chunk takes of a partition beside the chunk buffers, in bytes.
+    """The bytes of a partition that are used besides the chunk buffers; ``most`` and ``usual`` are per chunk element.
 
     Attributes:
-        small: set aside for small tiles, whatever the chunk size is.
-        most: scratch of a launch with every option: it has to fit.
-        usual: scratch of a launch with none: what it leaves are chunk buffers.
+        small: bytes reserved for small tiles, independent of the chunk size.
+        most: scratch of a launch with every option, which has to fit.
+        usual: scratch of a launch without options; the remaining bytes are chunk buffers.
     """
 
     small: int
@@ -144,10 +145,10 @@ _DIRECTIONS = ("forward", "backward")
 def choose_tiling(
     num_positions: int, vocab_size: int, dtype: Any, direction: str, target: str = "trn2", *, extended: bool = False
 ) -> Tiling:
-    """The tiling with which a kernel is modelled to be fastest on two cores, or nearly.
+    """Return the tiling with which a kernel is modelled to be fastest on two cores, or nearly.
 
     Modelled, not measured: within 3% of the best tiling of a search on trn2, in a few launches of some 20 us within 4%.
-    Repeated calls are looked up.
+    Results are cached for repeated calls.
 
     Example::
 
@@ -157,14 +158,15 @@ def choose_tiling(
     Args:
         num_positions: N, rows of the logits.
         vocab_size: V, columns of the logits.
-        dtype: bfloat16, float16 or float32, of the logits and of the tiles: as NKI, numpy, torch or a string names it.
+        dtype: the type of the logits and of the tiles, bfloat16, float16 or float32: an NKI, numpy or torch type, or
+            its name.
         direction: ``"forward"`` or ``"backward"``.
         target: ``"trn2"`` or ``"trn3"``.
-        extended: for the extended kernels. Their options need up to 20 bytes of a partition more for each entry of a
-            chunk; the choice fits whichever are on, and is the fastest one where none is.
+        extended: whether the tiling is for the extended kernels. Their options need up to 20 bytes of a partition more
+            for each entry of a chunk; the choice fits with any options, and is the fastest one without options.
 
     Returns:
-        What the kernels accept for logits [N, V] on the target.
+        A tiling that the kernels accept for logits [N, V] on the target.
 
     Raises:
         TypeError: if a size is no integer.
@@ -203,7 +205,7 @@ def _chosen(
     direction: str,
     target: str,
     extended: bool,
-    limits: PlanLimits,  # for the cache alone: what is read below obeys them
+    limits: PlanLimits,  # for the cache alone: the values read below obey them
 ) -> Tiling:
     machine = _MACHINES[target]
     machine = machine._replace(sbuf_bytes=limited_sbuf_bytes(machine.sbuf_bytes))
@@ -221,7 +223,7 @@ def _chosen(
 
 
 def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) -> set[int]:
-    """Chunk sizes that the kernels accept with 128 positions a batch."""
+    """Return chunk sizes that the kernels accept with 128 positions per batch."""
     itemsize = _ITEMSIZES[dtype]
     fitting = (machine.sbuf_bytes - tiles.small) // (itemsize + tiles.most)
     largest = min(vocab_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // POSITIONS_PER_BATCH // itemsize)
@@ -231,17 +233,17 @@ def _chunk_sizes(vocab_size: int, dtype: str, machine: _Machine, tiles: _Tiles) 
 
 
 class _Launch(NamedTuple):
-    """What the busiest core of a launch does; times in nanoseconds.
+    """The work of the busiest core of a launch; times in nanoseconds.
 
     Attributes:
-        positions: of the launch.
-        itemsize: bytes of an element.
-        batches, rows: how many batches, and the positions of the first one.
-        chunk, last: elements of a chunk, and of the last one of a row.
-        chunks, loads: chunks of a row, and of all batches.
-        buffers: how many chunks are on chip at a time.
-        load, last_load, all_loads: how long the DMA engines work on the first chunk, the very last one, and all.
-        per_cycle: elements that Scalar takes a cycle.
+        positions: the positions of the launch.
+        itemsize: bytes per element.
+        batches, rows: the number of batches, and the positions of the first one.
+        chunk, last: elements of a chunk, and of the last chunk of a row.
+        chunks, loads: chunks per row, and of all batches.
+        buffers: the number of chunks that are on chip at a time.
+        load, last_load, all_loads: the time of the DMA engines for the first chunk, the very last one, and all.
+        per_cycle: elements that Scalar processes per cycle.
     """
 
     positions: int
@@ -259,7 +261,7 @@ class _Launch(NamedTuple):
     per_cycle: int
 
     def total(self, of_chunk: float, of_last: float) -> float:
-        """The sum over all chunks of all batches, of which the last one of a row takes ``of_last``."""
+        """Return the sum over all chunks of all batches; the last chunk of a row takes ``of_last``."""
         return self.batches * ((self.chunks - 1) * of_chunk + of_last)
 
 
@@ -276,9 +278,9 @@ def _launch(
     last = vocab_size - (chunks - 1) * chunk_size
     row = max(_DMA_ROW, chunk_size * itemsize * machine.dma_byte_ns)
     last_row = max(_DMA_ROW, last * itemsize * machine.dma_byte_ns)
-    # The busiest DMA engine works on so many rows of a chunk; the last batch may have fewer.
-    held = min(_PARTITIONS_OF_DMA_ENGINE, rows)
-    held_last = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
+    # Rows of a chunk that the busiest DMA engine transfers; the last batch may have fewer.
+    engine_rows = min(_PARTITIONS_OF_DMA_ENGINE, rows)
+    last_engine_rows = min(_PARTITIONS_OF_DMA_ENGINE, positions - (batches - 1) * batch_rows)
     fitting = (machine.sbuf_bytes - tiles.small - chunk_size * tiles.usual) // (chunk_size * itemsize)
     return _Launch(
         positions=num_positions,
@@ -290,16 +292,15 @@ def _launch(
         chunks=chunks,
         loads=batches * chunks,
         buffers=max(1, min(MAX_CHUNK_BUFFERS, fitting, batches * chunks)),
-        load=held * row,
-        last_load=held_last * last_row,
-        all_loads=((batches - 1) * held + held_last) * ((chunks - 1) * row + last_row),
+        load=engine_rows * row,
+        last_load=last_engine_rows * last_row,
+        all_loads=((batches - 1) * engine_rows + last_engine_rows) * ((chunks - 1) * row + last_row),
         per_cycle=machine.scalar_bf16_per_cycle if dtype == "bfloat16" else 1,
     )
 
 
 def _forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """The longest of: what each engine does in all, with what has to come before and after; and the turns of the
-    buffers."""
+    """Estimate the forward: the longest of each engine's work, with the time around it, and the buffer cycles."""
 
     def maximum(elements: int) -> float:  # and the clamp, which waits for it
         return (max(_LEAST, elements) + _LEAST + _ISSUE) * machine.vector_ns + _VECTOR_RESULT
@@ -323,14 +324,14 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
         latency + launch.load + launch.total(vector, vector_last) + after_maxima,
         latency + launch.load + vector + _TABLE + launch.total(scalar, scalar_last),
     )
-    turn = latency + launch.load + vector + scalar + 2 * _SYNC
-    turns = _TABLE + div_ceil(launch.loads, launch.buffers) * turn
-    longest = max(streams, turns, _gather_ns(launch, machine))
+    slot_ns = latency + launch.load + vector + scalar + 2 * _SYNC
+    slots_ns = _TABLE + div_ceil(launch.loads, launch.buffers) * slot_ns
+    longest = max(streams, slots_ns, _gather_ns(launch, machine))
     return longest + _beside_groups(launch) + _groups_ns(launch, machine)
 
 
 def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Of the form that the kernel takes by itself."""
+    """Estimate the forward in the form that the kernel chooses by default."""
     is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch)
     return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
 
@@ -342,8 +343,10 @@ def _takes_shift(launch: _Launch) -> bool:
 
 
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """As with the maximum, which only the first chunk of a row has, half as long as others: on Scalar all chunks follow
-    each other."""
+    """Estimate the forward under a shift, where only the first chunk of a row, half as long as others, has a maximum.
+
+    On Scalar all chunks follow each other without gaps.
+    """
     vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
     first = div_ceil(launch.chunk, 2)
     chunks = num_chunks(vocab_size, first, launch.chunk)
@@ -354,12 +357,12 @@ def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
     latency = _DMA_FIXED + _DMA_TO_CONSUMER
     loads = max(launch.all_loads, _DMA_TRIGGER * launch.batches * chunks)
     streams = max(latency + launch.load / 2 + vector + launch.batches * scalar, latency + loads)
-    turn = latency + launch.load + scalar / chunks + 2 * _SYNC
-    turns = div_ceil(launch.batches * chunks, launch.buffers) * turn + vector
+    slot_ns = latency + launch.load + scalar / chunks + 2 * _SYNC
+    slots_ns = div_ceil(launch.batches * chunks, launch.buffers) * slot_ns + vector
     few = _SHIFTED_WITH_TWO_BUFFERS if launch.buffers < min(3, launch.loads) else 1.0
     again = _SHARE_AGAIN * launch.batches * launch.load
     groups = div_ceil(launch.batches - 1, most_batches_of_group(chunks)) + 1
-    return max(streams, turns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
+    return max(streams, slots_ns) * few + groups * _SHIFTED_GROUP + chunks * _CHUNK + again + _LOOP
 
 
 def _beside_groups(launch: _Launch) -> float:
@@ -369,21 +372,24 @@ def _beside_groups(launch: _Launch) -> float:
 
 
 def _stores_ns(launch: _Launch) -> float:
-    """What the results of groups of batches keep the DMA engines from loads.
+    """Return the time by which the stores of the results of groups of batches delay loads on the DMA engines.
 
-    Those of a group are stored after the second chunk of the next one. The last batch is a group of its own: if all its
-    chunks are on their way by then, the group before it delays none of them.
+    The results of a group are stored after the second chunk of the next group. The last batch is a group of its own: if
+    all its chunks are being loaded by then, the stores of the group before it delay none of them.
     """
     before_last = launch.batches - 1
     if launch.chunks <= loads_in_flight(launch.buffers) + 1:
         group = most_batches_of_group(launch.chunks)
         before_last = max(0, before_last - 1) // group * group
-    held = min(_PARTITIONS_OF_DMA_ENGINE, launch.rows)
-    return before_last * _RESULTS * held * _SMALL_STORE * _DMA_ROW
+    engine_rows = min(_PARTITIONS_OF_DMA_ENGINE, launch.rows)
+    return before_last * _RESULTS * engine_rows * _SMALL_STORE * _DMA_ROW
 
 
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
-    """When the targets' logits of a single batch must be there: its targets are loaded after its first chunks."""
+    """Return the time by which the targets' logits of a single batch must be on chip; 0 for several batches.
+
+    The targets of a single batch are loaded after its first chunks.
+    """
     if launch.batches > 1:
         return 0.0
     targets = _DMA_FIXED + min(_PARTITIONS_OF_DMA_ENGINE, launch.rows) * _DMA_ROW + _DMA_TO_CONSUMER
@@ -393,7 +399,7 @@ def _gather_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
-    """What combines chunks: the more chunks a row has, the fewer batches share it."""
+    """Return the time of combining chunks: the more chunks a row has, the fewer batches share that time."""
     groups = div_ceil(launch.batches - 1, most_batches_of_group(launch.chunks)) + 1
     columns = min(launch.chunks, STATISTICS_COLUMNS)
     of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
@@ -402,7 +408,10 @@ def _groups_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _backward_ns(launch: _Launch, machine: _Machine) -> float:
-    """As the forward's, where loads and stores share the DMA engines, and the first store waits for the gather."""
+    """Estimate the backward, where loads and stores share the DMA engines.
+
+    The estimate has the form of the forward's; the first store waits for the gather.
+    """
 
     def exponential(elements: int) -> float:
         return (max(_LEAST, elements / launch.per_cycle) + _ISSUE) * machine.scalar_ns
@@ -426,11 +435,11 @@ def _backward_ns(launch: _Launch, machine: _Machine) -> float:
         first_trigger + _DMA_TRIGGER * (launch.loads - 1) + latency + launch.last_load + scalar_last + last_store,
         first_store + _DMA_FIXED + transfers - min(launch.buffers * launch.load, launch.all_loads),
     )
-    turn = 2 * (_DMA_FIXED + launch.load) + _DMA_TO_CONSUMER + scalar + handover
-    turns = div_ceil(launch.loads, launch.buffers)
-    after_gather = gather + latency + launch.load + (turns - 1) * turn if turns > 1 else 0.0
+    slot_ns = 2 * (_DMA_FIXED + launch.load) + _DMA_TO_CONSUMER + scalar + handover
+    rounds = div_ceil(launch.loads, launch.buffers)
+    after_gather = gather + latency + launch.load + (rounds - 1) * slot_ns if rounds > 1 else 0.0
     few = _OF_FEW_BUFFERS.get(launch.buffers, 1.0) if launch.buffers < launch.loads else 1.0
-    return max(streams, first_trigger + turns * turn, after_gather) * few + _long_load(launch)
+    return max(streams, first_trigger + rounds * slot_ns, after_gather) * few + _long_load(launch)
 
 
 def _long_load(launch: _Launch) -> float:

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work, truth, bounds, guarantees and the row of the registry: arithmetic and numpy, never traced."""
+"""Work, reference, bounds, guarantees and the registry entry: arithmetic and numpy, never traced."""

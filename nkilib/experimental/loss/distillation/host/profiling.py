@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""The modelled time of a launch of the kernels, from shapes alone: for host code, and in the simulator only."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def profile_distillation_launch(
     trips: AskedTrips | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel on logits [N, V]; modelled, not measured.
+    """Return the profile of a kernel on logits [N, V]; modelled, not measured.
 
     Example::
 
@@ -37,13 +37,13 @@ def profile_distillation_launch(
     Args:
         num_positions: N.
         vocab_size: V.
-        dtype: of the student's logits, and of the teacher's if those have none of their own.
+        dtype: the type of the student's logits, and of the teacher's unless ``teacher_dtype`` is passed.
         direction: ``"forward"`` or ``"backward"``.
-        teacher_dtype: of the teacher's logits.
-        target: the generation.
-        cores: of the launch.
-        parameters: what the model assumes where nothing is published.
-        trips: of the forward's loop over positions that are computed anew, as ``profile`` takes them.
+        teacher_dtype: the type of the teacher's logits.
+        target: the generation, such as ``"trn2"``.
+        cores: the number of cores of the launch.
+        parameters: the assumptions of the model where nothing is published.
+        trips: the iterations of the forward's loop over recomputed positions, in the form that ``profile`` accepts.
         options: further keyword arguments of the kernel, such as ``beta`` and ``chunk_size``.
 
     Raises:
@@ -52,9 +52,9 @@ def profile_distillation_launch(
     """
     is_forward, shape = direction == "forward", (num_positions, vocab_size)
     kernel: Any = distillation_forward if is_forward else distillation_backward
-    given = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), as_dtype(dtype))
+    tensors = launch_tensors(kernel, lambda tensor: size_of(tensor, shape, options), as_dtype(dtype))
     if teacher_dtype is not None:
-        given["teacher_hbm"] = spec(shape, as_dtype(teacher_dtype))
+        tensors["teacher_hbm"] = spec(shape, as_dtype(teacher_dtype))
     with using(target=target):
         asked = trips if is_forward else None
-        return profile(kernel[cores], parameters=parameters, trips=asked, **{**given, **options})
+        return profile(kernel[cores], parameters=parameters, trips=asked, **{**tensors, **options})

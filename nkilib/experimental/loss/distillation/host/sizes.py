@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tensors of a launch are, for the row of the registry and for profiles."""
+"""The shapes and types of the tensors of a launch, for the row of the registry and for profiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nkilib.core.host.sized_loss import TensorSize
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on logits [N, V]: logits, labels, and numbers of each position."""
+    """Return the size of a tensor of a launch on logits [N, V]: logits, labels, or a value for each position."""
     if tensor in ("student", "teacher"):
         return TensorSize(shape)
     return TensorSize(shape[:1], "int32" if tensor == "labels" else "float32")

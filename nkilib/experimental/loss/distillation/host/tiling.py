@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How rows are cut into chunks: arithmetic only, for host code."""
+"""The division of rows into chunks: arithmetic only, for host code."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from typing import NamedTuple
 from nkilib.core.plan_limits import limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 
-# Columns of a chunk at most: more gain nothing.
+# The maximum columns of a chunk: more gain nothing.
 MOST_COLUMNS = 4096
 # Columns of a piece, whose exponentials go through PSUM in a gradient: two pieces fill it.
 PIECE_COLUMNS = 2048
 # Chunks of each tensor that are being loaded or wait for it. Further buffers are for chunks that are being worked on.
 IN_FLIGHT = 3
-# Bytes of a partition that chunks take; numbers of rows have the rest.
+# Bytes of a partition for chunks; per-row scalars have the rest.
 _CHUNK_BYTES, _FLOAT32_BYTES = 190_000, 4
 # Of Jensen-Shannon's forward: bytes of a partition for rows that are kept and all else of a chunk's size; columns of a
 # chunk, two of whose float32 tiles leave room in PSUM; chunks on chip beside those of a row.
 _KEPT_BYTES, KEPT_COLUMNS, SPARE_CHUNKS = 201_000, 1408, 1
 # Chunks that the gradient of Jensen-Shannon takes at a time.
 _LEAST_GROUP, _MOST_GROUP = 2, 8
-# What sizes are rounded up to.
+# Sizes are rounded up to multiples of this.
 _ROUND = 128
 
 
 class DistillationTiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        chunk_size: entries of the vocabulary that are worked on at a time.
+        chunk_size: vocabulary entries processed at a time.
     """
 
     chunk_size: int
 
 
 class Form(Enum):
-    """Which kernel: they differ in what they keep on chip beside the logits."""
+    """The forms of the kernels, which differ in the tiles that they keep on chip besides the logits."""
 
     DIVERGENCE = "a Kullback-Leibler divergence or its gradient"
     MIXTURE = "Jensen-Shannon"
@@ -47,19 +47,19 @@ class Form(Enum):
 
     @classmethod
     def of(cls, is_mixed: bool, is_backward: bool) -> Form:
-        """Of a launch: whether it is Jensen-Shannon, and whether it is the gradient."""
+        """Return the form of a launch; ``is_mixed`` is true for Jensen-Shannon, ``is_backward`` for the gradient."""
         if not is_mixed:
             return cls.DIVERGENCE
         return cls.MIXTURE_GRADIENT if is_backward else cls.MIXTURE
 
 
 def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
-    """Columns of the largest chunk that fits.
+    """Return the number of columns of the largest chunk that fits.
 
     Args:
         vocab_size: V.
-        bytes_of_pair: of a logit of the student and of one of the teacher, on chip.
-        form: of the kernel.
+        bytes_of_pair: the bytes of a logit of the student and one of the teacher, on chip.
+        form: the form of the kernel.
     """
     of_column = {
         # Three differences, two tiles of weights, and 16-bit numbers that nothing reads.
@@ -71,11 +71,11 @@ def most_columns(vocab_size: int, bytes_of_pair: int, form: Form) -> int:
 
 
 class MixturePlan(NamedTuple):
-    """How the forward of Jensen-Shannon takes its chunks.
+    """The way in which the forward of Jensen-Shannon processes its chunks.
 
     Attributes:
-        keeps_rows: rows are on chip between their two visits; else they are read twice.
-        group: chunks whose logs are taken at a time.
+        keeps_rows: whether rows stay on chip between their two visits; else they are read twice.
+        group: the number of chunks whose logs are computed at a time.
     """
 
     keeps_rows: bool
@@ -83,17 +83,17 @@ class MixturePlan(NamedTuple):
 
     @property
     def lag(self) -> int:
-        """How many chunks later the next rows follow: until a chunk has been loaded into the place of another."""
+        """The delay of the next rows' first visit in chunks: until a chunk has been loaded in place of another."""
         return SPARE_CHUNKS if self.keeps_rows else 0
 
     @property
     def weights(self) -> int:
-        """Tiles of exponentials: rows that are kept leave room in PSUM alone."""
+        """The number of tiles of exponentials; kept rows leave room for them only in PSUM."""
         return 2 if self.keeps_rows else 3
 
 
 def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> MixturePlan:
-    """Rows are kept where they fit, beside groups of at least two chunks."""
+    """Return the plan: rows are kept if they fit together with groups of at least two chunks."""
     chunks, kept_bytes = div_ceil(vocab_size, chunk_size), limited_sbuf_bytes(_KEPT_BYTES)
 
     def fits(keeps_rows: bool, group: int) -> bool:
@@ -114,7 +114,10 @@ def mixture_plan(vocab_size: int, chunk_size: int, bytes_of_pair: int) -> Mixtur
 
 
 def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
-    """Chunks that the gradient of Jensen-Shannon takes at a time: as many as fit, since a change of function costs."""
+    """Return the number of chunks that Jensen-Shannon's gradient processes at a time.
+
+    As many as fit are taken, because a change of the activation function costs time.
+    """
     fitting = [
         group
         for group in range(_LEAST_GROUP, _MOST_GROUP + 1)
@@ -124,20 +127,20 @@ def gradient_group(chunk_size: int, bytes_of_pair: int) -> int:
 
 
 def _bytes_of_group(group: int, bytes_of_pair: int) -> int:
-    """Of a column: logits, differences of two chunks more than a group, two tiles of weights, 16-bit numbers."""
+    """Return the bytes per column: logits, differences of group + 2 chunks, two weight tiles, 16-bit numbers."""
     return (IN_FLIGHT + group + 1) * bytes_of_pair + (group + 4) * _FLOAT32_BYTES + 2
 
 
 def choose_distillation_tiling(
     vocab_size: int, bytes_of_pair: int, is_mixed: bool, is_backward: bool = False
 ) -> DistillationTiling:
-    """Chunks of nearly equal size. They depend on nothing else, so that the bits of a row do not either.
+    """Return chunks of nearly equal size; they depend only on the arguments, so the bits of a row do not vary either.
 
     Args:
         vocab_size: V.
-        bytes_of_pair: of a logit of the student and of one of the teacher, on chip, where float16 takes four.
-        is_mixed: beta is neither 0 nor 1.
-        is_backward: of the gradient.
+        bytes_of_pair: the bytes of a logit of the student and one of the teacher, on chip, where float16 takes four.
+        is_mixed: whether beta is neither 0 nor 1.
+        is_backward: whether the tiling is for the gradient.
     """
     form = Form.of(is_mixed, is_backward)
     kept = _even_chunks(vocab_size, min(vocab_size, KEPT_COLUMNS))

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a plan of the backward takes, of SBUF, of PSUM and of a program: arithmetic, before anything is traced.
+"""Memory and instructions of a backward plan, in SBUF, PSUM and the program: arithmetic, before anything is traced.
 
-A block of the gradient, so many positions and so many classes, stands in SBUF twice, as it is and transposed. The
-larger it is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. What it
-leaves goes to the operands that stream by.
+A block of the gradient, of some positions and some classes, is in SBUF twice, as it is and transposed. The larger it
+is, the less crosses HBM: X and dX for every block of classes, W and dW for every block of positions. The memory that it
+leaves goes to the operands that stream past.
 """
 
 from __future__ import annotations
@@ -21,60 +21,61 @@ from nkilib.core.plan_limits import (
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.operand_pair import PairSizes
-from nkilib.experimental.loss.linear.backward.tile_needs import NO_NEEDS, TURNS, TileNeeds
+from nkilib.experimental.loss.linear.backward.tile_needs import NO_NEEDS, SLOTS, TileNeeds
 from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE
 from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # typing has it from 3.11 on
 
-# Tiles of dW whose sums grow at a time: there are banks for so many.
+# Tiles of dW that are accumulated at a time: there are banks for so many.
 _WEIGHT_TILES = 6
 # Tiles of X^T beside each other: one is read while the next one is loaded.
-TURNS_OF_MEMORY = 2
+SLOTS_OF_MEMORY = 2
 FEWEST_RESULTS = 2
-# Where W^T streams by: tiles of features of a slice.
+# Tiles of features of a slice, where W^T streams.
 TILES_OF_SLICE = 4
 # Banks of PSUM for tiles of logits; where X^T and W^T stream, every further tile of a batch spares loads of W^T.
 LOGIT_BANKS, STREAMED_LOGIT_BANKS = 5, 7
-# What a program may have, for so many positions; twice that for more.
+# Instructions that a program may have, for at most so many positions; twice as many for more.
 PROGRAM_INSTRUCTIONS, POSITIONS_OF_PROGRAM = 29000, 4096
-# Copies of a block in a program with a loop: of the loop, and behind it. With several blocks of positions it takes room
-# for fewer to have the loop alone: a copy of 128 classes takes nearly half of one of 768.
+# Copies of a block in a program with a loop: one of the loop, and one behind it. With several blocks of positions, a
+# program with room for fewer copies than LEAST_ROOM has the loop alone: a copy of 128 classes takes nearly half of a
+# copy of 768.
 COPIES_OF_PROGRAM, LEAST_ROOM = 2, 1.75
-# Beside the products: of a tile of dX or of a transpose.
+# Instructions of a tile of dX or of a transpose, besides the products.
 _INSTRUCTIONS_OF_RESULT = 3
-# Of a staged tile of W: a transfer and a cast.
+# Instructions of a staged tile of W: a transfer and a cast.
 _INSTRUCTIONS_OF_STAGED = 2
-# What else is small, with room for alignment.
+# Bytes of small tiles, with room for alignment.
 _SMALL_BYTES = 3072
 
 
 def weight_tiles() -> int:
-    """Tiles of dW whose sums grow at a time."""
+    """Return the number of tiles of dW that are accumulated at a time."""
     return limited_weight_tiles(_WEIGHT_TILES)
 
 
 def _staged_instructions(tiles: int) -> int:
-    """For so many tiles of W^T, or of W."""
+    """Return the number of instructions that stage ``tiles`` tiles of W^T, or of W."""
     return _INSTRUCTIONS_OF_STAGED * div_ceil(tiles * PARTITIONS, STAGED_ELEMENTS)
 
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """What the plan of a launch depends on.
+    """The sizes that the plan of a launch depends on.
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
         has_classes_first: W is [V, D].
-        needs: what the tiles of the gradient take.
+        needs: the needs of the tiles of the gradient.
         adds_to_weight: dW is added to a float32 sum.
-        keeps_logits: they come from HBM, and neither X^T nor W^T is needed.
-        program_share: of the instructions that a program may have, for the backward.
-        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
-        staging_bytes: of a partition, for weights that are transposed and then cast.
-        further: operand pairs that there are logits of too, but no gradients.
+        keeps_logits: the logits come from HBM, and neither X^T nor W^T is needed.
+        program_share: the backward's share of the instructions that a program may have.
+        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
+        staging_bytes: bytes per partition for weights that are transposed and then cast.
+        further: operand pairs that have logits too, but no gradients.
     """
 
     num_positions: int
@@ -92,28 +93,29 @@ class BackwardSizes:
 
     @property
     def loaded_itemsize(self) -> int:
-        """Bytes of an element of W in HBM, and of dW."""
+        """The bytes of an element of W in HBM, and of dW."""
         return self.weight_itemsize or self.itemsize
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Columns of positions, rows of classes, and what tiles of logits and of their gradient need."""
+        """Return the bytes of columns of positions, rows of classes, and of tiles of logits and of their gradient."""
         return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
 @dataclass(frozen=True)
 class BackwardBuffers:
-    """How many there are of what; the fewest by default.
+    """The numbers of buffers of each kind; by default the fewest.
 
     Attributes:
         tiles_of_piece: tiles of 128 positions of X that are loaded at a time for dW.
         input_tiles: tiles of X^T.
-        pieces: of X.
-        weight_stripes: of W.
+        pieces: pieces of X.
+        weight_stripes: stripes of W.
         input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
-        weight_slices: of W^T, which streams by X^T of all positions; 0: W^T of a block of classes stays for its logits.
-        streams_inputs: X^T streams beside W^T, in as many slices; else X^T of all positions stays.
-        takes_turns: tiles of X^T, for the logits, take the memory of what dX and dW need of X and W.
-        opened: tiles of each kind that an opened tile keeps, which are no buffers where none are opened ahead.
+        weight_slices: slices of W^T, which streams past X^T of all positions; 0: W^T of a block of classes stays in
+            SBUF for its logits.
+        streams_inputs: X^T streams too, in as many slices as W^T; else X^T of all positions stays.
+        shares_memory: tiles of X^T, for the logits, share the memory of X and W, for dW and dX.
+        opened: tiles of each kind that an opened tile keeps; no buffers if no tiles are opened ahead.
     """
 
     tiles_of_piece: int = 1
@@ -124,30 +126,30 @@ class BackwardBuffers:
     weight_results: int = 1
     weight_slices: int = 0
     streams_inputs: int = 0
-    takes_turns: int = 0
-    opened: int = TURNS
+    shares_memory: int = 0
+    opened: int = SLOTS
 
 
 @dataclass(frozen=True)
 class BackwardGeometry:
-    """Sizes of a launch of the backward.
+    """The sizes of a backward launch.
 
     Attributes:
         features: D.
         itemsize: bytes of an element of X and W.
         position_block: positions of a block of the gradient.
-        class_block: classes of it, at most.
-        classes_of_tile: of a tile of logits.
-        stripe: features that are worked on at a time in dX and dW.
-        buffers: of what streams.
-        adds_to_weight: as in :class:`BackwardSizes`.
-        weight_sums: buffers for float32 groups that dW is added to; 0 where it is not.
-        result_itemsize: bytes of an element of dW, which is float32 where it is a sum.
+        class_block: classes of a block of the gradient, at most.
+        classes_of_tile: classes of a tile of logits.
+        stripe: features of dX and dW that are worked on at a time.
+        buffers: the numbers of buffers.
+        adds_to_weight: see :class:`BackwardSizes`.
+        weight_sums: buffers for float32 groups that dW is added to; 0 if it is not added to anything.
+        result_itemsize: bytes of an element of dW, which is float32 if it is a sum.
         has_classes_first: W is [V, D].
-        position_blocks: of the launch.
-        option_bytes: that the options of the loss take of a partition, with the fewest opened tiles.
-        needs, keeps_logits, program_share, staging_bytes, further: as in :class:`BackwardSizes`.
-        available_bytes: of a partition.
+        position_blocks: the number of blocks of positions of the launch.
+        option_bytes: bytes per partition for the options of the loss, with the fewest opened tiles.
+        needs, keeps_logits, program_share, staging_bytes, further: see :class:`BackwardSizes`.
+        available_bytes: bytes of a partition that may be used.
     """
 
     features: int
@@ -172,22 +174,22 @@ class BackwardGeometry:
 
     @property
     def feature_tiles(self) -> int:
-        """Tiles of 128 features."""
+        """The number of tiles of 128 features."""
         return div_ceil(self.features, PARTITIONS)
 
     @property
     def position_tiles(self) -> int:
-        """Tiles of 128 positions of a block."""
+        """The number of tiles of 128 positions of a block."""
         return div_ceil(self.position_block, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
-        """Tiles of 128 classes of a block."""
+        """The number of tiles of 128 classes of a block."""
         return div_ceil(self.class_block, PARTITIONS)
 
     @property
     def weight_group(self) -> tuple[int, int]:
-        """Tiles of 128 rows and columns of a group of tiles of dW, for which there are banks of PSUM."""
+        """The tiles of 128 rows, and the columns, of a group of tiles of dW that the banks of PSUM hold."""
         if self.has_classes_first:
             return min(weight_tiles(), self.class_tiles), self.stripe
         of_row = div_ceil(self.class_block, self.classes_of_tile)
@@ -199,7 +201,7 @@ class BackwardGeometry:
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
-        """About how many instructions a block of so many classes is, for all positions; rather too many."""
+        """Return a rather high estimate of the instructions of a block of ``classes`` classes, for all positions."""
         tiles, class_tiles = div_ceil(num_positions, PARTITIONS), div_ceil(classes, PARTITIONS)
         stripes = div_ceil(self.features, self.stripe)
         products = 0 if self.keeps_logits else self.feature_tiles + sum(pair.feature_tiles for pair in self.further)
@@ -209,7 +211,7 @@ class BackwardGeometry:
         of_weight = self.position_blocks * stripes * (class_tiles + _INSTRUCTIONS_OF_RESULT) + class_tiles
         of_weight += stripes * div_ceil(tiles, self.buffers.tiles_of_piece)
         if self.staging_bytes > 0:
-            # W^T once, or for each batch of tiles that it streams by; W for each block of positions.
+            # W^T once, or for each batch of tiles that it streams past; W for each block of positions.
             times = self.batches_of_tiles if self.streams_weight else 1
             times = times if self.has_classes_first else self.position_blocks
             of_weight += times * _staged_instructions(class_tiles * self.feature_tiles)
@@ -217,22 +219,22 @@ class BackwardGeometry:
         return tiles * (of_logits + class_tiles + _INSTRUCTIONS_OF_RESULT + stripes * of_stripe) + of_weight
 
     def program_limit(self, num_positions: int) -> float:
-        """How many instructions the program may have for the backward."""
+        """Return how many instructions the program may have for the backward."""
         limit = PROGRAM_INSTRUCTIONS if num_positions <= POSITIONS_OF_PROGRAM else 2 * PROGRAM_INSTRUCTIONS
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """How many of the largest blocks the program may have."""
+        """Return how many of the largest blocks the program may have."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for the blocks that it needs: two copies, or one as a loop alone."""
+        """Whether the program has room for the blocks that it needs: two copies, or one that is a loop alone."""
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
 
     def shorter(self) -> Self:
-        """With blocks of one tile of classes less."""
+        """Return the geometry with blocks that are one tile of classes shorter."""
         classes = (self.class_tiles - 1) * PARTITIONS
         return replace(
             self,
@@ -242,54 +244,57 @@ class BackwardGeometry:
 
     @property
     def pieces_size(self) -> int:
-        """Elements of a partition that the pieces of X take."""
+        """The elements per partition of the pieces of X."""
         return self.buffers.pieces * self.buffers.tiles_of_piece * self.stripe
 
     @property
     def stripes_size(self) -> int:
-        """Elements of a partition that the stripes of W take."""
+        """The elements per partition of the stripes of W."""
         return self.buffers.weight_stripes * self.class_tiles * self.stripe
 
     @property
     def input_bytes(self) -> int:
-        """What a tile of X^T takes of a partition, of all operand pairs."""
+        """The bytes per partition of a tile of X^T, of all operand pairs."""
         own = self.feature_tiles * PARTITIONS * self.itemsize
         return own + sum(pair.tile_bytes for pair in self.further)
 
     @property
     def half_size(self) -> int:
-        """Elements of a half of the memory in which X^T, X and W take turns: for a tile of X^T, X alone or W alone."""
+        """The elements of a half of the memory that X^T, X and W share: a tile of X^T, X alone or W alone."""
         return max(div_ceil(self.input_bytes, self.itemsize), self.pieces_size, self.stripes_size)
 
     @property
     def keeps_inputs(self) -> bool:
-        """There are buffers for all of X^T."""
-        keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.takes_turns
+        """Whether there are buffers for all of X^T."""
+        keeps = self.position_blocks == 1 and not self.keeps_logits and not self.buffers.shares_memory
         return keeps and self.buffers.input_tiles >= self.position_tiles
 
     @property
     def streams_weight(self) -> bool:
-        """W^T streams by X^T, which stays or streams too."""
+        """Whether W^T streams past X^T, which stays or streams too."""
         return self.buffers.weight_slices > 0
 
     @property
     def streams_inputs(self) -> bool:
-        """X^T streams beside W^T."""
+        """Whether X^T streams beside W^T."""
         return self.buffers.streams_inputs > 0
 
     @property
     def batches_of_tiles(self) -> int:
-        """Batches of tiles of positions whose logits grow at a time, where W^T streams by: one tile a bank of PSUM."""
+        """The number of batches of tiles of positions whose logits accumulate at a time, one tile per bank of PSUM.
+
+        There are batches where W^T streams.
+        """
         return div_ceil(self.position_tiles, STREAMED_LOGIT_BANKS if self.streams_inputs else LOGIT_BANKS)
 
     @property
     def tiles_of_batch(self) -> int:
-        """Tiles of positions of a batch, as equal as can be."""
+        """The number of tiles of positions of a batch; batches are as equal as can be."""
         return div_ceil(self.position_tiles, self.batches_of_tiles)
 
     @property
     def weight_bytes(self) -> int:
-        """What W^T takes of a partition, and X^T where it streams beside it."""
+        """The bytes per partition of W^T, and of X^T where it streams beside W^T."""
         if self.streams_weight:
             features = min(TILES_OF_SLICE, self.feature_tiles)
             columns = self.classes_of_tile + (self.tiles_of_batch * PARTITIONS if self.streams_inputs else 0)
@@ -298,24 +303,24 @@ class BackwardGeometry:
 
     @property
     def pieces_of_stripe(self) -> int:
-        """Of X."""
+        """The number of pieces of X of a stripe."""
         return div_ceil(self.position_tiles, self.buffers.tiles_of_piece)
 
     @property
     def keeps_pieces(self) -> bool:
-        """There are buffers for all of X."""
+        """Whether there are buffers for all of X."""
         pieces = self.pieces_of_stripe * div_ceil(self.features, self.stripe)
-        return self.position_blocks == 1 and not self.buffers.takes_turns and self.buffers.pieces >= pieces
+        return self.position_blocks == 1 and not self.buffers.shares_memory and self.buffers.pieces >= pieces
 
     @property
     def sbuf_bytes(self) -> int:
-        """What it takes of a partition."""
+        """The bytes per partition of SBUF that the backward takes."""
         buffers = self.buffers
         streams = (self.pieces_size + self.stripes_size) * self.itemsize
         if self.keeps_logits:
             streams += buffers.input_tiles * self.class_tiles * PARTITIONS * FLOAT32_BYTES
-        elif buffers.takes_turns:
-            streams = TURNS_OF_MEMORY * self.half_size * self.itemsize
+        elif buffers.shares_memory:
+            streams = SLOTS_OF_MEMORY * self.half_size * self.itemsize
         else:
             streams += buffers.input_tiles * self.input_bytes
         rings = (
@@ -331,5 +336,5 @@ class BackwardGeometry:
 
     @property
     def fits(self) -> bool:
-        """Whether a partition of SBUF holds it, and there are banks for a row of tiles of dW."""
+        """Whether the memory fits a partition of SBUF, and the banks of PSUM hold a row of tiles of dW."""
         return self.sbuf_bytes <= self.available_bytes and self.weight_group[0] > 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A block of the gradient of the logits, in SBUF as it is and transposed: what dX, dW and db are made of."""
+"""A block of the gradient of the logits, in SBUF as it is and transposed; dX, dW and db are computed from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class GradientBlock:
 
     @classmethod
     def make(cls, plan: BackwardPlan, dtype: nl.DType, with_transposed: bool) -> GradientBlock:
-        """Not written yet."""
+        """Allocate a block; nothing is written yet."""
         positions, classes = plan.position_tiles * PARTITIONS, plan.class_tiles * PARTITIONS
         plain_sbuf = nl.ndarray((PARTITIONS, plan.position_tiles, classes), dtype=dtype, buffer=nl.sbuf)
         transposed_sbuf = None
@@ -38,13 +38,16 @@ class GradientBlock:
 
     @property
     def classes_first_sbuf(self) -> nl.NkiTensor:
-        """The transposed one, for those that have asked for it."""
+        """The transposed block, for callers that have requested it."""
         if self.transposed_sbuf is None:
             raise AssertionError("GradientBlock: dX and db need the transposed block; make it with_transposed=True")
         return self.transposed_sbuf
 
     def transpose(self, tile: int, rows: int, classes: int, banks: Ring) -> None:
-        """A tile of positions, by Tensor through banks of PSUM; as many tiles of classes a bank as it holds."""
+        """Transpose a tile of positions, by Tensor through banks of PSUM.
+
+        A bank takes as many tiles of classes as it holds.
+        """
         if self.transposed_sbuf is None:
             return
         dtype = self.plain_sbuf.dtype

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second half of a round: dX, dW and db of a block of the gradient, a stripe of features after the other.
+"""The second half of a round: dX, dW and db of a block of the gradient, one stripe of features after another.
 
-Pieces of X and groups of tiles of dW stream by the block meanwhile.
+Meanwhile pieces of X and groups of tiles of dW stream past the block.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _UNITS_UNTIL_SUMMED = 1
 
 @dataclass
 class StreamLoads:
-    """Pieces of X, some of which are loaded ahead, and W^T of the next block.
+    """The loads of a round: pieces of X, some of which are loaded ahead, and W^T of the next block.
 
     Attributes:
         streams: the buffers.
-        positions: of the round.
-        pieces: that are still to be loaded: stripe, and tiles of positions.
-        parts: of W^T, likewise.
-        parts_of_unit: how many are loaded at a time.
-        loaded: pieces that are there, in their order.
-        piece_sbuf: the one in use.
+        positions: the positions of the round.
+        pieces: the pieces that are still to be loaded: stripe, and tiles of positions.
+        parts: the parts of W^T that are still to be loaded.
+        parts_of_unit: the number of parts that are loaded at a time.
+        loaded: the loaded pieces, in their order.
+        piece_sbuf: the piece in use.
     """
 
     streams: BackwardStreams
@@ -50,25 +50,25 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Those of a round, with all buffers of X but one asked for."""
+        """Return the loads of a round, with pieces requested for all buffers of X except one."""
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         parts = streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
         steps = max(1, (len(stripes) - 1) * len(units))
-        found = cls(streams, round_.positions, pieces, parts, div_ceil(len(parts), steps))
-        while found.pieces and len(found.loaded) < streams.plan.buffers.pieces - 1:
-            found._load_piece()
-        return found
+        loads = cls(streams, round_.positions, pieces, parts, div_ceil(len(parts), steps))
+        while loads.pieces and len(loads.loaded) < streams.plan.buffers.pieces - 1:
+            loads._load_piece()
+        return loads
 
     def load(self, unit: Unit) -> None:
-        """What is asked for in a unit."""
+        """Issue the loads of a unit."""
         if self.pieces and unit.loads:
             self._load_piece()
         for _ in range(min(self.parts_of_unit, len(self.parts))):
             self.streams.load_weight(self.parts.pop(0))
 
     def piece_of(self, unit: Unit) -> nl.NkiTensor | None:
-        """The piece of X of a unit."""
+        """Return the piece of X of a unit."""
         if unit.loads:
             self.piece_sbuf = self.loaded.pop(0)
         return self.piece_sbuf
@@ -83,10 +83,10 @@ class WeightGroups:
     """The groups of tiles of dW of a stripe.
 
     Attributes:
-        parts: of the launch.
-        round: whose gradient it is.
-        groups: of the stripe; none where dW is not wanted.
-        earlier: what the sums of the group in work are added to.
+        parts: the parts of the launch.
+        round: the round whose gradient is multiplied.
+        groups: the groups of the stripe; none if dW is not wanted.
+        earlier: the values that the sums of the current group are added to.
     """
 
     parts: BackwardParts
@@ -95,12 +95,12 @@ class WeightGroups:
     earlier: list[nl.NkiTensor] = field(default_factory=list)
 
     def begin(self, stripe: Span) -> None:
-        """A stripe of features."""
+        """Begin a stripe of features."""
         if self.parts.weight_gradient is not None:
             self.groups = self.parts.weight_gradient.groups(self.round.classes, stripe)
 
     def add(self, unit: Unit, piece_sbuf: nl.NkiTensor | None) -> None:
-        """A piece of X times the gradient; the group is finished with its last one."""
+        """Add the product of a piece of X and the gradient; the last piece finishes the group."""
         gradient, round_ = self.parts.weight_gradient, self.round
         if gradient is None or unit.group >= len(self.groups) or piece_sbuf is None:
             return
@@ -121,13 +121,13 @@ class GradientProducts:
     """Multiplies the gradient of a round with W and X.
 
     Attributes:
-        parts: of the launch.
+        parts: the parts of the launch.
     """
 
     parts: BackwardParts
 
     def multiply(self, round_: Round, first_stripe_sbuf: nl.NkiTensor | None) -> None:
-        """dX, dW and db of the block, but for what has been made beside its gradient."""
+        """Compute dX, dW and db of the block, except for the products that were computed together with its gradient."""
         stripes, units = self.parts.streams.stripes_of_features, self._units(round_)
         keeps_logits = self.parts.plan.keeps_logits
         later = 0 if keeps_logits else self.parts.transposed_later(round_)
@@ -157,7 +157,7 @@ class GradientProducts:
                 next_weight_sbuf = self.parts.load_stripe(round_, stripes[number + 1])
             weight_sbuf = next_weight_sbuf
         if self.parts.input_sum is not None and round_.is_last_of_core:
-            self.parts.input_sum.meet(round_.positions, stripes[-1])
+            self.parts.input_sum.synchronise(round_.positions, stripes[-1])
             self.parts.input_sum.add(round_.positions, stripes[-1], 0, 1)
 
     @property
@@ -169,28 +169,28 @@ class GradientProducts:
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
-        """The unit of the last stripe: in the memory of its W only when that is done with."""
-        return len(units) - 1 if self.parts.plan.buffers.takes_turns else 0
+        """Return the unit of the last stripe that loads the next X^T: the last one if X^T takes the memory of W."""
+        return len(units) - 1 if self.parts.plan.buffers.shares_memory else 0
 
     def _units(self, round_: Round) -> list[Unit]:
-        """Of a stripe: as many as there are pieces of X and groups of tiles of dW."""
+        """Return the units of a stripe, one for each piece of X and group of tiles of dW."""
         groups = 1
         if self.parts.weight_gradient is not None:
             groups = len(self.parts.weight_gradient.groups(round_.classes, self.parts.streams.stripes_of_features[0]))
         pieces = self.parts.streams.pieces_of(round_.positions)
         count = groups * len(pieces)
-        found = []
+        result = []
         for number in range(count):
             group, piece = divmod(number, len(pieces))
             tiles = range(number * round_.tiles // count, (number + 1) * round_.tiles // count)
             loads = self.parts.weight_gradient is not None and (group == 0 or len(pieces) > 1)
-            found.append(Unit(number, tiles, pieces[piece], group, loads))
-        return found
+            result.append(Unit(number, tiles, pieces[piece], group, loads))
+        return result
 
     def _add_inputs(
         self, round_: Round, stripe: Span, unit: Unit, weight_sbuf: nl.NkiTensor | None, pending: list[int]
     ) -> None:
-        """dX of the tiles of a unit; the transposes that are pending are made when others have started."""
+        """Compute dX of the tiles of a unit; pending transposes are issued after other tiles have started."""
         for tile in unit.tiles:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
             while pending and (is_due or tile >= pending[0]):
@@ -200,17 +200,23 @@ class GradientProducts:
             self.parts.add_input(round_, stripe, tile, weight_sbuf)
 
     def _sum_inputs(self, round_: Round, stripe: Span, unit: int, units: int) -> None:
-        """dX of a stripe and a block of positions, after the last block of classes, beside the next stripe."""
+        """Sum dX of a stripe and a block of positions over the cores.
+
+        This happens after the last block of classes, beside the next stripe.
+        """
         if self.parts.input_sum is None or not round_.is_last_of_core:
             return
         begins = min(_UNITS_UNTIL_SUMMED, units - 1)
         if unit == begins:
-            self.parts.input_sum.meet(round_.positions, stripe)
+            self.parts.input_sum.synchronise(round_.positions, stripe)
         if unit >= begins:
             self.parts.input_sum.add(round_.positions, stripe, unit - begins, units - begins)
 
     def _load_next(self, round_: Round) -> None:
-        """What the next round starts with, but for W^T, and what would take the memory of pieces of X."""
+        """Load the operands that the next round starts with.
+
+        W^T, and operands that would take memory of pieces of X, are not loaded.
+        """
         streams = self.parts.streams
         streams.load_rows(round_.next_classes, 0)
         if streams.slices is not None:
@@ -219,12 +225,12 @@ class GradientProducts:
         if round_.next_positions is not None:
             classes = round_.next_classes if round_.is_last else round_.classes
             self.parts.streams.load_first_input(classes, round_.next_positions)
-            if not self.parts.plan.buffers.takes_turns:
+            if not self.parts.plan.buffers.shares_memory:
                 self.parts.streams.load_second_inputs(round_.next_positions)
 
     @staticmethod
     def _load_next_slices(round_: Round, slices: WeightSlices) -> None:
-        """The first slices of the next block of positions, or of classes where enough of them are known."""
+        """Load the first slices of the next block of positions, or of classes if enough of them are known."""
         if round_.next_positions is None:
             return
         if not round_.is_last:

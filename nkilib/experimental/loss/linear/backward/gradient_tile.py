@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What makes a tile of the gradient of the logits: an interface, of which every loss has its own.
+"""The interface that computes tiles of the gradient of the logits; every loss has its own implementation.
 
 A tile is computed in float32 and rounded once, to the type of the products. Some losses open several tiles before they
-make the first of them, because Scalar loads another table of functions for it.
+compute the first of them, because opening a tile needs another table of functions on Scalar.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class TilePlace:
-    """Which positions and classes a tile of logits is of.
+    """The positions and classes of a tile of logits.
 
     Attributes:
-        column: of the positions, in tiles [128, tiles of positions].
-        rows: positions, at most 128.
-        classes: its classes, counted in the block of classes.
+        column: the column of the positions in tiles [128, tiles of positions].
+        rows: the number of positions, at most 128.
+        classes: the classes of the tile, counted in the block of classes.
     """
 
     column: int
@@ -33,26 +33,26 @@ class TilePlace:
     classes: Span
 
     def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The numbers of its positions, [rows, 1]."""
+        """Return the scalars of the tile's positions, [rows, 1]."""
         return column_sbuf[0 : self.rows, self.column : self.column + 1]
 
     def of_classes(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The numbers of its classes, [rows, classes], of a row [128, classes of a block]."""
+        """Return the values of the tile's classes, [rows, classes], from a row [128, classes of a block]."""
         return row_sbuf[0 : self.rows, self.classes.first : self.classes.end]
 
-    def turn(self, tiles_sbuf: list[nl.NkiTensor], number: int) -> nl.NkiTensor:
-        """The tile [rows, classes] that tile ``number`` takes of some that take turns."""
+    def slot(self, tiles_sbuf: list[nl.NkiTensor], number: int) -> nl.NkiTensor:
+        """Return the buffer slot [rows, classes] of tile ``number``; the tiles use the slots round-robin."""
         return tiles_sbuf[number % len(tiles_sbuf)][0 : self.rows, 0 : self.classes.size]
 
 
 @dataclass(frozen=True)
 class LastProduct:
-    """The last step of a tile, to be issued after the next tile's exponentials: then Scalar waits for none.
+    """The last step of a tile, to be issued after the next tile's exponentials, so that Scalar does not wait for it.
 
     Attributes:
         dst_sbuf: the tile, rounded.
-        values_sbuf: float32.
-        factor_sbuf: what they are multiplied with, float32 [rows, 1].
+        values_sbuf: the values, float32.
+        factor_sbuf: the factor of the values, float32 [rows, 1].
     """
 
     dst_sbuf: nl.NkiTensor
@@ -60,7 +60,7 @@ class LastProduct:
     factor_sbuf: nl.NkiTensor
 
     def issue(self, on_gpsimd: bool) -> None:
-        """Multiply and round, on Scalar, or on GpSimd, which is free and half as fast."""
+        """Multiply and round, on Scalar, or on GpSimd, which is free but half as fast."""
         if not on_gpsimd:
             nisa.activation(dst=self.dst_sbuf, op=nl.copy, data=self.values_sbuf, scale=self.factor_sbuf)
             return
@@ -75,62 +75,68 @@ class LastProduct:
 
 
 class TileMaker(Protocol):
-    """Makes one tile of the gradient of the logits after another."""
+    """Computes the tiles of the gradient of the logits, one after another."""
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """By which the gradient is larger than it should be; None for 1."""
+        """The power of two that the gradient is scaled by; None for 1."""
 
     @property
     def rows(self) -> list[ClassRow]:
-        """Numbers of the classes of a block that it needs beside the biases."""
+        """The rows of values of the classes of a block that are needed besides the biases."""
 
     @property
     def opens_groups(self) -> bool:
-        """Whether several tiles are opened before the first of them is made."""
+        """Whether several tiles are opened before the first of them is computed."""
 
     def begin(self, first_class: int) -> None:
-        """The next block of classes starts with that class of the launch."""
+        """Set the first class of the next block, counted in the launch."""
 
     def advance(self, classes: int) -> None:
-        """The next block of classes starts so many classes later."""
+        """Move the first class of the next block by ``classes``."""
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Do what can be done before there are logits, from one share of a block of positions to another one.
+        """Do the work that needs no logits, from one share of a block of positions to another.
 
         Args:
             positions: the block.
-            skipped: classes between the last :meth:`begin` or :meth:`advance` and the block of classes.
+            skipped: the number of classes between the last :meth:`begin` or :meth:`advance` and the block of classes.
             done, end: shares of the tiles of the block, from 0 to 1.
         """
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """Begin tile ``number``: what :meth:`make_tile` needs of its scores.
+        """Begin tile ``number``, and return the values of its scores that :meth:`make_tile` needs.
 
         Args:
-            scores: by operand pair, the logits, or the tangents of a cap, float32 [rows, classes]; in PSUM or in SBUF.
-            place: of the tile.
+            number: the number of the tile.
+            scores: for each operand pair the logits, or the tangents of a cap, float32 [rows, classes]; in PSUM or in
+                SBUF.
+            place: the positions and classes of the tile.
         """
 
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, but for what is returned.
+        """Write tile ``number``, except for the last product, which is returned.
 
         Args:
-            dst_sbuf: [rows, classes], of the type of the products.
-            opened: what :meth:`open` has returned; overwritten.
-            place: of the tile.
+            number: the number of the tile.
+            dst_sbuf: the result, [rows, classes], in the type of the products.
+            opened: the result of :meth:`open`; overwritten.
+            place: the positions and classes of the tile.
         """
 
 
 def multiply_tiles(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """The product of two tiles of float32 in SBUF: Vector is modelled to take twice as long for ``tensor_tensor``."""
+    """Write the product of two float32 tiles in SBUF, without ``tensor_tensor``.
+
+    Vector is modelled to take twice as long for ``tensor_tensor``.
+    """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=values_sbuf, op0=nl.multiply, operand0=1.0, op1=nl.multiply, operand1=others_sbuf
     )
 
 
 def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, others_sbuf: nl.NkiTensor) -> None:
-    """Likewise on GpSimd, which is half as fast."""
+    """Write the product of two float32 tiles in SBUF on GpSimd, which is half as fast."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=values_sbuf, data2=others_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)

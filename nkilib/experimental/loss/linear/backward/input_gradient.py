@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradient of the input, dX = G W: over the classes of a block, added up in HBM, and then over the cores."""
+"""The gradient of the input, dX = G W, over the classes of a block, added up in HBM, and then over the cores."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class InputGradient:
-    """dX of this core, summed over blocks of classes in HBM.
+    """The dX of this core, summed over blocks of classes in HBM.
 
     Attributes:
-        partial_hbm: float32 [N, D].
-        banks: of PSUM.
-        results: float32 [128, stripe], on their way.
-        power: of the gradient.
+        partial_hbm: the sum, float32 [N, D].
+        banks: banks of PSUM.
+        results: tiles on their way to HBM, float32 [128, stripe].
+        power: the power of two of the gradient.
     """
 
     partial_hbm: nl.NkiTensor
@@ -33,11 +33,11 @@ class InputGradient:
     power: PowerOfTwo | None
 
     def restart(self) -> None:
-        """A block begins."""
+        """Begin a block: restart the ring buffer of the results."""
         self.results.restart()
 
     def clear(self) -> None:
-        """Nothing is summed yet: where no block is the first one, all of them add."""
+        """Store zeros as the sum, for loops in which no block is known to be the first and all of them add."""
         zeros_sbuf = self.results.tiles[0]
         nisa.memset(dst=zeros_sbuf, value=0.0)
         positions, features = self.partial_hbm.shape
@@ -55,15 +55,15 @@ class InputGradient:
         classes: int,
         is_first: bool,
     ) -> None:
-        """A tile of positions and a stripe of features.
+        """Compute dX of a tile of positions and a stripe of features, and store it or add it to the sum.
 
         Args:
-            gradient: the block.
+            gradient: the block of the gradient.
             weight_sbuf: W, [128, tiles of classes, stripe].
-            place_hbm: where it belongs in ``partial_hbm``, [rows, stripe].
-            tile: of the block.
-            classes: of the block.
-            is_first: nothing is there yet.
+            place_hbm: the place of the result in ``partial_hbm``, [rows, stripe].
+            tile: the number of the tile of positions in the block.
+            classes: the number of classes of the block.
+            is_first: the result is stored; otherwise it is added.
         """
         rows, features = place_hbm.shape
         first = tile * PARTITIONS
@@ -88,20 +88,20 @@ class InputGradient:
 
 @dataclass(frozen=True)
 class InputSum:
-    """dX as the sum over the cores of what they have, rounded once, by DMA alone; each core takes as many rows.
+    """The sum of dX over the cores, rounded once, by DMA alone; each core sums an equal share of the rows.
 
     Attributes:
         gradient_hbm: dX, [N, D].
-        partials_hbm: of the cores that have classes, float32 [N, D].
-        core: of this launch; one that has classes.
+        partials_hbm: the partial sums of the cores that have classes, float32 [N, D].
+        core: the core of this launch, one that has classes.
     """
 
     gradient_hbm: nl.NkiTensor
     partials_hbm: list[nl.NkiTensor]
     core: int
 
-    def meet(self, positions: Span, features: Span) -> None:
-        """Wait until all cores have their part of some of dX."""
+    def synchronise(self, positions: Span, features: Span) -> None:
+        """Synchronise at a barrier, until all cores have their partial sums of a region of dX."""
         if len(self.partials_hbm) == 1:
             return
         for partial_hbm in self.partials_hbm:
@@ -109,7 +109,7 @@ class InputSum:
             nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
 
     def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """One of so many parts of what the cores have met for: short ones let other transfers pass between them."""
+        """Sum part ``part`` of ``parts`` of a region after its barrier; short parts let other transfers pass."""
         share = div_ceil(positions.size, len(self.partials_hbm))
         of_core = min(share, positions.size - self.core * share)
         of_part = div_ceil(of_core, parts)

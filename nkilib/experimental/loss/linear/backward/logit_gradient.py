@@ -16,25 +16,25 @@ from nkilib.experimental.loss.linear.shared.blocks import Span, cut
 from nkilib.experimental.loss.linear.shared.logits import multiply
 from nkilib.nki import nl
 
-# Of kept logits, which leave Tensor idle, it is multiplied when so many more have been made.
+# With kept logits, which leave Tensor idle, a tile is multiplied after so many more tiles.
 _KEPT_MULTIPLIED_LATER = 3
 
 
 @dataclass(frozen=True)
 class LogitGradient:
-    """Makes the gradient of the logits of a round.
+    """Computes the gradient of the logits of a round.
 
     Attributes:
-        parts: of the launch.
+        parts: the parts of the launch.
     """
 
     parts: BackwardParts
 
     def make(self, round_: Round) -> nl.NkiTensor | None:
-        """The block of the gradient; the first stripe of W where it is loaded already.
+        """Compute the block of the gradient; return the first stripe of W if it is loaded already.
 
-        Of computed scores the last tiles are not transposed yet. Kept ones leave Tensor idle: dX of the first stripe is
-        computed meanwhile, some tiles later.
+        If the scores are computed, the last tiles are not transposed yet. Kept scores leave Tensor idle: meanwhile dX
+        of the first stripe is computed, some tiles later.
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -50,18 +50,18 @@ class LogitGradient:
         return weight_sbuf
 
     def _first_inputs(self, round_: Round) -> dict[int, list[nl.NkiTensor]]:
-        """X^T, or the kept scores, by tile of positions: as many as there are buffers for."""
+        """Return X^T, or the kept scores, by tile of positions, for as many tiles as there are buffers."""
         streams = self.parts.streams
         streams.restart_inputs()
         loaded = [streams.next_inputs()]
-        if self.parts.plan.buffers.takes_turns:
+        if self.parts.plan.buffers.shares_memory:
             loaded += streams.load_second_inputs(round_.positions)
         else:
             loaded += [streams.next_inputs() for _ in range(1, streams.first_inputs(round_.positions))]
         return dict(enumerate(loaded))
 
     def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
-        """Load what takes the buffer of a tile that is done with."""
+        """Load the tile that takes the buffer of a tile that is no longer needed."""
         ahead = tile + self.parts.streams.input_buffers
         if ahead < round_.tiles:
             inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
@@ -69,10 +69,11 @@ class LogitGradient:
     def _make_tiles(
         self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], stripe: Span, weight_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Make all tiles of the block.
+        """Compute all tiles of the block.
 
-        Scalar loads a table of functions to open tiles, such as the tangents of a cap, and one for the exponentials:
-        once for a group of tiles, all of which are opened before. A group has as many as there are buffers for.
+        Scalar loads one table of functions to open tiles, such as for the tangents of a cap, and one for the
+        exponentials. It does so once for a group of tiles, all of which are opened first. A group has as many tiles as
+        there are buffers.
         """
         plan, first_column = self.parts.plan, round_.positions.first // PARTITIONS
         spans = cut(round_.classes.size, plan.classes_of_tile)
@@ -92,10 +93,10 @@ class LogitGradient:
                 tile, span = tiles[number]
                 if span == spans[0]:
                     self.parts.prepare_rest(round_, tile, tile + 1)
-                made = self._make_tile(tile, number, opened_tile, places[number])
+                product = self._make_tile(tile, number, opened_tile, places[number])
                 if last is not None:
                     last.issue(plan.keeps_logits)
-                last = made
+                last = product
                 if span != spans[-1]:
                     continue
                 if not opens_groups:
@@ -105,10 +106,11 @@ class LogitGradient:
             last.issue(plan.keeps_logits)
 
     def _make_streamed(self, round_: Round, slices: WeightSlices) -> None:
-        """Make the block of the gradient while W^T streams by: the logits of a batch of tiles of positions at a time.
+        """Compute the block of the gradient while W^T streams past, for a batch of tiles of positions at a time.
 
-        Every tile of a batch has a bank of PSUM of its own. A bank must hold one unfinished sum at most: on trn2 a
-        product that begins a sum was seen to clear what is pending in its bank. So W^T streams by once for each batch.
+        Every tile of a batch has a bank of PSUM of its own. A bank must hold at most one unfinished sum: on trn2 a
+        product that begins a sum was seen to clear what is pending in its bank. So W^T streams past once for each
+        batch.
         """
         self.parts.prepare_rest(round_, 0, round_.tiles)
         spans = cut(round_.classes.size, self.parts.plan.classes_of_tile)
@@ -136,10 +138,10 @@ class LogitGradient:
                     multiply(bank_psum, inputs_sbuf, weight_sbuf, features.size, features.first == 0)
                     if is_complete:
                         place = TilePlace(round_.positions.first // PARTITIONS + tile, rows, classes)
-                        made = self._make_streamed_tile(tile, first_number + tile, bank_psum, place)
+                        product = self._make_streamed_tile(tile, first_number + tile, bank_psum, place)
                         if last is not None:
                             last.issue(on_gpsimd=False)
-                        last = made
+                        last = product
                     if is_complete and is_last_span:
                         self._transpose_later(round_, tile - self.parts.transposed_later(round_), classes, None)
                 if to_load:
@@ -148,7 +150,10 @@ class LogitGradient:
             last.issue(on_gpsimd=False)
 
     def _bank(self, number: int, rows: int, classes: int) -> nl.NkiTensor:
-        """Where tile ``number`` of the logits grows, [rows, classes]: banks take turns, also from batch to batch."""
+        """Return the bank that tile ``number`` of the logits accumulates in, [rows, classes].
+
+        Tiles use the banks round-robin, also across batches.
+        """
         banks_psum = self.parts.logits[0].products_psum
         return banks_psum[number % len(banks_psum)][0:rows, 0:classes]
 
@@ -160,7 +165,10 @@ class LogitGradient:
         return self._make_tile(tile, number, opened, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Transpose a tile, if there is one of that number, and multiply an earlier one with a stripe of W."""
+        """Transpose a tile, if there is one of that number.
+
+        With kept logits, also multiply an earlier tile with a stripe of W.
+        """
         if 0 <= tile < round_.tiles:
             self.parts.transpose(round_, tile, self.parts.transpose_banks)
         earlier = tile - (_KEPT_MULTIPLIED_LATER - TRANSPOSED_LATER)
@@ -168,15 +176,16 @@ class LogitGradient:
             self.parts.add_input(round_, stripe, earlier, weight_sbuf)
 
     def _make_tile(self, tile: int, number: int, opened: list[nl.NkiTensor], place: TilePlace) -> LastProduct | None:
-        """A tile of the gradient from what has been opened of it."""
+        """Compute a tile of the gradient from its opened values."""
         columns = slice(place.classes.first, place.classes.end)
         dst_sbuf = self.parts.block.plain_sbuf[0 : place.rows, tile, columns]
         return self.parts.tiles.make_tile(number, dst_sbuf, opened, place)
 
     def _scores(self, number: int, inputs_sbuf: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """A tile of scores of each operand pair: products of a tile of X^T, or what is kept.
+        """Return a tile of scores of each operand pair: products of a tile of X^T, or the kept scores.
 
-        The products of all pairs take their turns in the same banks, and what becomes of them in rings of each pair.
+        The products of all pairs use the same banks round-robin; the scores computed from them are in ring buffers of
+        each pair.
         """
         columns = slice(place.classes.first, place.classes.end)
         pairs, scores = self.parts.streams.pairs, []
@@ -191,6 +200,6 @@ class LogitGradient:
         return scores
 
     def _bias(self, pair: int, place: TilePlace) -> nl.NkiTensor | None:
-        """The bias of the classes of a tile, float32 [128, classes]; None without one."""
+        """Return the bias of the classes of a tile, float32 [128, classes]; None without a bias."""
         bias = self.parts.streams.pairs[pair].bias
         return None if bias is None else bias.row_sbuf[:, place.classes.first : place.classes.end]

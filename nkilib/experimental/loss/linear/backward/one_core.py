@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward: a block of the gradient of the logits stands in SBUF, and what it is multiplied with streams by.
+"""The backward of one core: a block of the gradient of the logits stays in SBUF, and its factors stream past.
 
-For a block of classes and one of positions:
+For a block of classes and a block of positions:
 
-1. the logits, tile by tile, the gradient of each, and its transpose by Tensor;
-2. a stripe of features after the other, dX = G W over the classes and dW = G^T X over the positions, in turns, while
-   W^T of the next block is loaded. Of many features it streams by X^T in step 1 instead (:mod:`.weight_slices`).
+1. The logits are computed tile by tile, then the gradient of each tile, and its transpose by Tensor.
+2. One stripe of features after another, dX = G W over the classes and dW = G^T X over the positions are computed
+   alternately, while W^T of the next block is loaded. With many features W^T streams past X^T in step 1 instead
+   (:mod:`.weight_slices`).
 
-The cores share the classes, and at the end the float32 sums of dX. Of each stripe of the last block they do so while
-the next stripe is computed. The first block stores its dX, all others add theirs to it; so the first one stands before
-the loop of the device (:mod:`.class_blocks`). A program without room for that clears dX first, and one with room for a
+The cores share the classes, and at the end the float32 sums of dX. They sum each stripe of the last block while the
+next stripe is computed. The first block stores its dX, and all others add theirs to it; so the first one is before the
+device loop (:mod:`.class_blocks`). A program without room for that clears dX first, and a program with room for a
 single block has the loop alone (:mod:`.class_cover`).
 """
 
@@ -39,19 +40,20 @@ from nkilib.nki import nl
 
 
 def program_share(parts: PositionParts) -> float:
-    """Of the instructions that a program of the positions of a part may have.
+    """Return the share of a program's instructions that the positions of a part may have.
 
-    All copies together may have what a program of many positions has, which is twice what one of a few has.
+    All copies together may have as many instructions as a program of many positions, which is twice that of a program
+    of few.
     """
     has_few = parts.size <= POSITIONS_OF_PROGRAM
     return (2.0 if parts.is_split and has_few else 1.0) / parts.copies
 
 
 def require_fitting_plan(function: str, tiling: LinearTiling, plan: BackwardPlan) -> None:
-    """Raise an error for blocks that do not fit in SBUF or PSUM.
+    """Check that the blocks fit in SBUF and PSUM.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     require(
         plan.weight_group[0] > 0,
@@ -74,14 +76,14 @@ def write_gradients_of_positions(
     tiling: LinearTiling,
     problem_of: Callable[[Block], BackwardProblem],
 ) -> None:
-    """Write the gradients of all positions, which may be cut up into parts; their plan fits.
+    """Write the gradients of all positions, which may be split into parts; the plan of a part must fit.
 
     Args:
-        operands, gradients: of all positions.
-        parts: of the positions.
-        sizes: of a whole part.
-        tiling: of a part.
-        problem_of: the problem of some positions.
+        operands, gradients: the operands and gradients of all positions.
+        parts: the parts of the positions.
+        sizes: the sizes of a whole part.
+        tiling: the tiling of a part.
+        problem_of: a function that returns the problem of a block of positions.
     """
 
     def write(block: Block, of_part: Gradients) -> None:
@@ -97,9 +99,9 @@ def write_gradients_of_positions(
 def write_gradients(
     problem: BackwardProblem, plan: BackwardPlan, gradients: Gradients, kept: KeptLogits | None = None
 ) -> None:
-    """Write the gradients by a plan that fits.
+    """Write the gradients according to a plan that fits.
 
-    ``kept`` are the logits of the core's classes, where the launch has them; they are computed otherwise.
+    ``kept`` are the logits of the core's classes, if the launch has them; otherwise they are computed.
     """
     operands = problem.operands
     cores, core = nl.num_programs(), nl.program_id(0)
@@ -120,7 +122,7 @@ def write_gradients(
 
 
 def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> list[nl.NkiTensor]:
-    """Sums of dX, float32, of each core that has classes."""
+    """Allocate the float32 sums of dX of each core that has classes."""
     shape = tuple(operands.input_hbm.shape)
     count = 0 if gradients.input_hbm is None else cores
     return [
@@ -131,10 +133,10 @@ def _partials(operands: LinearOperands, gradients: Gradients, cores: int) -> lis
 
 @dataclass(frozen=True)
 class _Backward:
-    """All rounds of a core.
+    """The backward of all rounds of a core.
 
     Attributes:
-        parts: that they have in common.
+        parts: the parts that the rounds share.
         logit_gradient, products: the two halves of a round.
     """
 
@@ -143,35 +145,35 @@ class _Backward:
     products: GradientProducts
 
     def run(self, shares: list[Span]) -> None:
-        """Go through all blocks of the core; ``shares`` are the classes of each."""
+        """Go through all blocks of the core; ``shares`` are the classes of each core."""
         parts, streams = self.parts, self.parts.streams
         share, positions = shares[parts.core], parts.positions[0]
-        found = planned_blocks(parts.plan, shares, parts.core, parts.operands.num_positions)
+        blocks = planned_blocks(parts.plan, shares, parts.core, parts.operands.num_positions)
         self.parts.begin(share.first)
-        leading = Block(share.first, found.lead)
-        first = leading if found.lead > 0 else found.blocks.opening
+        leading = Block(share.first, blocks.lead)
+        first = leading if blocks.lead > 0 else blocks.blocks.opening
         if first is not None:
             streams.load_opening(first, positions)
         else:
             streams.load_first_inputs(positions)
-        if not found.has_first:
+        if not blocks.has_first:
             self._clear()
 
         def body(step: Step) -> None:
             self._step(step, share)
 
-        if found.lead > 0:
-            body(Step(leading, 0, found.lead, found.blocks.opening))
-        found.blocks.run(body)
+        if blocks.lead > 0:
+            body(Step(leading, 0, blocks.lead, blocks.blocks.opening))
+        blocks.blocks.run(body)
 
     def _clear(self) -> None:
-        """What the first block would do, where a loop cannot tell which one it is."""
+        """Do the first block's initial work in advance, for loops that cannot tell which block is the first."""
         if self.parts.input_gradient is not None:
             self.parts.input_gradient.clear()
         self.parts.streams.load_kept(self.parts.positions[0])
 
     def run_cover(self, cover: ClassCover) -> None:
-        """Go through all blocks of the core in a loop."""
+        """Go through all blocks of the core in a single loop."""
         self.parts.begin(cover.first)
         self.parts.streams.load_first_inputs(self.parts.positions[0])
         self._clear()
@@ -187,17 +189,17 @@ class _Backward:
             self._step(step, cover.own)
             if self.parts.own_classes is not None:
                 self.parts.own_classes.step(cover.size)
-            cover.meet(written_hbm)
+            cover.synchronise(written_hbm)
 
         cover.run(body)
         if self.parts.input_sum is not None:
             for positions in self.parts.positions:
                 for stripe in self.parts.streams.stripes_of_features:
-                    self.parts.input_sum.meet(positions, stripe)
+                    self.parts.input_sum.synchronise(positions, stripe)
                     self.parts.input_sum.add(positions, stripe, 0, 1)
 
     def _step(self, step: Step, share: Span) -> None:
-        """A block of classes and all positions; ``share`` are all classes of the core."""
+        """Process a block of classes with all positions; ``share`` are all classes of the core."""
         parts, classes = self.parts, step.block
         is_known = isinstance(classes.first, int)
         is_first_of_core = is_known and classes.first == share.first

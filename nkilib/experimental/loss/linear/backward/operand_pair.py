@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""An operand pair, hidden states and output weight, as the backward makes logits of it.
+"""An operand pair, hidden states and output weight, from which the backward computes logits.
 
-What it loads of a pair: tiles of X^T, W^T of a block of classes, its bias.
+The backward loads these operands of a pair: tiles of X^T, W^T of a block of classes, its bias.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class OperandPair:
-    """X and W, and what becomes of their product.
+    """X and W, and how logits are computed from their product.
 
     Attributes:
         operands: X, W and the bias.
-        softcap: of the logits; None for none.
-        lowest_bias: what the bias is raised to where it is less; None where it stays.
-        masked_score: under a softcap, what takes the place of the tangent of a masked class, whose bias is raised to
-            twice that; None where it stays -1.
-        scores_stay: tiles of the gradient are made of the scores themselves; else they are opened with them alone.
+        softcap: the cap of the logits; None for none.
+        lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
+        masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
+            twice that value; None if the tangent stays -1.
+        scores_stay: tiles of the gradient are computed from the scores themselves; else tiles are only opened with
+            them.
     """
 
     operands: LinearOperands
@@ -44,14 +45,14 @@ class OperandPair:
 
 @dataclass(frozen=True)
 class PairSizes:
-    """What the plan of a backward depends on of an operand pair whose gradients are not wanted.
+    """The sizes of an operand pair without gradients that the plan of a backward depends on.
 
     Attributes:
         features: D.
         itemsize: bytes of an element of the products.
         has_classes_first: W is [V, D].
-        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
-        staging_bytes: of a partition, for W that is transposed and then cast.
+        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
+        staging_bytes: bytes per partition for a W that is transposed and then cast.
     """
 
     features: int
@@ -62,41 +63,41 @@ class PairSizes:
 
     @classmethod
     def of_operands(cls, operands: LinearOperands) -> PairSizes:
-        """The sizes of a pair."""
+        """Return the sizes of a pair."""
         itemsize, cast_bytes = dtype_bytes(operands.dtype), operands.casts.weight
         return cls.of_weight(operands.num_features, itemsize, operands.has_classes_first, cast_bytes)
 
     @classmethod
     def of_weight(cls, features: int, itemsize: int, has_classes_first: bool, weight_itemsize: int) -> PairSizes:
-        """The sizes of a pair, which say what memory its weight is cast in: none if the transfer itself casts it."""
+        """Return the sizes of a pair, with the staging memory of its weight: none if the transfer itself casts it."""
         staging = CastBytes(weight=weight_itemsize).backward_staging(has_classes_first) if has_classes_first else 0
         return cls(features, itemsize, has_classes_first, weight_itemsize, staging)
 
     @property
     def feature_tiles(self) -> int:
-        """Tiles of 128 features."""
+        """The number of tiles of 128 features."""
         return div_ceil(self.features, PARTITIONS)
 
     @property
     def loaded_itemsize(self) -> int:
-        """Bytes of an element of W in HBM."""
+        """The bytes of an element of W in HBM."""
         return self.weight_itemsize or self.itemsize
 
     @property
     def tile_bytes(self) -> int:
-        """Bytes of a partition for 128 positions of X^T, or 128 classes of W^T."""
+        """The bytes per partition of 128 positions of X^T, or of 128 classes of W^T."""
         return self.feature_tiles * PARTITIONS * self.itemsize
 
 
 @dataclass(frozen=True)
 class WeightPart:
-    """A part of W^T of some classes, as large as a transfer is.
+    """A part of W^T of some classes, as large as one transfer.
 
     Attributes:
-        pair: number of the operand pair.
-        classes: which, in HBM.
-        at: the first of them, counted in the block of classes.
-        span: of these classes, or of the features where those are the rows in HBM.
+        pair: the number of the operand pair.
+        classes: the classes, in HBM.
+        at: the first of the classes, counted in the block of classes.
+        span: the span of these classes, or of the features if those are the rows in HBM.
     """
 
     pair: int
@@ -110,13 +111,14 @@ class PairBuffers:
     """The buffers of an operand pair.
 
     Attributes:
-        number: of the pair.
+        number: the number of the pair.
         operands: X, W and the bias.
-        inputs: tiles of X^T, [128, tiles of features, 128]; of logits, float32 [128, classes], where they are kept.
-        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None where logits are kept, or where
-            it streams by.
-        bias: of a block; None without.
-        staging: for W of another type than that of the products, which X has here.
+        inputs: tiles of X^T, [128, tiles of features, 128]; if logits are kept, tiles of logits, float32 [128,
+            classes].
+        weight_sbuf: W^T of a block of classes, [128, tiles of features, classes]; None if logits are kept, or if W^T
+            streams.
+        bias: the bias of a block; None without a bias.
+        staging: the staging memory for a W of another type than the products; X has the type of the products here.
     """
 
     number: int
@@ -128,11 +130,11 @@ class PairBuffers:
 
     @property
     def feature_tiles(self) -> int:
-        """Tiles of 128 features."""
+        """The number of tiles of 128 features."""
         return div_ceil(self.operands.num_features, PARTITIONS)
 
     def load_input(self, positions: Span, tile: int) -> nl.NkiTensor:
-        """A tile of X^T of a block of positions, in the next buffer."""
+        """Load a tile of X^T of a block of positions into the next buffer."""
         rows = min(PARTITIONS, positions.size - tile * PARTITIONS)
         tile_sbuf = self.inputs.next_tile()
         of_tile = Matrix(self.operands.input_hbm).rows_of(positions.first + tile * PARTITIONS, rows)
@@ -140,13 +142,13 @@ class PairBuffers:
         return tile_sbuf
 
     def weight(self, classes: Block) -> Matrix:
-        """W of some classes, [classes, features]."""
+        """Return W of some classes, [classes, features]."""
         has_classes_first = self.operands.has_classes_first
         weight_hbm = classes.of(self.operands.weight_hbm, 0 if has_classes_first else 1)
         return Matrix(weight_hbm, not has_classes_first, self.staging)
 
     def weight_parts(self, classes: Block, at: int, class_tiles: int) -> list[WeightPart]:
-        """What W^T of some classes is loaded in, of blocks of so many tiles of classes."""
+        """Return the parts in which W^T of some classes is loaded, for blocks of ``class_tiles`` tiles of classes."""
         if self.weight_sbuf is None:
             return []
         if self.operands.has_classes_first:
@@ -157,7 +159,7 @@ class PairBuffers:
         return [WeightPart(self.number, classes, at, span) for span in pieces]
 
     def load_weight(self, part: WeightPart) -> None:
-        """A part of W^T, which kept logits do not need."""
+        """Load a part of W^T; kept logits do not need it."""
         if self.weight_sbuf is None:
             return
         weight, span = self.weight(part.classes), part.span

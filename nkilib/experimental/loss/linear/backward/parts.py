@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What all blocks of the backward have in common: buffers, banks, and what is made with them."""
+"""Parts that all blocks of the backward share: buffers, banks, and the objects that use them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from nkilib.experimental.loss.linear.backward.operand_pair import OperandPair
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.rounds import Round
 from nkilib.experimental.loss.linear.backward.streams import BackwardStreams
-from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
 from nkilib.experimental.loss.linear.backward.weight_gradient import BiasGradient, WeightGradient
 from nkilib.experimental.loss.linear.shared.blocks import Span, balanced_spans
 from nkilib.experimental.loss.linear.shared.kept_logits import KeptLogits
@@ -28,30 +28,30 @@ from nkilib.experimental.loss.linear.shared.launch import Gradients, LinearOpera
 from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE, LogitTiles
 from nkilib.nki import nl
 
-# Banks of PSUM. The first logits of a block take those that dX leaves first. Two operand pairs have three tiles of
-# logits of each at a time.
+# Banks of PSUM. The first logits of a block take the banks that dX leaves first. Two operand pairs have three tiles of
+# logits each at a time.
 _INPUT_BANKS = (6, 7)
 _LOGIT_BANKS = {1: (6, 7, 0, 1, 2), 2: (6, 7, 0, 1, 2, 5)}
 _TRANSPOSE_BANKS = {1: (3, 4, 5), 2: (3, 4)}
 # Where X^T and W^T stream: the last tiles of dW leave the bank for transposes last.
 _STREAMED_LOGIT_BANKS, _STREAMED_TRANSPOSE_BANKS = (6, 7, 0, 1, 2, 3, 4), (5,)
 _WEIGHT_BANKS = (0, 1, 2, 3, 4, 5)
-# A tile is transposed when so many more have been made: then it is there, whatever options it takes. Without a cap one
-# is nearly enough, and for a block of few tiles better: the last ones are transposed while dX waits for them.
+# A tile is transposed after so many more tiles: then it is ready, whatever its options. Without a cap one more tile is
+# nearly enough, and for a block of few tiles better: the last tiles are transposed while dX waits for them.
 TRANSPOSED_LATER, _FEW_TRANSPOSED_LATER, _FEW_TILES = 2, 1, 8
 
 
-# The share of a block that is prepared while the block before is multiplied with W and X, which takes Tensor two thirds
-# of its time. The rest is prepared while logits are computed.
+# The share of a block that is prepared while the previous block is multiplied with W and X, which takes Tensor two
+# thirds of its time. The rest is prepared while logits are computed.
 _PREPARED_AHEAD = 0.7
 
 
 class BackwardProblem(NamedTuple):
-    """What a loss has the backward make gradients of.
+    """The problem that a loss hands to the backward.
 
     Attributes:
-        pairs: the operand pairs that there are logits of: one or two. The gradients are those of the first one.
-        make_tiles: makes what makes the gradient of the logits, by a plan.
+        pairs: the operand pairs that logits are computed from: one or two. The gradients are those of the first one.
+        make_tiles: a function of a plan that returns the tile maker of the gradient of the logits.
     """
 
     pairs: list[OperandPair]
@@ -59,27 +59,28 @@ class BackwardProblem(NamedTuple):
 
     @property
     def operands(self) -> LinearOperands:
-        """X and W whose gradients are made."""
+        """The operands X and W whose gradients are computed."""
         return self.pairs[0].operands
 
 
 @dataclass(frozen=True)
 class BackwardParts:
-    """What all blocks have in common.
+    """The parts that all blocks share.
 
     Attributes:
-        operands: X and W whose gradients are made.
-        plan: of the kernel.
-        core: of this launch.
+        operands: X and W whose gradients are computed.
+        plan: the plan of the kernel.
+        core: the core of this launch.
         positions: the blocks of positions.
-        streams: buffers.
-        logits: by operand pair, that compute them, where they are not kept.
-        tiles: that make the gradient of the logits.
-        block: where it stands.
-        transpose_banks: of PSUM, for transposes beside the logits.
-        input_banks: for dX, and for transposes beside dW.
-        input_gradient, input_sum, weight_gradient, bias_gradient: None for those that are not wanted.
-        own_classes: which of a block are the core's own, for dX; None for all.
+        streams: the buffers of the streams.
+        logits: for each operand pair, the tiles that compute logits, if they are not kept.
+        tiles: the tile maker of the gradient of the logits.
+        block: the block of the gradient.
+        transpose_banks: banks of PSUM for transposes beside the logits.
+        input_banks: banks of PSUM for dX, and for transposes beside dW.
+        input_gradient, input_sum, weight_gradient, bias_gradient: the gradients; None for gradients that are not
+            wanted.
+        own_classes: the mask of the core's own classes in a block, for dX; None if all of them are its own.
     """
 
     operands: LinearOperands
@@ -109,7 +110,7 @@ class BackwardParts:
         kept: KeptLogits | None,
         cover: ClassCover | None,
     ) -> BackwardParts:
-        """Nothing of the operands is loaded yet."""
+        """Allocate the parts; none of the operands is loaded yet."""
         tiles, operands, pairs = problem.make_tiles(plan), problem.operands, len(problem.pairs)
         banks_psum = _banks()
         positions = balanced_spans(Span(0, operands.num_positions), plan.position_tiles * PARTITIONS)
@@ -149,7 +150,7 @@ class BackwardParts:
         )
 
     def restart(self) -> None:
-        """A round begins."""
+        """Begin a round: restart all ring buffers."""
         for ring in (self.transpose_banks, self.input_banks, self.streams.pieces, self.streams.stripes):
             ring.restart()
         for gradient in (self.input_gradient, self.weight_gradient):
@@ -157,7 +158,7 @@ class BackwardParts:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """The first block of classes begins."""
+        """Begin the first block of classes."""
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
@@ -169,27 +170,27 @@ class BackwardParts:
             self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
     def prepare_rest(self, round_: Round, start: int, end: int) -> None:
-        """Prepare those of the round that are left, while tiles ``start`` to ``end`` of positions are made."""
+        """Prepare the remaining tiles of the round, while tiles ``start`` to ``end`` of positions are computed."""
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """How many tiles are made before one is transposed."""
+        """Return how many more tiles are computed before a tile is transposed."""
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
     def transpose(self, round_: Round, tile: int, banks: Ring) -> None:
-        """A tile of positions of the block."""
+        """Transpose a tile of positions of the block."""
         self.block.transpose(tile, round_.rows(tile), round_.classes.size, banks)
 
     def add_bias(self, round_: Round) -> None:
-        """db of the block, all of which is transposed."""
+        """Add db of the block, all of whose tiles are transposed."""
         if self.bias_gradient is not None:
             positions = round_.positions.size
             self.bias_gradient.add(self.block, round_.classes, positions, round_.is_first, round_.is_last)
 
     def add_input(self, round_: Round, stripe: Span, tile: int, weight_sbuf: nl.NkiTensor | None) -> None:
-        """dX of a tile."""
+        """Compute dX of a tile, and store it or add it to the sum."""
         if self.input_gradient is None or weight_sbuf is None:
             return
         first = round_.positions.first + tile * PARTITIONS
@@ -198,7 +199,7 @@ class BackwardParts:
         self.input_gradient.add_tile(self.block, weight_sbuf, place_hbm, tile, classes, is_first)
 
     def load_stripe(self, round_: Round, stripe: Span) -> nl.NkiTensor | None:
-        """Of W, which dX alone needs."""
+        """Load a stripe of W; None if dX is not wanted, which alone needs it."""
         if self.input_gradient is None:
             return None
         weight_sbuf = self.streams.load_stripe(round_.classes, stripe)
@@ -208,27 +209,27 @@ class BackwardParts:
 
 
 def _banks() -> list[nl.NkiTensor]:
-    """All of PSUM."""
+    """Allocate all banks of PSUM."""
     shape = (PARTITIONS, CLASSES_OF_TILE)
     return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(nl.tile_size.psum_num_banks)]
 
 
 def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
-    """The tiles of logits of an operand pair, in banks that others take at other times.
+    """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
 
-    The scores that tiles of the gradient are made of stay in as many tiles as are opened at a time.
+    Scores that tiles of the gradient are computed from have as many tiles in SBUF as are opened at a time.
     """
-    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else TURNS
+    has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else SLOTS
 
-    def tiles_sbuf(is_needed: bool, turns: int) -> list[nl.NkiTensor]:
-        turns = turns if is_needed and not plan.keeps_logits else 0
-        return Ring.of_sbuf(turns, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
+    def tiles_sbuf(is_needed: bool, slots: int) -> list[nl.NkiTensor]:
+        slots = slots if is_needed and not plan.keeps_logits else 0
+        return Ring.of_sbuf(slots, (PARTITIONS, plan.classes_of_tile), nl.float32).tiles
 
     return LogitTiles(
         pair.operands.num_features,
         pair.softcap,
         banks_psum,
-        tiles_sbuf(pair.operands.bias_hbm is not None, TURNS if has_softcap else opened),
+        tiles_sbuf(pair.operands.bias_hbm is not None, SLOTS if has_softcap else opened),
         tiles_sbuf(has_softcap, opened),
         pair.masked_score,
     )

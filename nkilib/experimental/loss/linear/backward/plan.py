@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the backward is cut up: which buffers stand beside a block of the gradient, by the room that it leaves.
+"""The plan of a backward: the buffers beside a block of the gradient, in the memory that the block leaves.
 
-Arithmetic, before anything is traced; what a plan takes is in :mod:`.geometry`.
+All of it is arithmetic, before anything is traced; :mod:`.geometry` computes the memory of a plan.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.backward.geometry import (
     FEWEST_RESULTS,
     LOGIT_BANKS,
-    TURNS_OF_MEMORY,
+    SLOTS_OF_MEMORY,
     BackwardBuffers,
     BackwardGeometry,
     BackwardSizes,
 )
-from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
 from nkilib.experimental.loss.linear.shared.logits import CLASSES_OF_TILE
 
 # Tiles of positions that are loaded at a time.
 _TILES_OF_PIECE = 4
-# Tiles of X^T that run ahead where there is room: those of few features are done with before the next one is there.
+# Tiles of X^T that are loaded ahead where there is room: tiles of few features are used up before the next one arrives.
 _INPUT_TILES_MOST = 4
-# Where W^T streams by: how many slices there are beside each other.
+# Where W^T streams: the number of slices in memory.
 _FEWEST_SLICES, _SLICES_MOST = 4, 8
 # Where X^T streams too. Slices of both move 1 / classes of a tile + 1 / positions of a batch bytes for a column of
 # Tensor, in units in which at 1 / 240 the DMA engines take as long as Tensor.
 _SLICES_OF_BOTH_MOST, _STREAMED_SIZE = 6, 240.0
-# Of more features a program has no room for blocks of classes that are long enough.
+# With more features a program has no room for blocks of classes that are long enough.
 _FEATURES_OF_BOTH_MOST = 8192
 # Widths of a tile of logits to try where W^T streams, the widest first. [D, V] takes the widest alone: there tiles of
 # dW are as wide as those of logits.
@@ -48,13 +48,13 @@ _BATCHES_MOST = 2
 # W^T streams if there are more features than that, in 16 bits: W^T of a block of classes leaves room for little else.
 # Tensor takes four times as long for float32, where transfers do not matter.
 _FEATURES_OF_RESIDENT_WEIGHT = 6144
-# Opened tiles beside each other, at most, where there is room: Scalar loads a table of functions to open tiles and one
-# to make them for all but one of them. Of more than there are banks it would wait for the products: two operand pairs
-# have no more than the fewest.
+# The largest number of opened tiles, where there is room: Scalar loads a table of functions to open tiles, and one to
+# compute all but one of them. With more tiles than banks it would wait for the products: two operand pairs have the
+# fewest.
 _OPENED_MOST = LOGIT_BANKS + 1
-# Steps of :meth:`BackwardPlan._grown` that give buffers to what is not kept.
+# Steps of :meth:`BackwardPlan._grown` that give buffers to operands that are not kept.
 _STEPS_OF_STREAMS = 9
-# Of a tile of logits that no product has to fit a bank of PSUM for.
+# Classes of a tile of kept logits, for which no product has to fit a bank of PSUM.
 _CLASSES_OF_KEPT_TILE = 1024
 # Features of a stripe for [D, V], so many that sums of dW for 768 classes fit the banks of PSUM.
 _STRIPE_OF_FEATURES = 384
@@ -70,16 +70,16 @@ def _more_slices() -> list[dict[str, int]]:
 
 @dataclass(frozen=True)
 class BackwardPlan(BackwardGeometry):
-    """A launch of the backward, with as many buffers as there is room for and use of."""
+    """The plan of a backward launch, with as many buffers as there is room for and use of."""
 
     @classmethod
     def of(
         cls, sizes: BackwardSizes, position_block: int, class_block: int, available_bytes: int | None = None
     ) -> BackwardPlan:
-        """For blocks of at most so many positions and classes, with as many buffers as there is room for and use of.
+        """Return the plan for blocks of at most ``position_block`` positions and ``class_block`` classes.
 
-        ``fits`` says whether even the fewest are too many. There are ``available_bytes`` of a partition; None: as many
-        as the target has.
+        It has as many buffers as there is room for and use of. ``fits`` says whether at least the fewest buffers fit.
+        ``available_bytes`` are the usable bytes of a partition; None: those of the target.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
@@ -110,11 +110,11 @@ class BackwardPlan(BackwardGeometry):
         return least._grown()
 
     def _grown(self) -> BackwardPlan:
-        """With more buffers, those first that matter most."""
+        """Return the plan with more buffers; the buffers that matter most are added first."""
         tiles = self.position_tiles
         stripes = div_ceil(self.features, self.stripe)
         steps: list[dict[str, int]] = [
-            {"input_tiles": min(TURNS_OF_MEMORY, tiles)},
+            {"input_tiles": min(SLOTS_OF_MEMORY, tiles)},
             {"weight_stripes": 2},
             {"pieces": 3},
             {"tiles_of_piece": min(2, tiles)},
@@ -134,18 +134,18 @@ class BackwardPlan(BackwardGeometry):
         if streaming is not None:
             return streaming
         if self.needs.opened > 0 and not self.further:
-            steps += [{"opened": opened} for opened in range(TURNS + 1, _OPENED_MOST + 1)]
-        found = self._with(steps)
-        if found.is_ample or self.keeps_logits:
-            return found
-        in_turns = {"takes_turns": 1, "input_tiles": min(TURNS_OF_MEMORY, tiles)}
-        alternative = replace(self, buffers=replace(self.buffers, **in_turns))._with(steps[1:_STEPS_OF_STREAMS])
-        return alternative if alternative.is_ample or not found.fits else found
+            steps += [{"opened": opened} for opened in range(SLOTS + 1, _OPENED_MOST + 1)]
+        plan = self._with(steps)
+        if plan.is_ample or self.keeps_logits:
+            return plan
+        sharing = {"shares_memory": 1, "input_tiles": min(SLOTS_OF_MEMORY, tiles)}
+        alternative = replace(self, buffers=replace(self.buffers, **sharing))._with(steps[1:_STEPS_OF_STREAMS])
+        return alternative if alternative.is_ample or not plan.fits else plan
 
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """With W^T that streams by X^T; None where that does not fit or is of no use.
+        """Return the plan in which W^T streams past X^T; None if that does not fit or is of no use.
 
-        Tiles of logits are as wide as there is room for slices of W^T beside what else streams.
+        Tiles of logits are as wide as there is room for slices of W^T beside the other streams.
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
@@ -163,7 +163,7 @@ class BackwardPlan(BackwardGeometry):
         return None
 
     def _streaming_tiles(self, steps: list[dict[str, int]], most: int) -> BackwardPlan:
-        """The plan with W^T that streams and tiles of logits of at most ``most`` classes, whether it fits or not."""
+        """Return the plan in which W^T streams and tiles have at most ``most`` classes, whether it fits or not."""
         least = replace(
             self,
             classes_of_tile=div_ceil(self.class_block, div_ceil(self.class_block, most)),
@@ -172,11 +172,12 @@ class BackwardPlan(BackwardGeometry):
         return least._with([*steps, {"weight_slices": _SLICES_MOST}])
 
     def _streaming_both(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
-        """With X^T and W^T that stream in the first half of a round; None where that does not fit or is of no use.
+        """Return the plan in which X^T and W^T stream in the first half of a round.
 
-        W^T that stays is loaded in the second half, where dX, dW, X and W keep the DMA engines busy already, and leaves
-        room for shorter blocks only. Slices of [D, V] would be short rows, those of another type take twice the bytes,
-        and under a cap tiles of logits are opened in groups, before they leave their banks.
+        It is None if that does not fit or is of no use. A W^T that stays is loaded in the second half, where dX, dW, X
+        and W keep the DMA engines busy already, and leaves room for shorter blocks only. Slices of [D, V] would be
+        short rows, slices of another type take twice the bytes, and under a cap tiles of logits are opened in groups,
+        before they leave their banks.
         """
         is_plain = self.has_classes_first and self.staging_bytes == 0 and not self.further
         is_plain = is_plain and self.needs.opened == 0 and self.needs.place_bytes == 0
@@ -193,12 +194,12 @@ class BackwardPlan(BackwardGeometry):
 
     @property
     def is_ample(self) -> bool:
-        """It fits, and what streams has room to run ahead."""
-        return self._has_ample_streams and self.buffers.input_tiles >= min(TURNS_OF_MEMORY, self.position_tiles)
+        """Whether the plan fits, and the streams have room to run ahead."""
+        return self._has_ample_streams and self.buffers.input_tiles >= min(SLOTS_OF_MEMORY, self.position_tiles)
 
     @property
     def _has_ample_streams(self) -> bool:
-        """Likewise, but for X^T."""
+        """Whether the plan fits, and the streams other than X^T have room to run ahead."""
         buffers, tiles = self.buffers, self.position_tiles
         return (
             self.fits
@@ -208,10 +209,10 @@ class BackwardPlan(BackwardGeometry):
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
-        """With those of the steps that fit."""
-        found = self
+        """Return the plan with the buffers of those steps that fit."""
+        plan = self
         for step in steps:
-            larger = replace(found, buffers=replace(found.buffers, **step))
+            larger = replace(plan, buffers=replace(plan.buffers, **step))
             if larger.fits:
-                found = larger
-        return found
+                plan = larger
+        return plan

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of very many positions: one part of them after another, in a loop of the device.
+"""The backward of very many positions, one part of them after another, in a device loop.
 
-What is kept of each position takes SBUF, and each tile of positions takes instructions. So beyond a number of positions
-a launch has a backward of some of them, which it goes through for each part. dW and db are added up in float32 over the
-parts, and dW is rounded once, at the end. dX of a part is that of a launch of these positions.
+Per-position values take SBUF, and each tile of positions takes instructions. So beyond a number of positions a launch
+has a backward of some of them, and repeats it for each part. dW and db are added up in float32 over the parts, and dW
+is rounded once, at the end. dX of a part is the dX of a launch of these positions.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from nkilib.core.cores import meet
+from nkilib.core.cores import synchronise
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.blocks import Block, Span, cut, shares_of_cores
@@ -33,9 +33,9 @@ def write_gradients_of_parts(
     """Write the gradients of all positions.
 
     Args:
-        operands, gradients: of all positions.
-        parts: of the positions, several.
-        write: writes the gradients of a part. It has to add dW to the sum that these have.
+        operands, gradients: the operands and gradients of all positions.
+        parts: the parts of the positions, several.
+        write: a function that writes the gradients of a part. It must add dW to the sum in the gradients.
     """
     sums = _Sums.make(operands, gradients, parts.size)
     sums.clear()
@@ -54,17 +54,17 @@ def write_gradients_of_parts(
 
 @dataclass(frozen=True)
 class _Sums:
-    """The gradients, and what they are summed in.
+    """The gradients, and the tensors that they are summed in.
 
     Attributes:
-        gradients: of the launch.
+        gradients: the gradients of the launch.
         share: the classes of this core.
         has_classes_first: dW is [V, D].
-        weight_sum_hbm: of dW, float32: a tensor of its own, dW itself where that is float32, or the sum that the caller
-            has; None where dW is not wanted.
-        part_bias_hbm: db of a part, float32 [V]; None where db is not wanted.
-        part_input_hbm: dX of a part, which is moved where it belongs: no transfer that adds can be told of an address
-            that a loop counts. None where dX is not wanted.
+        weight_sum_hbm: the sum of dW, float32: a tensor of its own, dW itself if it is float32, or the caller's sum;
+            None if dW is not wanted.
+        part_bias_hbm: db of a part, float32 [V]; None if db is not wanted.
+        part_input_hbm: dX of a part, which is then moved to its place, because transfers that add take no address that
+            is a loop variable. None if dX is not wanted.
     """
 
     gradients: Gradients
@@ -76,7 +76,7 @@ class _Sums:
 
     @classmethod
     def make(cls, launch: LinearOperands, gradients: Gradients, size: int) -> _Sums:
-        """For parts of so many positions."""
+        """Allocate the sums for parts of ``size`` positions."""
 
         def scratch(name: str, shape: tuple[int, ...], dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name=name)
@@ -98,7 +98,7 @@ class _Sums:
         )
 
     def clear(self) -> None:
-        """Nothing is summed yet, but for what the caller has."""
+        """Store zeros in the sums, except in a sum that the caller has."""
         if self.share.size == 0:
             return
         if self.weight_sum_hbm is not None and not self.gradients.adds_to_weight:
@@ -107,23 +107,23 @@ class _Sums:
             _clear(self.gradients.bias_hbm[self.share.first : self.share.end].expand_dim(0))
 
     def of_part(self, block: Block) -> Gradients:
-        """What a part writes."""
+        """Return the tensors that a part writes its gradients to."""
         input_hbm = self.part_input_hbm
         if input_hbm is not None and block.size < input_hbm.shape[0]:
             input_hbm = input_hbm[0 : block.size]
         return Gradients(input_hbm, self.weight_sum_hbm, self.part_bias_hbm, self.weight_sum_hbm)
 
     def finish_part(self, block: Block, of_part: Gradients) -> None:
-        """Put dX where it belongs, of which each core moves a half, and add up db, of which each has its classes."""
+        """Move dX to its place, half of it by each core, and add up db, each core its own classes."""
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, of_part.input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None:
-            meet(part_input_hbm)
+            synchronise(part_input_hbm)
             half = div_ceil(block.size, nl.num_programs())
             first = nl.program_id(0) * half
             rows = min(half, block.size - first)
             if rows > 0:
                 nisa.dma_copy(dst=block.part(first, rows).of(grad_input_hbm), src=part_input_hbm[first : first + rows])
-            meet(part_input_hbm)
+            synchronise(part_input_hbm)
         bias_hbm, part_bias_hbm = self.gradients.bias_hbm, of_part.bias_hbm
         if bias_hbm is not None and part_bias_hbm is not None and self.share.size > 0:
             classes = slice(self.share.first, self.share.end)
@@ -131,19 +131,19 @@ class _Sums:
             nisa.dma_compute(dst=sum_hbm, srcs=[sum_hbm, part_bias_hbm[classes]], reduce_op=nl.add)
 
     def finish(self) -> None:
-        """Round dW."""
+        """Round the sum of dW into dW."""
         weight_hbm, sum_hbm = self.gradients.weight_hbm, self.weight_sum_hbm
         if weight_hbm is None or sum_hbm is None or weight_hbm.dtype == nl.float32 or self.share.size == 0:
             return
         nisa.dma_copy(dst=self._own(weight_hbm), src=self._own(sum_hbm))
 
     def _own(self, weight_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The classes of this core."""
+        """Return the view of this core's classes."""
         return weight_hbm.slice(0 if self.has_classes_first else 1, self.share.first, self.share.end)
 
 
 def _clear(sum_hbm: nl.NkiTensor) -> None:
-    """Store zeros, float32 [rows, columns]."""
+    """Store zeros in a tensor, float32 [rows, columns]."""
     zeros_sbuf = nl.ndarray((PARTITIONS, _ZEROS), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=zeros_sbuf, value=0.0)
     rows, columns = sum_hbm.shape

@@ -3,8 +3,8 @@
 
 """A power of two that brings a gradient into the range of float16, found on the device.
 
-float16 has no number below 6e-8, and a probability over the number of positions is smaller. Multiplying with a power of
-two rounds nothing, and neither does taking it away in float32.
+float16 has no number below 6e-8, and a probability divided by the number of positions is smaller. Multiplying with a
+power of two rounds nothing, and neither does removing it in float32.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from nkilib.nki import nisa, nl
 
 # The largest coefficient becomes 2^12 to 2^13: a gradient of a few times that stays below 65,504.
 _LARGEST_EXPONENT = 12
-# Smaller coefficients than 2^-100 are taken for that, so that the power is a number of float32.
+# Smaller coefficients count as 2^-100, so that the power is a float32 number.
 _LEAST = 2.0**-100
 _MANTISSA_BITS = 23
 _EXPONENT_MASK = 0x7F800000
 _MAGNITUDE_MASK = 0x7FFFFFFF
-# This less the bits of 2^a are the bits of 2^-a.
+# This number minus the bits of 2^a gives the bits of 2^-a.
 _BITS_OF_ONE_TWICE = 2 * 127 << _MANTISSA_BITS
 
 
 @dataclass(frozen=True)
 class PowerOfTwo:
-    """float32 [128, 1], the same on all partitions.
+    """A power of two and its inverse, float32 [128, 1], the same on all partitions.
 
     Attributes:
         factor_sbuf: the power.
-        inverse_sbuf: 1 over it.
+        inverse_sbuf: 1 / the power.
     """
 
     factor_sbuf: nl.NkiTensor
@@ -40,11 +40,14 @@ class PowerOfTwo:
 
     @classmethod
     def of_largest(cls, columns_sbuf: list[nl.NkiTensor]) -> PowerOfTwo:
-        """For gradients of the size of the largest magnitude in some tiles [128, columns]; that is finite."""
+        """Return the power for gradients of the size of the largest magnitude in some tiles [128, columns].
+
+        The magnitude must be finite.
+        """
         largest_sbuf = _over_partitions(_largest_of_rows(columns_sbuf))
         bits_sbuf = nl.ndarray(largest_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=bits_sbuf, data=largest_sbuf.view(nl.int32), op0=nl.bitwise_and, operand0=_EXPONENT_MASK)
-        # 2^floor(log2(largest)) times 2^-12 is what takes the power away again.
+        # 2^floor(log2(largest)) times 2^-12 removes the power again.
         inverse_sbuf, factor_sbuf = float32_like(largest_sbuf), float32_like(largest_sbuf)
         nisa.tensor_scalar(
             dst=inverse_sbuf, data=bits_sbuf.view(nl.float32), op0=nl.multiply, operand0=2.0**-_LARGEST_EXPONENT
@@ -55,7 +58,10 @@ class PowerOfTwo:
 
 
 def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """The sum over the tiles of the largest magnitude of each partition, float32 [128, 1], at least a small number."""
+    """Return the sum over the tiles of each partition's largest magnitude, float32 [128, 1].
+
+    It is at least a small number.
+    """
     total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=total_sbuf, value=_LEAST)
     for values_sbuf in columns_sbuf:
@@ -67,7 +73,10 @@ def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
 
 
 def _over_partitions(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The largest of [128, 1] on all partitions: a transpose makes a row of them, and a product with ones copies it."""
+    """Return the largest of [128, 1] on all partitions.
+
+    A transpose makes a row of the values, and a product with ones copies its maximum.
+    """
     rows = values_sbuf.shape[0]
     row_psum = nl.ndarray((1, rows), dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=row_psum, data=values_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the backward works on at a time: a round, and the units of it."""
+"""The units of work of the backward: a round, and the units of it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nkilib.experimental.loss.linear.shared.blocks import Block, Span
 
 @dataclass(frozen=True)
 class Round:
-    """A block of classes and one of positions, and what comes after.
+    """A block of classes and a block of positions, and the blocks that follow.
 
     Attributes:
         classes, positions: the blocks.
-        next_classes: whose W^T is to be loaded meanwhile; None if it is there, or nothing comes.
-        next_positions: whose X^T is to be loaded; None if nothing comes.
-        is_first_of_core, is_last_of_core: of the blocks of classes.
-        is_first, is_last: of the blocks of positions.
+        next_classes: the classes whose W^T is to be loaded meanwhile; None if it is loaded, or nothing follows.
+        next_positions: the positions whose X^T is to be loaded; None if nothing follows.
+        is_first_of_core, is_last_of_core: whether the block of classes is the core's first, or last.
+        is_first, is_last: whether the block of positions is the first, or last.
     """
 
     classes: Block
@@ -35,23 +35,23 @@ class Round:
 
     @property
     def tiles(self) -> int:
-        """Of positions."""
+        """The number of tiles of positions."""
         return div_ceil(self.positions.size, PARTITIONS)
 
     def rows(self, tile: int) -> int:
-        """Positions of a tile."""
+        """Return the number of positions of a tile."""
         return min(PARTITIONS, self.positions.size - tile * PARTITIONS)
 
 
 @dataclass(frozen=True)
 class Unit:
-    """Some tiles of dX, and a piece of X for dW.
+    """A unit of work of a stripe: some tiles of dX, and a piece of X for dW.
 
     Attributes:
-        number: within its stripe.
-        tiles: of positions, whose dX is computed.
-        piece: the tiles of positions of its piece.
-        group: of tiles of dW.
+        number: the number of the unit within its stripe.
+        tiles: the tiles of positions whose dX is computed.
+        piece: the tiles of positions of the piece of X.
+        group: the number of the group of tiles of dW.
         loads: whether the piece has to be loaded.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The memory of what streams in the backward: rings of their own, or halves that X^T, X and W take in turn."""
+"""The memory of the backward's streams: separate ring buffers, or two halves that X^T, X and W share."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HALVES = 2
 
 @dataclass(frozen=True)
 class StreamMemory:
-    """Where tiles that stream stand.
+    """The memory of the tiles that stream.
 
     Attributes:
-        plan: of the launch.
-        dtype: of the products with W and X.
-        shared_sbuf: [128, 2, elements of a half], which X^T, X and W take in turn; None where each has its own.
+        plan: the plan of the launch.
+        dtype: the dtype of the products with W and X.
+        shared_sbuf: [128, 2, elements of a half], which X^T, X and W share; None if each has its own memory.
     """
 
     plan: BackwardPlan
@@ -34,16 +34,16 @@ class StreamMemory:
 
     @classmethod
     def make(cls, plan: BackwardPlan, dtype: nl.DType) -> StreamMemory:
-        """As the plan has it."""
+        """Allocate the shared memory, if the plan has it."""
         shared_sbuf = None
-        if plan.buffers.takes_turns:
+        if plan.buffers.shares_memory:
             shared_sbuf = nl.ndarray((PARTITIONS, _HALVES, plan.half_size), dtype=dtype, buffer=nl.sbuf)
         return cls(plan, dtype, shared_sbuf)
 
     def inputs(self, pairs: list[OperandPair]) -> list[Ring]:
-        """Tiles of X^T, [128, tiles of features, 128], by operand pair.
+        """Return the ring buffer of tiles of X^T, [128, tiles of features, 128], of each operand pair.
 
-        In memory that is shared, those of both pairs are side by side: a tile takes a half, if two do not fit one.
+        In shared memory the tiles of both pairs are side by side. A tile takes a half if two do not fit in one half.
         """
         count, rings, first = self.plan.buffers.input_tiles, [], 0
         size = div_ceil(self.plan.input_bytes, dtype_bytes(self.dtype))
@@ -66,23 +66,23 @@ class StreamMemory:
         return rings
 
     def pieces(self) -> Ring:
-        """Pieces of X, [128, tiles of positions, stripe].
+        """Return the ring buffer of pieces of X, [128, tiles of positions, stripe].
 
-        The last stripe of W is read before the last piece of X: the first tile of X^T takes its place.
+        The last stripe of W is read before the last piece of X: the first tile of X^T takes the memory of that stripe.
         """
         buffers = self.plan.buffers
         return self._ring(buffers.pieces, 1, buffers.tiles_of_piece, self.plan.stripe)
 
     def stripes(self) -> Ring:
-        """Stripes of W, [128, tiles of classes, stripe]."""
+        """Return the ring buffer of stripes of W, [128, tiles of classes, stripe]."""
         return self._ring(self.plan.buffers.weight_stripes, 0, self.plan.class_tiles, self.plan.stripe)
 
     def _ring(self, count: int, half: int, tiles: int, columns: int) -> Ring:
-        """Tiles [128, tiles, columns]: of their own, or side by side in a half of what takes turns."""
+        """Return a ring buffer of tiles [128, tiles, columns], in their own memory or side by side in a shared half."""
         if self.shared_sbuf is None:
             return Ring.of_sbuf(count, (PARTITIONS, tiles, columns), self.dtype)
-        size, found = tiles * columns, []
+        size, slots = tiles * columns, []
         for place in range(count):
             part_sbuf = self.shared_sbuf[:, half, place * size : (place + 1) * size]
-            found.append(part_sbuf.reshape_dim(1, (tiles, columns)))
-        return Ring(found)
+            slots.append(part_sbuf.reshape_dim(1, (tiles, columns)))
+        return Ring(slots)

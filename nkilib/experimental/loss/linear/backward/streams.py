@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the backward loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights."""
+"""The backward's loads: W^T and X^T for the logits, W for dX, X for dW, rows of biases and of class weights."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class BackwardStreams:
-    """The buffers of a launch, and what they are loaded with.
+    """The buffers of a launch, and the methods that load them.
 
     Attributes:
-        plan: of the kernel.
-        kept: the logits, where the launch has them; None where they are computed.
-        slices: of W^T, and X^T, where W^T streams by; None where it stays.
+        plan: the plan of the kernel.
+        kept: the kept logits, if the launch has them; None if they are computed.
+        slices: the slices of W^T, and X^T, if W^T streams; None if it stays.
         pairs: X^T and W^T of each operand pair; the gradients are those of the first one.
-        rows: of classes, of which the biases come first.
-        pieces: of X, [128, tiles of positions, stripe].
-        stripes: of W, [128, tiles of classes, stripe].
+        rows: the rows of values of classes; the biases come first.
+        pieces: pieces of X, [128, tiles of positions, stripe].
+        stripes: stripes of W, [128, tiles of classes, stripe].
     """
 
     plan: BackwardPlan
@@ -49,7 +49,7 @@ class BackwardStreams:
     def make(
         cls, pairs: list[OperandPair], plan: BackwardPlan, kept: KeptLogits | None, rows: list[ClassRow]
     ) -> BackwardStreams:
-        """Nothing is loaded yet. ``rows`` are loaded beside the biases."""
+        """Allocate the buffers; nothing is loaded yet. ``rows`` are loaded besides the biases."""
         own, classes = pairs[0].operands, plan.class_tiles * PARTITIONS
         memory = StreamMemory.make(plan, own.dtype)
         staging = Staging.make(plan.staging_bytes)
@@ -70,31 +70,31 @@ class BackwardStreams:
                 bias = ClassRow.make(operands.bias_hbm, classes, pair.lowest_bias)
             return PairBuffers(number, operands, inputs[number], weight_sbuf, bias, staging)
 
-        found = [buffers(number, pair) for number, pair in enumerate(pairs)]
-        biases = [each.bias for each in found if each.bias is not None]
-        return cls(plan, kept, slices, found, [*biases, *rows], memory.pieces(), memory.stripes())
+        pair_buffers = [buffers(number, pair) for number, pair in enumerate(pairs)]
+        biases = [buffer.bias for buffer in pair_buffers if buffer.bias is not None]
+        return cls(plan, kept, slices, pair_buffers, [*biases, *rows], memory.pieces(), memory.stripes())
 
     @property
     def operands(self) -> LinearOperands:
-        """X and W whose gradients are made."""
+        """The operands X and W whose gradients are computed."""
         return self.pairs[0].operands
 
     @property
     def input_buffers(self) -> int:
-        """For how many tiles of X^T, or of kept logits, there are buffers."""
+        """The number of buffers for tiles of X^T, or of kept logits."""
         return len(self.pairs[0].inputs.tiles)
 
     def restart_inputs(self) -> None:
-        """The next tile of X^T takes the first buffer."""
+        """Let the next tile of X^T take the first buffer."""
         for pair in self.pairs:
             pair.inputs.restart()
 
     def next_inputs(self) -> list[nl.NkiTensor]:
-        """The next tile of X^T of each operand pair, which is loaded already."""
+        """Return the next tile of X^T of each operand pair, which is loaded already."""
         return [pair.inputs.next_tile() for pair in self.pairs]
 
     def load_opening(self, classes: Block, positions: Span) -> None:
-        """What the first block starts with, in the order in which it is needed."""
+        """Load the operands that the first block starts with, in the order in which they are needed."""
         if self.slices is not None:
             self.slices.load_opening(classes if self.slices.is_loaded_ahead(classes.size) else None, positions)
             self.load_rows(classes, 0)
@@ -104,23 +104,23 @@ class BackwardStreams:
         for part in self.weight_parts(classes, 0):
             self.load_weight(part)
         self.load_rows(classes, 0)
-        if not self.plan.buffers.takes_turns:
+        if not self.plan.buffers.shares_memory:
             for tile in range(1, self.first_inputs(positions)):
                 self.load_input(classes, 0, positions, tile)
 
     def load_first_inputs(self, positions: Span) -> None:
-        """X^T alone that a block starts with, which loads its classes itself."""
+        """Load only the X^T that a block starts with; the block loads its classes itself."""
         if self.kept is not None:
             return
         if self.slices is not None:
             self.slices.load_opening(None, positions)
             return
         self.restart_inputs()
-        for tile in range(1 if self.plan.buffers.takes_turns else self.first_inputs(positions)):
+        for tile in range(1 if self.plan.buffers.shares_memory else self.first_inputs(positions)):
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """X, if it stays for all blocks: behind X^T of the first one, which is needed before."""
+        """Load X, if it stays for all blocks, after X^T of the first one, which is needed earlier."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -135,12 +135,12 @@ class BackwardStreams:
         return balanced_spans(Span(0, self.operands.num_features), self.plan.stripe)
 
     def pieces_of(self, positions: Span) -> list[range]:
-        """The tiles of positions of each piece of X of a block."""
+        """Return the tiles of positions of each piece of X of a block."""
         tiles = div_ceil(positions.size, PARTITIONS)
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """What is missing of a block of classes, from class ``at`` on."""
+        """Load the missing rest of a block of classes, from class ``at`` on."""
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):
@@ -150,7 +150,7 @@ class BackwardStreams:
             self._load_first_logits(classes, at, positions)
 
     def load_first_input(self, classes: Block | None, positions: Span) -> None:
-        """The first tile of X^T of a block, or the first logits of those classes."""
+        """Load the first tile of X^T of a block, or the first kept logits of ``classes``."""
         if self.kept is not None:
             if classes is not None:
                 self._load_first_logits(classes, 0, positions)
@@ -160,7 +160,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, 0)
 
     def load_second_inputs(self, positions: Span) -> list[list[nl.NkiTensor]]:
-        """Tiles of X^T of each operand pair after the first one, as many as there are buffers."""
+        """Load the tiles of X^T of each operand pair after the first one, as many as there are buffers."""
         if self.kept is not None or self.plan.keeps_inputs:
             return []
         return [self._load_transposed_input(positions, tile) for tile in range(1, self.first_inputs(positions))]
@@ -171,11 +171,11 @@ class BackwardStreams:
             self.load_input(classes, at, positions, tile)
 
     def first_inputs(self, positions: Span) -> int:
-        """How many tiles that are."""
+        """Return how many tiles of X^T a block of positions starts with, the first one included."""
         return min(self.plan.buffers.input_tiles, div_ceil(positions.size, PARTITIONS))
 
     def load_input(self, classes: Block, at: int, positions: Span, tile: int) -> list[nl.NkiTensor]:
-        """A tile of X^T of each pair, or the logits of some classes, from class ``at`` on, in the next buffers."""
+        """Load a tile of X^T of each pair, or the logits of classes from class ``at`` on, into the next buffers."""
         if self.kept is None:
             return self._load_transposed_input(positions, tile)
         first = tile * PARTITIONS
@@ -188,10 +188,10 @@ class BackwardStreams:
         return [pair.load_input(positions, tile) for pair in self.pairs]
 
     def load_piece(self, positions: Span, tiles: range, stripe: Span) -> nl.NkiTensor:
-        """Some tiles of X of a block and a stripe, in the next buffer; if all of X is kept, they are there already.
+        """Load some tiles of X of a block and a stripe into the next buffer; if all of X is kept, return them.
 
         Every group of tiles of dW goes through all pieces of a stripe before the next stripe begins. So a kept piece is
-        chosen by its stripe and its tiles: in the order in which pieces are asked for, a stripe repeats.
+        chosen by its stripe and its tiles: in the order in which pieces are requested, a stripe repeats.
         """
         if not self.plan.keeps_pieces:
             return self._load_piece(positions, tiles, stripe)
@@ -208,24 +208,24 @@ class BackwardStreams:
         return piece_sbuf
 
     def load_stripe(self, classes: Block, stripe: Span) -> nl.NkiTensor:
-        """A stripe of W of a block, in the next buffer."""
+        """Load a stripe of W of a block into the next buffer."""
         stripe_sbuf = self.stripes.next_tile()
         self.pairs[0].weight(classes).columns_of(stripe.first, stripe.size).load(stripe_sbuf)
         return stripe_sbuf
 
     def weight_parts(self, classes: Block | None, at: int) -> list[WeightPart]:
-        """What W^T of some classes is loaded in, in the order in which the logits need it."""
+        """Return the parts in which W^T of some classes is loaded, in the order in which the logits need them."""
         if classes is None or classes.size == 0:
             return []
         of_pairs = [pair.weight_parts(classes, at, self.plan.class_tiles) for pair in self.pairs]
         return [part for parts in zip_longest(*of_pairs) for part in parts if part is not None]
 
     def load_weight(self, part: WeightPart) -> None:
-        """A part of W^T, which kept logits do not need."""
+        """Load a part of W^T; kept logits do not need it."""
         self.pairs[part.pair].load_weight(part)
 
     def load_rows(self, classes: Block | None, at: int) -> None:
-        """Biases and class weights of some classes."""
+        """Load biases and class weights of some classes."""
         if classes is None or classes.size == 0:
             return
         for row in self.rows:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What tiles of the gradient of the logits take of SBUF and of a program beside the products: arithmetic.
+"""SBUF and instructions of the tiles of the gradient of the logits, besides the products: arithmetic.
 
-A tile has a turn of a ring of float32 tiles, and there are the numbers of the classes of a block. Everything else is
-what a loss needs of its own.
+Every loss has a ring buffer of float32 tiles, and the class numbers of a block. Everything else is specific to a loss.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ from typing import Final
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
 
-# Tiles that are made at a time: one is Scalar's, one Vector's, one is rounded.
-TURNS: Final = 3
+# Tiles in work at a time: one on Scalar, one on Vector, one that is rounded.
+SLOTS: Final = 3
 # Columns of positions, eight of which stay.
 COLUMNS: Final = 14
-# Of a tile of the gradient.
+# Instructions of a tile of the gradient.
 INSTRUCTIONS: Final = 7
 
 
 @dataclass(frozen=True)
 class TileNeeds:
-    """What the tiles of a loss take.
+    """The needs of the tiles of a loss.
 
     Attributes:
-        columns: float32 numbers of each partition for a tile of positions, which stay.
+        columns: float32 numbers per partition for a tile of positions, which stay.
         rows: float32 rows of a block of classes, such as a bias.
-        rings: float32 tiles of which there are :data:`TURNS`.
+        rings: ring buffers of :data:`SLOTS` float32 tiles.
         tiles: further float32 tiles.
-        numbers: further float32 numbers of each partition.
-        place_bytes: of a partition, for each logit of its position in a block.
-        opened: float32 tiles that an opened tile keeps until it is made, where several are opened before the first of
-            them is made; 0 where none are. ``rings`` has :data:`TURNS` of each already.
-        instructions: of a tile.
+        numbers: further float32 numbers per partition.
+        place_bytes: bytes per partition for each logit of a block that belongs to the partition.
+        opened: float32 tiles that an opened tile keeps until it is computed, if several are opened before the first of
+            them is computed; 0 otherwise. ``rings`` has :data:`SLOTS` of each already.
+        instructions: instructions of a tile.
     """
 
     columns: int = COLUMNS
@@ -49,24 +48,26 @@ class TileNeeds:
     instructions: int = INSTRUCTIONS
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
-        """Bytes of a partition for columns, rows, and rings with the fewest opened tiles."""
+        """Return the bytes per partition of columns, rows, and ring buffers with the fewest opened tiles."""
         columns = self.columns * div_ceil(num_positions, PARTITIONS)
-        rings = (self.rings * TURNS + self.tiles) * classes_of_tile
+        rings = (self.rings * SLOTS + self.tiles) * classes_of_tile
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
 
     def block_bytes(self, position_tiles: int, class_block: int, classes_of_tile: int, opened: int) -> int:
-        """Bytes of a partition for what depends on the plan: every loss has the first two.
+        """Return the bytes per partition that depend on the plan.
+
+        They hold a ring buffer of tiles and the class numbers, which every loss has, further opened tiles, and places.
 
         Args:
-            position_tiles: of a block.
+            position_tiles: tiles of positions of a block.
             class_block: classes of a block.
-            classes_of_tile: of a tile.
-            opened: tiles of each ring of opened tiles.
+            classes_of_tile: classes of a tile.
+            opened: tiles of each ring buffer of opened tiles.
         """
         places = position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
-        tiles = TURNS + self.opened * (opened - TURNS)
+        tiles = SLOTS + self.opened * (opened - SLOTS)
         return (tiles * classes_of_tile + class_block) * FLOAT32_BYTES + self.place_bytes * places
 
 
-# Of a loss without options.
+# The needs of a loss without options.
 NO_NEEDS: Final = TileNeeds()

@@ -25,11 +25,11 @@ class WeightProduct:
     """A tile of dW, as a sum over tiles of positions in a bank of PSUM.
 
     Attributes:
-        bank_psum: float32 [rows, columns].
-        classes, features: which classes of the block, and which features of the stripe.
-        has_classes_first: rows are classes, and columns features; else the reverse.
-        row_tile: which tile of rows of its group it is.
-        first_column: of its columns, counted in its group.
+        bank_psum: the sum, float32 [rows, columns].
+        classes, features: the classes within the block, and the features within the stripe.
+        has_classes_first: rows are classes and columns are features; else the reverse.
+        row_tile: the number of the tile of rows within its group.
+        first_column: the first column, counted within the group.
     """
 
     bank_psum: nl.NkiTensor
@@ -40,7 +40,7 @@ class WeightProduct:
     first_column: int
 
     def add(self, gradient_sbuf: nl.NkiTensor, input_sbuf: nl.NkiTensor, is_first: bool) -> None:
-        """A tile of positions: of G, [rows, classes of the block], and of X, [rows, stripe]."""
+        """Add the product of a tile of positions of G, [rows, classes of the block], and of X, [rows, stripe]."""
         of_classes = gradient_sbuf[:, self.classes.first : self.classes.end]
         of_features = input_sbuf[:, self.features.first : self.features.end]
         nisa.nc_matmul(
@@ -51,19 +51,20 @@ class WeightProduct:
         )
 
     def of(self, group_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Its place in a tile of its group."""
+        """Return the view of this tile in a tile of its group."""
         rows, columns = self.bank_psum.shape
         return group_sbuf[0:rows, self.row_tile, self.first_column : self.first_column + columns]
 
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Tiles of dW for which there are banks, and which cross HBM together: one transfer costs less than several.
+    """Tiles of dW that fit the banks and cross HBM together: one transfer costs less than several.
 
     Attributes:
         products: the tiles.
-        place_hbm: [rows, columns], where they belong.
-        scratch_hbm: where their sum over blocks of positions grows, float32; None for one block.
+        place_hbm: the place of the tiles in dW, [rows, columns].
+        sum_hbm: the float32 values that dW is added to, at this place; None for 0.
+        scratch_hbm: the sum over blocks of positions, float32; None for one block.
     """
 
     products: list[WeightProduct]
@@ -73,34 +74,37 @@ class WeightGroup:
 
 
 def _transfers(rows_hbm: nl.NkiTensor, tiles_sbuf: nl.NkiTensor) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-    """Views of a matrix in HBM and of the tile [128, tiles, columns] of its rows: of whole tiles, and of the rest."""
+    """Return pairs of views of a matrix in HBM and of the tile [128, tiles, columns] of its rows.
+
+    One pair has the whole tiles, and one the remaining rows.
+    """
     rows, columns = rows_hbm.shape
     tiles, rest = divmod(rows, PARTITIONS)
-    found = []
+    transfers = []
     if tiles > 0:
         whole_hbm = rows_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS)).permute((1, 0, 2))
-        found.append((whole_hbm, tiles_sbuf[:, 0:tiles, 0:columns]))
+        transfers.append((whole_hbm, tiles_sbuf[:, 0:tiles, 0:columns]))
     if rest > 0:
-        found.append((rows_hbm.slice(0, tiles * PARTITIONS, rows), tiles_sbuf[0:rest, tiles, 0:columns]))
-    return found
+        transfers.append((rows_hbm.slice(0, tiles * PARTITIONS, rows), tiles_sbuf[0:rest, tiles, 0:columns]))
+    return transfers
 
 
 @dataclass(frozen=True)
 class WeightGradient:
-    """dW, of which each block of classes is written once.
+    """The gradient dW; each block of classes is written once.
 
     Attributes:
-        gradient_hbm: in the layout of W.
-        has_classes_first: that layout is [V, D].
-        sum_hbm: float32, in the layout of W, that dW is added to; it may be ``gradient_hbm``. None for 0.
-        banks_psum: for sums, float32 [128, 512].
-        results, sums: tiles of a group on their way to HBM, of its type; and float32 tiles that are added to, an empty
-            ring where there is nothing to add to.
-        scratch_hbm: float32, for sums over blocks of positions, in the layout of W, of a block of classes; None for one
+        gradient_hbm: dW, in the layout of W.
+        has_classes_first: the layout is [V, D].
+        sum_hbm: the float32 sum that dW is added to, in the layout of W; it may be ``gradient_hbm``. None for 0.
+        banks_psum: banks for sums, float32 [128, 512].
+        results, sums: tiles of a group on their way to HBM, in the dtype of dW, and float32 tiles that are added to; an
+            empty ring buffer if there is nothing to add to.
+        scratch_hbm: float32 sums over blocks of positions, in the layout of W, of a block of classes; None for one
             block of positions.
-        classes_of_tile: of a product whose result is [features, classes].
-        group_tiles: tiles of rows of a group, for which there is memory.
-        power: of the gradient.
+        classes_of_tile: the classes of a product whose result is [features, classes].
+        group_tiles: the tiles of rows of a group that there is memory for.
+        power: the power of two of the gradient.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -124,7 +128,7 @@ class WeightGradient:
         banks_psum: list[nl.NkiTensor],
         power: PowerOfTwo | None,
     ) -> WeightGradient:
-        """As a plan has it."""
+        """Allocate the memory of a plan."""
         scratch_hbm = None
         if plan.position_blocks > 1:
             block = (plan.class_tiles * PARTITIONS, launch.num_features)
@@ -146,32 +150,32 @@ class WeightGradient:
         )
 
     def restart(self) -> None:
-        """A block begins."""
+        """Begin a block: restart the ring buffers."""
         self.results.restart()
         self.sums.restart()
 
     def groups(self, block: Block, stripe: Span) -> list[WeightGroup]:
-        """The tiles of a block and a stripe, in groups for which there are banks."""
+        """Return the tiles of a block and a stripe, in groups that fit the banks."""
         if self.has_classes_first:
-            found = []
+            groups = []
             for group in cut(block.size, len(self.banks_psum) * PARTITIONS):
                 tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
-                found.append(self._group(block, group, stripe, tiles, [Span(0, stripe.size)]))
-            return found
+                groups.append(self._group(block, group, stripe, tiles, [Span(0, stripe.size)]))
+            return groups
         classes = cut(block.size, self.classes_of_tile)
         # A block of few classes leaves banks for more tiles than a group of the largest block has.
         most = min(len(self.banks_psum) // len(classes), self.group_tiles)
-        found = []
+        groups = []
         for group in cut(stripe.size, most * PARTITIONS):
             tiles = [Span(group.first + span.first, span.size) for span in cut(group.size, PARTITIONS)]
             rows = Span(stripe.first + group.first, group.size)
-            found.append(self._group(block, rows, Span(0, block.size), tiles, classes))
-        return found
+            groups.append(self._group(block, rows, Span(0, block.size), tiles, classes))
+        return groups
 
     def _group(
         self, block: Block, rows: Span, columns: Span, row_tiles: list[Span], column_tiles: list[Span]
     ) -> WeightGroup:
-        """Some rows and columns of a block, whose tiles count in the block and in the stripe."""
+        """Return the group of some rows and columns, whose tiles are counted within the block and the stripe."""
         products: list[WeightProduct] = []
         for number, row_tile in enumerate(row_tiles):
             for column_tile in column_tiles:
@@ -192,9 +196,9 @@ class WeightGradient:
         )
 
     def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
-        """Float32 tiles of what sums over the last positions are added to: to be asked for when the sums begin.
+        """Load the float32 tiles that sums over the last positions are added to; to be requested when the sums begin.
 
-        That is the sum over the blocks of positions before, and what the caller has.
+        They are the sum over the earlier blocks of positions, and the sum of the caller.
         """
         if not is_last:
             return []
@@ -202,10 +206,10 @@ class WeightGradient:
         return [self._loaded(rows_hbm) for rows_hbm in earlier_hbm if rows_hbm is not None]
 
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
-        """What follows the sums over a block of positions, the first or the last one of its classes.
+        """Store the sums over a block of positions, the first or the last one of its classes.
 
-        Sums over some of the positions are kept; those over all of them, with what was loaded, are rounded once and
-        stored.
+        Sums over some of the positions are kept. Sums over all of them, together with the loaded values, are rounded
+        once and stored.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)
@@ -218,7 +222,7 @@ class WeightGradient:
             nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
 
     def _keep(self, group: WeightGroup, scratch_hbm: nl.NkiTensor, is_first: bool) -> None:
-        """Store sums, or add them to those that there are."""
+        """Store sums in the scratch memory, or add them to the sums there."""
         wide_sbuf = self.sums.next_tile()
         for product in group.products:
             self._sum(product.of(wide_sbuf), product.bank_psum, [])
@@ -229,14 +233,14 @@ class WeightGradient:
                 nisa.dma_compute(dst=place_hbm, srcs=[place_hbm, tile_sbuf], reduce_op=nl.add)
 
     def _loaded(self, rows_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Float32 rows of a group."""
+        """Load float32 rows of a group."""
         wide_sbuf = self.sums.next_tile()
         for place_hbm, tile_sbuf in _transfers(rows_hbm, wide_sbuf):
             nisa.dma_copy(dst=tile_sbuf, src=place_hbm)
         return wide_sbuf
 
     def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """A sum of products, without the power of the gradient, and what there is of it already; overwrites that."""
+        """Write a sum of products, with the power removed, plus the earlier values, which are overwritten."""
         inverse: float | nl.NkiTensor = 1.0
         if self.power is not None:
             inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]
@@ -261,13 +265,13 @@ class WeightGradient:
 
 @dataclass(frozen=True)
 class BiasGradient:
-    """db, float32 [V]: sums of G^T along the positions.
+    """The gradient db, float32 [V]: sums of G^T along the positions.
 
     Attributes:
-        gradient_hbm: [V].
+        gradient_hbm: db, [V].
         part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
         sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
-        power: of the gradient.
+        power: the power of two of the gradient.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -277,13 +281,13 @@ class BiasGradient:
 
     @classmethod
     def make(cls, plan: BackwardPlan, gradient_hbm: nl.NkiTensor, power: PowerOfTwo | None) -> BiasGradient:
-        """Nothing is summed yet."""
+        """Allocate the sums; nothing is summed yet."""
         shape = (PARTITIONS, plan.class_tiles)
         part_sbuf, sum_sbuf = (nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(2))
         return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """A block of positions, the first or the last one of its classes, or both or neither."""
+        """Add a block of positions, the first or the last one of its classes, or both or neither."""
         for tiles in _equal_tiles(block.size):
             rows, start, end = tiles.rows, tiles.start, tiles.end
             sums_sbuf, total_sbuf = self.part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
@@ -305,7 +309,7 @@ class BiasGradient:
 
 @dataclass(frozen=True)
 class _EqualTiles:
-    """Tiles ``start`` to ``end`` of a block, of so many classes each."""
+    """Tiles ``start`` to ``end`` of a block, of ``rows`` classes each."""
 
     start: int
     end: int
@@ -317,7 +321,7 @@ class _EqualTiles:
 
 
 def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """The whole tiles of a block, and what is left of it."""
+    """Return the whole tiles of a block, and the remaining one."""
     whole, rest = divmod(classes, PARTITIONS)
-    found = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
-    return found if rest == 0 else [*found, _EqualTiles(whole, whole + 1, rest)]
+    tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
+    return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""W^T that streams by X^T in slices of features: for many features. X^T of few positions stays, else it streams too.
+"""Slices of features in which W^T streams past X^T: for many features.
 
-Otherwise W^T of a block of classes stays there for its logits, and the next one is loaded only beside dX and dW, when
-the DMA engines have most to do. A slice is done with after some microseconds, so W^T is loaded while it is multiplied,
-and X^T once for all blocks, or beside it for each tile of classes.
+X^T of few positions stays; otherwise it streams too. Without slices, W^T of a block of classes stays in SBUF for its
+logits, and the next one is loaded only beside dX and dW, when the DMA engines have most to do. A slice is done after
+some microseconds, so W^T is loaded while it is multiplied, and X^T once for all blocks, or with W^T for each tile of
+classes.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Slice(NamedTuple):
 
     Attributes:
         weight_sbuf: W^T, [128, tiles of features, classes of a tile of logits].
-        inputs_sbuf: X^T, [128, tiles of features, positions of the batch and perhaps more].
+        inputs_sbuf: X^T, [128, tiles of features, positions of the batch, possibly more].
     """
 
     weight_sbuf: nl.NkiTensor
@@ -42,12 +43,12 @@ class WeightSlices:
     """X^T, and the slices of W^T.
 
     Attributes:
-        launch, plan: of the kernel.
-        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None where it streams.
+        launch, plan: the operands and the plan of the kernel.
+        inputs_sbuf: X^T of all positions, [128, tiles of features, positions]; None if it streams.
         ring: slices of W^T, [128, tiles of features of a slice, classes of a tile of logits].
-        input_ring: as many slices of X^T, [128, tiles of features of a slice, positions of a batch]; empty where it
-            stays.
-        staging: for W of another type.
+        input_ring: slices of X^T, as many as of W^T, [128, tiles of features of a slice, positions of a batch]; empty
+            if X^T stays.
+        staging: the staging memory for a W of another type.
     """
 
     launch: LinearOperands
@@ -59,7 +60,7 @@ class WeightSlices:
 
     @classmethod
     def make(cls, launch: LinearOperands, plan: BackwardPlan, staging: Staging | None) -> WeightSlices:
-        """Nothing is loaded yet."""
+        """Allocate the memory; nothing is loaded yet."""
         slices, features = plan.buffers.weight_slices, min(TILES_OF_SLICE, plan.feature_tiles)
         inputs_sbuf, of_inputs = None, 0
         if plan.streams_inputs:
@@ -74,16 +75,16 @@ class WeightSlices:
 
     @property
     def features(self) -> list[Span]:
-        """Of the slices."""
+        """The features of each slice."""
         return cut(self.launch.num_features, TILES_OF_SLICE * PARTITIONS)
 
     def positions_of(self, positions: Span, tile: int) -> Span:
-        """The batch of a block of positions that begins with a tile of the block."""
+        """Return the batch of a block of positions that begins with tile ``tile`` of the block."""
         first = tile * PARTITIONS
         return Span(positions.first + first, min(self.plan.tiles_of_batch * PARTITIONS, positions.size - first))
 
     def load(self, classes: Block, positions: Span, features: Span) -> Slice:
-        """A slice of the classes of a tile of logits and of a batch of positions, in the next buffers."""
+        """Load a slice of the classes of a tile of logits and of a batch of positions into the next buffers."""
         weight_sbuf = self.ring.next_tile()
         has_classes_first = self.launch.has_classes_first
         weight_hbm = classes.of(self.launch.weight_hbm, 0 if has_classes_first else 1)
@@ -97,33 +98,33 @@ class WeightSlices:
         return Slice(weight_sbuf, inputs_sbuf)
 
     def is_loaded_ahead(self, classes: int) -> bool:
-        """Whether the step before loads the first slices of a block of which it knows so many classes.
+        """Return whether the previous step loads the first slices of a block of which it knows ``classes`` classes.
 
-        They are those of a whole tile of logits, so that how many classes follow makes no difference.
+        It does if it knows a whole tile of logits, so that the number of further classes makes no difference.
         """
         return classes >= self.plan.classes_of_tile
 
     def load_ahead(self, classes: Block, positions: Span) -> None:
-        """The first slices of a block, as many as there are buffers."""
+        """Load the first slices of a block, as many as there are buffers."""
         self._restart()
         for features in self._first_features:
             self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
 
     def take_ahead(self, positions: Span) -> list[Slice]:
-        """What :meth:`load_ahead` has loaded for a block of positions."""
+        """Return the slices that :meth:`load_ahead` has loaded for a block of positions."""
         self._restart()
-        found = []
+        slices = []
         for features in self._first_features:
             weight_sbuf = self.ring.next_tile()
             if self.inputs_sbuf is None:
                 inputs_sbuf = self.input_ring.next_tile()
             else:
                 inputs_sbuf = self._kept_inputs(self.inputs_sbuf, self.positions_of(positions, 0), features)
-            found.append(Slice(weight_sbuf, inputs_sbuf))
-        return found
+            slices.append(Slice(weight_sbuf, inputs_sbuf))
+        return slices
 
     def load_opening(self, classes: Block | None, positions: Span) -> None:
-        """What stays of X^T, and beside it the first slices of a block, in the order in which they are needed."""
+        """Load the X^T that stays, and with it the first slices of a block, in the order in which they are needed."""
         if self.inputs_sbuf is None:
             if classes is not None:
                 self.load_ahead(classes, positions)
@@ -137,7 +138,7 @@ class WeightSlices:
                 self.load(self._first_classes(classes), self.positions_of(positions, 0), features)
 
     def _kept_inputs(self, inputs_sbuf: nl.NkiTensor, positions: Span, features: Span) -> nl.NkiTensor:
-        """X^T of some positions and a slice, [128, tiles of features, positions]."""
+        """Return X^T of some positions and a slice, [128, tiles of features, positions]."""
         tiles = slice(features.first // PARTITIONS, div_ceil(features.end, PARTITIONS))
         return inputs_sbuf[:, tiles, positions.first : positions.end]
 

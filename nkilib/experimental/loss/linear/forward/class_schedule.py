@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the forward goes through the classes of a core: perhaps a block by itself, those of a plan, and shared ones.
+"""The schedule of a core's classes in the forward: possibly a separate block, the blocks of a plan, and shared blocks.
 
-Where there is a loop of the device, all loads that were issued are waited for before it starts, X of all positions
-among them. So a block stands before it, whose products take as long as these loads.
+A device loop does not start before all issued loads have ended, including X of all positions. So a block is before the
+loop, whose products take as long as these loads.
 
-At the end the cores need what each has found of its classes, and a swap takes some microseconds. Meanwhile both work on
-the last classes, each for its part of the positions, of which it then knows everything.
+At the end the cores need each other's statistics, and a swap takes some microseconds. Meanwhile both work on the last
+classes, each for its part of the positions, of which it then knows everything.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from nkilib.experimental.loss.linear.shared.blocks import (
 )
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 
-# Classes in which the cores share a vocabulary: a multiple of the 16 rows that DMA transposes at a time.
+# The unit of classes in which a vocabulary is divided: a multiple of the 16 rows that DMA transposes at a time.
 _GRAIN = 32
 
 
 class ClassDivision(NamedTuple):
-    """Who has which classes.
+    """The division of the classes among the cores.
 
     Attributes:
-        shares: the classes of each core, which may be none.
-        shared: blocks of those that all cores work on at the end.
+        shares: the classes of each core, possibly none.
+        shared: the blocks of classes that all cores work on at the end.
     """
 
     shares: list[Span]
@@ -46,7 +46,10 @@ class ClassDivision(NamedTuple):
 
 
 def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
-    """Shares as even as whole grains are, and at least so many shared classes, up to 127 more; or none."""
+    """Divide the classes into shares as even as whole grains are, and shared classes.
+
+    There are at least ``shared`` shared classes, up to 127 more; or none.
+    """
     own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
     last = Span(own, vocab_size - own)
     grains = div_ceil(own, _GRAIN)
@@ -61,8 +64,8 @@ class ClassSchedule:
 
     Attributes:
         head: the block before the loop; None without a loop.
-        plan: all others that are the core's own.
-        shared: blocks that all cores work on at the end, each for its part of the positions.
+        plan: all other blocks of the core's own classes.
+        shared: the blocks that all cores work on at the end, each for its part of the positions.
     """
 
     head: Span | None
@@ -71,35 +74,38 @@ class ClassSchedule:
 
     @classmethod
     def make(cls, division: ClassDivision, core: int, class_block: int, bodies: int) -> ClassSchedule:
-        """For a core, in blocks of at most ``class_block`` classes and a program of at most ``bodies`` of them."""
+        """Return the schedule of a core.
+
+        It has blocks of at most ``class_block`` classes, and at most ``bodies`` blocks in the program.
+        """
         shares, shared = division
         bodies -= len(shared)
         plan = plan_blocks(shares, core, class_block, bodies, WINDOW)
-        if plan.trips == 0:
+        if plan.iterations == 0:
             return cls(None, plan, shared)
         left = [Span(share.first + class_block, share.size - class_block) for share in shares]
-        most = _most_of_longest_trips(left, class_block, bodies - 1)
+        most = _most_of_longest_iterations(left, class_block, bodies - 1)
         head = Span(shares[core].first, class_block)
         return cls(head, plan_blocks(left, core, class_block, most, WINDOW), shared)
 
     @property
     def first(self) -> int:
-        """The first class."""
+        """The first class of the core."""
         return self.plan.first if self.head is None else self.head.first
 
     @property
     def largest(self) -> int:
-        """Classes of the largest block; 0 without any."""
+        """The number of classes of the largest block; 0 without any."""
         return max((self.plan.largest, *(span.size for span in self._single)), default=0)
 
     @property
     def sizes(self) -> set[int]:
-        """Of the blocks."""
+        """The sizes of the blocks."""
         return self.plan.sizes | {span.size for span in self._single}
 
     @property
     def opening(self) -> Step | None:
-        """The first step, whose loads come before it; None without classes."""
+        """The first step, whose loads are issued before it; None without classes."""
         if self.head is not None:
             # The last number of a window, so that the loop begins with a window of its own.
             return Step(Block(*self.head), WINDOW - 1, self.head.size, self.plan.opening)
@@ -108,11 +114,11 @@ class ClassSchedule:
 
     @property
     def count(self) -> int:
-        """Blocks of the plan, which are numbered on from 0."""
+        """The number of blocks of the plan, which are numbered from 0."""
         return self.plan.count
 
     def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block that is the core's own; the last one has the first shared one to follow."""
+        """Call ``body`` for each block of the core's own classes; the first shared block follows the last one."""
 
         def with_following(step: Step) -> None:
             is_last = step.number == self.count - 1 and self.shared
@@ -123,27 +129,27 @@ class ClassSchedule:
         self.plan.run(with_following)
 
     def run_shared(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block that the cores share, numbered on."""
+        """Call ``body`` for each block that the cores share; the numbers continue those of the plan."""
         for number, span in enumerate(self.shared):
             following = Block(*self.shared[number + 1]) if number + 1 < len(self.shared) else None
             body(Step(Block(*span), self.count + number, span.size, following))
 
     @property
     def _single(self) -> tuple[Span, ...]:
-        """Blocks that are not of the plan."""
+        """The blocks that are not part of the plan."""
         return self.shared if self.head is None else (self.head, *self.shared)
 
 
-def _most_of_longest_trips(shares: list[Span], class_block: int, bodies: int) -> int:
-    """The ``most_bodies`` of the plan that meets the edges of trips least often and has at most ``bodies``.
+def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
+    """Return the ``most_bodies`` of the plan with the fewest iterations and at most ``bodies`` bodies.
 
-    A plan keeps room for what is left over behind the loop, which may be less: then its trips can be longer.
+    A plan keeps room for the blocks behind the loop, which may be fewer: then its iterations can be longer.
     """
-    found, fewest = bodies, None
+    best, fewest = bodies, None
     for most in range(bodies, 2 * bodies + 2):
         plans = [plan_blocks(shares, core, class_block, most, WINDOW) for core in range(len(shares))]
-        trips = plans[0].trips
-        fits = trips > 0 and max(plan.bodies for plan in plans) <= bodies
-        if fits and (fewest is None or trips < fewest):
-            found, fewest = most, trips
-    return found
+        iterations = plans[0].iterations
+        fits = iterations > 0 and max(plan.bodies for plan in plans) <= bodies
+        if fits and (fewest is None or iterations < fewest):
+            best, fewest = most, iterations
+    return best

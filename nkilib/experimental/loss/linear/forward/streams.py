@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the forward multiplies: X^T of a block of positions, which stays, and W^T, one block of classes after another.
+"""The operands of the forward: X^T of a block of positions, which stays, and W^T, one block of classes after another.
 
-Beside W^T stands what there is of each class, bias and class weights; beside the positions, where their results belong.
+Bias and class weights of the classes are loaded with W^T. The places of the results belong to the positions.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from nkilib.experimental.loss.linear.shared.operands import Matrix, load_broadca
 from nkilib.experimental.loss.linear.shared.staging import Staging
 from nkilib.nki import nisa, nl
 
-# Blocks that take a buffer in turn: one is multiplied while the next one is loaded.
+# Buffer slots of the blocks: one block is multiplied while the next one is loaded.
 BUFFERS = 2
-# The first load of a launch is cut along the features, so that the first product starts before all of it is there.
+# The first load of a launch is split along the features, so that the first product starts before all of it is there.
 _PIECES_OF_OPENING = 4
 
 
 @dataclass(frozen=True)
 class ClassTiles:
-    """What is known of a block of classes.
+    """The operands of a block of classes.
 
     Attributes:
         weight_sbuf: W^T, [128, ceil(D / 128), classes].
-        bias_sbuf, factors_sbuf: bias and class weights, float32 [128, classes], the same on all partitions; None for
-            what the launch does not need.
+        bias_sbuf, factors_sbuf: bias and class weights, float32 [128, classes], the same on all partitions; None if the
+            launch does not need them.
     """
 
     weight_sbuf: nl.NkiTensor
@@ -41,7 +41,7 @@ class ClassTiles:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool) -> ClassTiles:
-        """Not written yet."""
+        """Allocate the tiles; nothing is written yet."""
         shape = (PARTITIONS, div_ceil(launch.num_features, PARTITIONS), classes)
 
         def vector(is_needed: bool) -> nl.NkiTensor | None:
@@ -51,7 +51,7 @@ class ClassTiles:
         return cls(weight_sbuf, vector(launch.bias_hbm is not None), vector(has_factors))
 
     def part(self, start: int, count: int) -> ClassTiles:
-        """Classes ``start`` to ``start + count``, views."""
+        """Return views of classes ``start`` to ``start + count``."""
 
         def of(tile_sbuf: nl.NkiTensor | None) -> nl.NkiTensor | None:
             return None if tile_sbuf is None else tile_sbuf[:, start : start + count]
@@ -61,12 +61,12 @@ class ClassTiles:
 
 @dataclass(frozen=True)
 class ClassStream:
-    """The buffers, and what is loaded into them.
+    """The buffers of a stream of classes, and the methods that load them.
 
     Attributes:
-        launch: with the tensors.
-        buffers: that the blocks take in turn.
-        staging: for W of another type than that of the products.
+        launch: the operands of the kernel.
+        buffers: the buffer slots, which the blocks use round-robin.
+        staging: the staging memory for a W of another type than the products.
     """
 
     launch: LinearOperands
@@ -75,22 +75,22 @@ class ClassStream:
 
     @classmethod
     def make(cls, launch: LinearOperands, classes: int, has_factors: bool, staging: Staging | None) -> ClassStream:
-        """For blocks of at most so many classes."""
+        """Allocate buffers for blocks of at most ``classes`` classes."""
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
-        """Load what the first step takes for loaded."""
+        """Load the rows that the first step expects to be loaded."""
         if first is not None:
             loaded = first.block.part(0, first.loaded)
             self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
 
     @staticmethod
     def share_a_buffer(step: Step, other: Step | None) -> bool:
-        """Whether the blocks of two steps take the same buffer."""
+        """Return whether the blocks of two steps use the same buffer."""
         return other is not None and (step.number - other.number) % BUFFERS == 0
 
     def advance(self, step: Step) -> ClassTiles:
-        """Load what is missing of a step's block, and begin with the next one; the tiles of this one."""
+        """Load the missing rest of a step's block, begin to load the next one, and return the tiles of this one."""
         block, tiles = step.block, self.buffers[step.number % BUFFERS]
         missing = block.size - step.loaded
         if missing > 0:
@@ -104,11 +104,11 @@ class ClassStream:
         weight_hbm = block.of(launch.weight_hbm, 0 if launch.has_classes_first else 1)
         weight = Matrix(weight_hbm, not launch.has_classes_first, self.staging)
         depth = div_ceil(launch.num_features, PARTITIONS)
-        each = div_ceil(depth, pieces)
-        for first in range(0, depth, each):
-            start, end = first * PARTITIONS, min((first + each) * PARTITIONS, launch.num_features)
+        tiles_per_piece = div_ceil(depth, pieces)
+        for first in range(0, depth, tiles_per_piece):
+            start, end = first * PARTITIONS, min((first + tiles_per_piece) * PARTITIONS, launch.num_features)
             part = weight.columns_of(start, end - start) if pieces > 1 else weight
-            part.load_transposed(tiles.weight_sbuf[:, first : min(first + each, depth), 0 : block.size])
+            part.load_transposed(tiles.weight_sbuf[:, first : min(first + tiles_per_piece, depth), 0 : block.size])
         for vector_hbm, tile_sbuf in (
             (launch.bias_hbm, tiles.bias_sbuf),
             (launch.class_weight_hbm, tiles.factors_sbuf),
@@ -119,7 +119,7 @@ class ClassStream:
 
 @dataclass(frozen=True)
 class StoredPositions:
-    """Where the results of a block of positions are stored.
+    """The destination of the results of a block of positions.
 
     Attributes:
         block: the positions.
@@ -129,18 +129,21 @@ class StoredPositions:
 
     @property
     def start(self) -> int:
-        """They are a batch by themselves."""
+        """The first row of the batch, 0: the positions are a batch of their own."""
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store float32 [128, tiles] as the values of a vector [N] that belong to the positions."""
+        """Store float32 [128, tiles] as the values of a vector [N] at the positions."""
         return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
 
 def load_input(
     tiles_sbuf: Sequence[nl.NkiTensor], input_hbm: nl.NkiTensor, block: Block, staging: Staging | None
 ) -> None:
-    """X^T of a block: [128, ceil(D / 128), 128] each; behind the last position stand zeros, whose logits are finite."""
+    """Load X^T of a block, into tiles [128, ceil(D / 128), 128].
+
+    Zeros follow the last position; their logits are finite.
+    """
     for number, tile_sbuf in enumerate(tiles_sbuf):
         count = min(PARTITIONS, block.size - number * PARTITIONS)
         if count < PARTITIONS:

@@ -3,12 +3,12 @@
 
 """The logits at the targets of a block of positions, picked exactly from the tiles that hold them.
 
-Each tile of logits has an element for each of its positions that would be the target's, were the target among the
-classes of the tile: GpSimd gathers it, whether it is or not. What is not the target's is moved to the lowest float32,
-and the largest of all blocks of classes is kept. All of it is work of GpSimd, which has nothing else to do. How long it
-takes for a gather is not published; one gather serves up to four tiles.
+For each of its positions, each tile of logits has an element that would be the target's logit if the target were among
+the classes of the tile. GpSimd gathers this element in any case. If it is not the target's, it is moved to the lowest
+float32, and the largest over all blocks of classes is kept. All of it runs on GpSimd, which has nothing else to do. The
+time of a gather is not published; one gather serves up to four tiles.
 
-So a logit of -inf, of a masked class, is found as the lowest float32 too.
+So the logit -inf of a masked class is found as the lowest float32 too.
 """
 
 from __future__ import annotations
@@ -28,16 +28,17 @@ _GPSIMD = nisa.engine.gpsimd
 
 @dataclass(frozen=True)
 class TargetLogits:
-    """Of a block of positions: tiles [128, tiles], or [128, tiles, ids] where each position has several targets.
+    """The target logits of a block of positions.
+
+    The tiles are [128, tiles], or [128, tiles, ids] if each position has several targets.
 
     Attributes:
-        distance_sbuf: targets less the first class of the block of classes that comes next, float32.
+        distance_sbuf: the targets minus the first class of the next block of classes, float32.
         picked_sbuf: the logits found so far, float32.
-        starts_sbuf: where each tile of positions starts among those that are gathered from at once, float32.
-        index_sbuf: of the elements, uint32.
-        penalty_sbuf, found_sbuf, nearest_sbuf: to compute in, float32.
-        sizes_sbuf: for each size of a block of classes the size, its last class, 0 and the lowest
-            float32, [128, 4].
+        starts_sbuf: the start of each tile of positions among those that are gathered from at once, float32.
+        index_sbuf: the indices of the elements, uint32.
+        penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
+        sizes_sbuf: for each size of a block of classes the size, its last class, 0 and the lowest float32, [128, 4].
     """
 
     distance_sbuf: nl.NkiTensor
@@ -45,7 +46,7 @@ class TargetLogits:
     starts_sbuf: nl.NkiTensor
     index_sbuf: nl.NkiTensor
     penalty_sbuf: nl.NkiTensor
-    found_sbuf: nl.NkiTensor
+    gathered_sbuf: nl.NkiTensor
     nearest_sbuf: nl.NkiTensor
     sizes_sbuf: dict[int, nl.NkiTensor]
 
@@ -59,15 +60,15 @@ class TargetLogits:
         side_by_side: int,
         sizes: set[int],
     ) -> TargetLogits:
-        """Nothing picked yet.
+        """Allocate the tiles; no logit is picked yet.
 
         Args:
-            targets_sbuf: float32 [128, tiles], or [128, tiles, ids].
-            first_class: of the core.
-            picked_sbuf: float32, of that shape, where the logits shall stand.
-            stride: elements from one tile of logits to the next of those that are gathered from at once.
-            side_by_side: how many these are.
-            sizes: of the blocks of classes.
+            targets_sbuf: the targets, float32 [128, tiles], or [128, tiles, ids].
+            first_class: the first class of the core.
+            picked_sbuf: the result, float32, in the same shape.
+            stride: the number of elements from one tile of logits to the next of those that are gathered from at once.
+            side_by_side: the number of tiles that are gathered from at once.
+            sizes: the sizes of the blocks of classes.
         """
         nisa.memset(dst=picked_sbuf, value=FLOAT32_LOWEST)
         distance_sbuf, starts_sbuf = float32_like(targets_sbuf), float32_like(targets_sbuf)
@@ -80,13 +81,13 @@ class TargetLogits:
             starts_sbuf,
             index_sbuf=nl.ndarray(targets_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf),
             penalty_sbuf=float32_like(targets_sbuf),
-            found_sbuf=float32_like(targets_sbuf),
+            gathered_sbuf=float32_like(targets_sbuf),
             nearest_sbuf=float32_like(targets_sbuf),
             sizes_sbuf={size: _constants(size) for size in sorted(sizes)},
         )
 
     def aim(self, classes: int) -> None:
-        """Say where the targets are in the next block, of so many classes."""
+        """Compute where the targets are in the next block, of ``classes`` classes."""
         sizes_sbuf = self.sizes_sbuf[classes]
         parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
         size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
@@ -98,14 +99,14 @@ class TargetLogits:
         self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
 
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
-        """Gather from tiles of logits that stand side by side: float32 [128, tiles, stride], of tile ``start`` on."""
+        """Gather from tiles of logits that are side by side, float32 [128, tiles, stride], from tile ``start`` on."""
         end = start + logits_sbuf.shape[1]
-        nisa.nc_n_gather(dst=self.found_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
+        nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
-        """Keep what is found in this block of classes."""
-        self._combine(self.found_sbuf, self.found_sbuf, self.penalty_sbuf, nl.add)
-        self._combine(self.picked_sbuf, self.picked_sbuf, self.found_sbuf, nl.maximum)
+        """Keep the logits that are found in this block of classes."""
+        self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
+        self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
 
     def _combine(
         self, dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator
@@ -114,7 +115,7 @@ class TargetLogits:
 
 
 def _constants(size: int) -> nl.NkiTensor:
-    """What GpSimd computes with, which takes no numbers but tiles."""
+    """Return the constants of a block size as tiles, because operands of GpSimd are tiles, not numbers."""
     constants_sbuf = nl.ndarray((PARTITIONS, 4), dtype=nl.float32, buffer=nl.sbuf)
     for part, value in enumerate((float(size), float(size - 1), 0.0, FLOAT32_LOWEST)):
         nisa.memset(dst=constants_sbuf[:, part : part + 1], value=value)
@@ -122,14 +123,14 @@ def _constants(size: int) -> nl.NkiTensor:
 
 
 def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
-    """-inf for the lowest float32."""
+    """Replace the lowest float32 by -inf."""
     is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
     nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)
 
 
 def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """A tile [rows, 1] as a view of the shape [rows, tiles] or [rows, tiles, ids] of another one."""
+    """Return a tile [rows, 1] as a view in the shape [rows, tiles] or [rows, tiles, ids] of another tile."""
     view_sbuf = column_sbuf.broadcast(1, like_sbuf.shape[1])
     if len(like_sbuf.shape) == 2:
         return view_sbuf
@@ -137,5 +138,5 @@ def broadcast_like(column_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.Nki
 
 
 def over_ids(values_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """A tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
+    """Return a tile [rows, tiles] as a view [rows, tiles, ids]: the same number for all ids of a position."""
     return values_sbuf.expand_dim(2).broadcast(2, ids)

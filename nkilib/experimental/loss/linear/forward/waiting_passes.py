@@ -3,8 +3,8 @@
 
 """Vector's passes over a tile of logits that wait for another engine: for the entropy, and for the argmax.
 
-Vector takes the maxima of the next group of tiles meanwhile: the passes of a tile of the one between two maxima of the
-other, so that neither products nor exponentials wait for Vector, nor Vector for Scalar and GpSimd.
+Meanwhile Vector computes the maxima of the next group of tiles. The passes of a tile of one group run between two
+maxima of the other, so that neither products nor exponentials wait for Vector, nor Vector for Scalar and GpSimd.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from nkilib.nki import nl
 
 
 class VectorPass(Protocol):
-    """A pass over one tile."""
+    """A pass of Vector over one tile."""
 
     def take(self) -> None:
-        """Issue it."""
+        """Issue the pass."""
 
 
 @dataclass(frozen=True)
 class EntropyPass:
-    """The sum for the entropy of one tile, once Scalar has its exponentials.
+    """The pass that sums one tile for the entropy, once Scalar has its exponentials.
 
     Attributes:
-        moment: sums of entropies.
-        statistics: with the maxima and the sums of the exponentials.
+        moment: the sums for the entropies.
+        statistics: the maxima and the sums of the exponentials.
         scores_sbuf: the tile, float32 [128, classes].
-        exponentials_sbuf: its exponentials, likewise.
-        terms_sbuf: to compute in, of any float type.
-        place: of the tile in the statistics.
-        is_masked: the scores may hold -inf, and are raised where they stand.
+        exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
+        terms_sbuf: scratch memory, of any float type.
+        place: the place of the tile in the statistics.
+        is_masked: the scores may hold -inf, and are raised in place.
     """
 
     moment: EntropyMoment
@@ -50,7 +50,7 @@ class EntropyPass:
     is_masked: bool
 
     def take(self) -> None:
-        """Issue it."""
+        """Issue the pass."""
         if self.is_masked:
             raise_negligible(self.scores_sbuf, self.place.of(self.statistics.neg_max_sbuf), self.statistics.scale)
         self.moment.take_terms(self.statistics, self.scores_sbuf, self.exponentials_sbuf, self.terms_sbuf, self.place)
@@ -58,44 +58,44 @@ class EntropyPass:
 
 @dataclass(frozen=True)
 class SearchPass:
-    """The search for the largest z of one tile.
+    """The pass that searches for the largest z of one tile.
 
     Attributes:
-        search: of its group.
-        number: of the tile in the group.
+        search: the search of the group.
+        number: the number of the tile in the group.
     """
 
     search: Search
     number: int
 
     def take(self) -> None:
-        """Issue it."""
+        """Issue the pass."""
         self.search.take(self.number)
 
 
 @dataclass(frozen=True)
 class WaitingPasses:
-    """The passes that wait, in their order.
+    """The waiting passes, in their order.
 
-    A group's tiles are written again two groups later, so no pass may wait longer than that. None may wait where a loop
-    of the device begins or ends: its body is traced once.
+    A group's tiles are written again two groups later, so no pass may wait longer than that. None may wait where a
+    device loop begins or ends: its body is traced once.
     """
 
     waiting: deque[VectorPass] = field(default_factory=deque)
 
     def add(self, vector_pass: VectorPass) -> None:
-        """Let a pass wait."""
+        """Add a pass to the waiting ones."""
         self.waiting.append(vector_pass)
 
     def share_of(self, parts: int) -> int:
-        """How many passes each of so many parts takes so that none is left."""
+        """Return how many passes each of ``parts`` parts takes so that none is left."""
         return div_ceil(len(self.waiting), parts)
 
     def take(self, count: int) -> None:
-        """Issue up to so many passes, those first that wait longest."""
+        """Issue up to ``count`` passes, those that have waited longest first."""
         for _ in range(min(count, len(self.waiting))):
             self.waiting.popleft().take()
 
     def take_all(self) -> None:
-        """Issue all of them."""
+        """Issue all waiting passes."""
         self.take(len(self.waiting))

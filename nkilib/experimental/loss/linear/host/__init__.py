@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Of both linear losses, for host code: how launches are cut up, output layers in float64, errors of their products."""
+"""Host code of both linear losses: tilings of launches, output layers in float64, errors of their products."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the backward is cut up: arithmetic only.
+"""The choice of the backward's tiling: arithmetic only.
 
-Tensor takes as long whatever the tiling is. What differs is how much the DMA engines have to do meanwhile, and whether
-there is room for the buffers that let them do it meanwhile. So of all blocks of positions and classes that fit, those
-are taken whose traffic, and what too few buffers cost, is estimated to delay Tensor least.
+Tensor takes the same time with every tiling. Tilings differ in how much the DMA engines have to do meanwhile, and in
+whether there is room for the buffers that let them do it meanwhile. So of all blocks of positions and classes that fit,
+those are chosen whose traffic, together with the cost of too few buffers, is estimated to delay Tensor least.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from nkilib.experimental.loss.linear.backward.geometry import LEAST_ROOM, Backwa
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.shared.sizes import LinearTiling
 
-# Tiles of 128 classes of a block, and blocks that the positions are cut into, at most.
+# The largest number of tiles of 128 classes of a block, and of blocks of positions.
 _CLASS_TILES_MAX, _POSITION_BLOCKS_MAX = 16, 128
-# Tiles of classes whose sums of dW grow at a time: for each such group X is loaded once.
+# Tiles of classes whose dW is accumulated at a time: for each such group X is loaded once.
 _TILES_OF_GROUP = 6
-# As modelled (docs/performance-model.md): columns that Tensor takes and bytes that the DMA engines of a core move in a
-# microsecond, and what a transpose on the way reaches of that. float32 takes four passes of Tensor.
+# As modelled (docs/explanation/performance_model.md): the columns that Tensor takes and the bytes that the DMA engines
+# of a core move in a microsecond, and the share of that rate that a transpose on the way reaches. float32 takes four
+# passes of Tensor.
 _COLUMNS_PER_US, _PASSES = 2400.0, {2: 1, 4: 4}
 _BYTES_PER_US = {"trn2": 368_000.0, "trn3": 528_000.0}
 _OF_TRANSPOSE = 0.9
@@ -39,19 +40,19 @@ _OF_PIECES = {1: 0.06, 2: 0.012}
 # One tile of X^T of each of two operand pairs is modelled to be enough from this share of the features on, 1 over it.
 _PAIRS_IN_TURN = 3.0
 # Where X^T and W^T stream, each half of a block has its own ratio, and delays from this one on. Rows of 512 elements of
-# X and W take so much longer than their bytes. A loop alone loads nothing over the edges of its trips, covers classes
-# that the core has not, and clears dX before it and sums it up behind it, which takes as long as the products of so
-# many classes.
+# X and W take so much longer than their bytes. A loop alone loads nothing over the edges of its iterations, covers
+# classes that are not the core's own, and clears dX before it and sums it up behind it, which takes as long as the
+# products of so many classes.
 _RATIO_OF_HALF, _OF_SHORT_ROWS, _OF_COVER, _CLASSES_OF_COVER = 0.8, 1.3, 0.02, 320.0
-# What tiles of logits of fewer classes than that take more.
+# The additional time of tiles of logits with fewer classes than that.
 _WIDE_TILE, _OF_NARROW_TILES = 384, 0.04
 # A group of one tile of classes waits for its X.
 _OF_SHORT_GROUP = 0.03
-# Of about 8,192 features in 16 bits (not of 16,384), where X^T and X take turns in the same memory: three blocks of
-# positions and more are modelled to take 0.1 more of the bound than what moves accounts for.
+# With about 8,192 features in 16 bits (not with 16,384), where X^T and X share memory, three blocks of positions and
+# more are modelled to take 0.1 of the bound more than the traffic accounts for.
 _OF_TURNS, _BLOCKS_IN_TURNS, _FEATURES_IN_TURNS = 0.05, 2, range(6145, 8193)
-# Where one launch has a forward in its program too: of more features and tiles of positions than that, longer blocks
-# make it too long.
+# In a fused forward-backward launch, whose program has a forward too, with more features and tiles of positions than
+# that, longer blocks make the program too long.
 _CLASS_TILES_OF_DEEP_PROGRAM, _FEATURES_OF_DEEP_PROGRAM, _TILES_OF_SHORT_PROGRAM = 6, 6144, 4
 # Of two tilings that are nearly alike, the one of smaller blocks of classes leaves less of the last one unused.
 _AS_GOOD = 0.002
@@ -59,13 +60,13 @@ _AS_GOOD = 0.002
 
 @dataclass(frozen=True)
 class BackwardLaunch:
-    """What a launch of the backward is about.
+    """The sizes, cores and device of a backward launch.
 
     Attributes:
         sizes: N, D, V and the options.
-        cores: of the launch.
-        target: the generation.
-        available_bytes: of a partition of SBUF.
+        cores: the number of cores of the launch.
+        target: the generation of the device.
+        available_bytes: bytes of a partition of SBUF that may be used.
     """
 
     sizes: BackwardSizes
@@ -75,29 +76,34 @@ class BackwardLaunch:
 
     @property
     def position_tiles(self) -> int:
-        """Tiles of positions."""
+        """The number of tiles of positions."""
         return div_ceil(self.sizes.num_positions, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
-        """Tiles of classes of the core that has most."""
+        """The number of tiles of classes of the core with the most classes."""
         return div_ceil(div_ceil(self.sizes.vocab_size, PARTITIONS), self.cores)
 
     def plan(self, tiling: LinearTiling) -> BackwardPlan:
-        """With as many buffers as fit."""
+        """Return the plan of a tiling, with as many buffers as fit."""
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """About by what share of its time Tensor is delayed."""
+        """Return the approximate delay of Tensor, as a share of its time."""
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
-        each = div_ceil(self.class_tiles, class_blocks)
+        tiles_per_block = div_ceil(self.class_tiles, class_blocks)
         buffers = plan.buffers
         position_blocks = div_ceil(self.sizes.num_positions, tiling.position_block)
         waits_for_inputs = 0.0
         if plan.streams_inputs:
-            of_transfers = self._delay_of_halves(plan, each) + self._delay_of_cover(plan, class_blocks * each)
+            of_transfers = self._delay_of_halves(plan, tiles_per_block) + self._delay_of_cover(
+                plan, class_blocks * tiles_per_block
+            )
         else:
-            ratio = self._transfers_us(tiling.position_block, class_blocks, each, plan.streams_weight) / self._tensor_us
+            ratio = (
+                self._transfers_us(tiling.position_block, class_blocks, tiles_per_block, plan.streams_weight)
+                / self._tensor_us
+            )
             of_transfers = _DELAY * max(0.0, ratio - _RATIO) ** _POWER
             waits_for_inputs = self._waits_for_inputs * (buffers.input_tiles < min(2, plan.position_tiles))
         return (
@@ -107,13 +113,13 @@ class BackwardLaunch:
             + _OF_PIECES.get(buffers.tiles_of_piece, 0.0) * (buffers.tiles_of_piece < plan.position_tiles)
             + _OF_FEW_RESULTS * (buffers.input_results < 4)
             + _OF_NARROW_TILES * max(0.0, _WIDE_TILE / plan.classes_of_tile - 1.0)
-            + _OF_SHORT_GROUP * (each > _TILES_OF_GROUP and each % _TILES_OF_GROUP == 1)
-            + _OF_TURNS * (self._is_deep and bool(buffers.takes_turns) and position_blocks > _BLOCKS_IN_TURNS)
+            + _OF_SHORT_GROUP * (tiles_per_block > _TILES_OF_GROUP and tiles_per_block % _TILES_OF_GROUP == 1)
+            + _OF_TURNS * (self._is_deep and bool(buffers.shares_memory) and position_blocks > _BLOCKS_IN_TURNS)
         )
 
     @property
     def most_class_tiles(self) -> int:
-        """Tiles of a block of classes, at most."""
+        """The largest number of tiles of a block of classes."""
         is_deep_program = (
             self.sizes.keeps_logits
             and self.sizes.num_features > _FEATURES_OF_DEEP_PROGRAM
@@ -123,9 +129,9 @@ class BackwardLaunch:
 
     @property
     def _waits_for_inputs(self) -> float:
-        """Which share of the loads of X^T Tensor waits for where there is one tile of it: of two pairs one of each.
+        """The share of the loads of X^T that Tensor waits for if there is one tile of X^T per operand pair.
 
-        Then a tile is loaded while the other pair is multiplied, if that takes long enough.
+        With two pairs, a tile is loaded while the other pair is multiplied, if that takes long enough.
         """
         if not self.sizes.further:
             return 1.0
@@ -134,27 +140,28 @@ class BackwardLaunch:
 
     @property
     def _is_deep(self) -> bool:
-        """X^T of some thousand positions fills SBUF."""
+        """Whether X^T of some thousand positions fills SBUF."""
         return self.sizes.itemsize == 2 and self.sizes.num_features in _FEATURES_IN_TURNS
 
     @property
     def _tensor_us(self) -> float:
-        """Of the products: logits of all operand pairs, dX and dW."""
+        """The time of the products in us: logits of all operand pairs, dX and dW."""
         depth = div_ceil(self.sizes.num_features, PARTITIONS)
         columns = (2 if self.sizes.keeps_logits else 3) * self.position_tiles * self.class_tiles * depth * PARTITIONS
         further = sum(_PASSES[pair.itemsize] * pair.feature_tiles for pair in self.sizes.further)
         columns_of_further = further * self.position_tiles * self.class_tiles * PARTITIONS
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
-    def _delay_of_halves(self, plan: BackwardPlan, each: int) -> float:
-        """Likewise by the transfers of both halves of a block, where X^T and W^T stream in the first one.
+    def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
+        """Return the delay by the transfers of both halves of a block, if X^T and W^T stream in the first half.
 
-        For the logits a slice of X^T is loaded for each tile of classes, and one of W^T for each batch of positions.
+        For the logits a slice of X^T is loaded for each tile of classes, and a slice of W^T for each batch of
+        positions.
         """
-        sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, each * PARTITIONS
+        sizes, positions, classes = self.sizes, plan.position_tiles * PARTITIONS, block_tiles * PARTITIONS
         of_logits = positions * div_ceil(classes, plan.classes_of_tile) + classes * plan.batches_of_tiles
         of_sums = _ADDED_BYTES * (plan.position_blocks - 1 + sizes.adds_to_weight) + sizes.loaded_itemsize
-        of_input = _ADDED_BYTES + _OF_SHORT_ROWS * sizes.itemsize * div_ceil(each, _TILES_OF_GROUP)
+        of_input = _ADDED_BYTES + _OF_SHORT_ROWS * sizes.itemsize * div_ceil(block_tiles, _TILES_OF_GROUP)
         of_weight = _OF_SHORT_ROWS * sizes.loaded_itemsize + of_sums / plan.position_blocks
         tensor_us = plan.position_tiles * classes / _COLUMNS_PER_US
         halves = (
@@ -168,19 +175,24 @@ class BackwardLaunch:
         return delay
 
     def _delay_of_cover(self, plan: BackwardPlan, covered: int) -> float:
-        """What a loop alone adds that goes through so many tiles of classes; 0 where other blocks stand beside it."""
+        """Return the delay that a loop alone over ``covered`` tiles of classes adds.
+
+        It is 0 if there are other blocks beside the loop.
+        """
         if plan.position_blocks == 1 or plan.blocks_of_program(self.sizes.num_positions) >= LEAST_ROOM:
             return 0.0
         return _OF_COVER + _CLASSES_OF_COVER / (self.class_tiles * PARTITIONS) + covered / self.class_tiles - 1.0
 
-    def _transfers_us(self, position_block: int, class_blocks: int, each: int, keeps_inputs: bool) -> float:
-        """For each block of classes X^T, X and dX; for each of positions W and dW; W^T once. Or the logits instead.
+    def _transfers_us(self, position_block: int, class_blocks: int, block_tiles: int, keeps_inputs: bool) -> float:
+        """Return the time of the transfers in us.
 
-        X^T is loaded once where W^T streams by it. Of further operand pairs there are X^T and W^T alone.
+        They are X^T, X and dX for each block of classes; W and dW for each block of positions; and W^T once. With kept
+        logits, the logits take the place of X^T and W^T. X^T is loaded once if W^T streams past it. Further operand
+        pairs load X^T and W^T alone.
         """
         sizes = self.sizes
         of_input = 0.0 if keeps_inputs or sizes.keeps_logits else sizes.itemsize / _OF_TRANSPOSE
-        of_input += sizes.itemsize * div_ceil(each, _TILES_OF_GROUP) + _ADDED_BYTES
+        of_input += sizes.itemsize * div_ceil(block_tiles, _TILES_OF_GROUP) + _ADDED_BYTES
         position_blocks = div_ceil(sizes.num_positions, position_block)
         of_weight = 0.0 if sizes.keeps_logits else sizes.loaded_itemsize / _OF_TRANSPOSE
         of_weight += sizes.loaded_itemsize * (position_blocks + 1)
@@ -196,10 +208,10 @@ class BackwardLaunch:
 
 
 def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
-    """The tiling of which Tensor is estimated to be delayed least, of those that fit.
+    """Return the tiling that is estimated to delay Tensor least, of those that fit.
 
     Raises:
-        ValueError: not even the smallest one fits.
+        ValueError: if not even the smallest tiling fits.
     """
     best, least = None, float("inf")
     for position_tiles in sorted(_position_tiles(launch.position_tiles), reverse=True):
@@ -221,5 +233,5 @@ def choose_backward_tiling(launch: BackwardLaunch) -> LinearTiling:
 
 
 def _position_tiles(tiles: int) -> set[int]:
-    """Tiles of blocks that are as equal as can be."""
+    """Return the possible numbers of tiles of a block, for blocks that are as equal as can be."""
     return {div_ceil(tiles, blocks) for blocks in range(1, min(tiles, _POSITION_BLOCKS_MAX) + 1)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bytes of HBM that backwards of an output layer take beyond inputs and outputs, and copies of operands."""
+"""Bytes of HBM of the backward of an output layer beyond inputs and outputs, and of copies of operands."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionP
 def backward_bytes(
     num_positions: int, num_features: int, position_block: int, class_block: int, *, cores: int = 2
 ) -> int:
-    """What a backward takes at most for positions that it does not take in parts.
+    """Return the bytes that a backward takes at most for positions that are not split into parts.
 
     Args:
         num_positions: N.
         num_features: D.
-        position_block, class_block: of its tiling.
-        cores: of the launch.
+        position_block, class_block: the tiling.
+        cores: the number of cores of the launch.
     """
     weight_sum = class_block * num_features if num_positions > position_block else 0
     return FLOAT32_BYTES * cores * (num_positions * num_features + 2 * weight_sum)
 
 
 def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
-    """What a launch takes for operands that it rounds to another type.
+    """Return the bytes that a launch takes for operands that it rounds to another type.
 
     Args:
         itemsize: bytes of an element of ``compute_dtype``.
-        input_elements: N D where gradients are wanted and X has another type; the cores share the copy.
-        bias_classes: V where there is a bias of another type; each core has a copy.
-        cores: of the launch.
+        input_elements: N D if gradients are wanted and X has another type; the cores share the copy.
+        bias_classes: V if there is a bias of another type; each core has a copy.
+        cores: the number of cores of the launch.
     """
     return itemsize * (input_elements + cores * bias_classes)
 
@@ -46,16 +46,16 @@ def split_backward_bytes(
     has_weight_sum: bool,
     cores: int = 2,
 ) -> int:
-    """What a backward takes at most for parts of the positions.
+    """Return the bytes that a backward takes at most for positions that are split into parts.
 
     Args:
-        parts: of the positions.
+        parts: the parts of the positions.
         num_features: D.
         vocab_size: V.
-        tiling: of a part.
+        tiling: the tiling of a part.
         input_itemsize: bytes of an element of dX.
         has_weight_sum: dW is float32, or added to a float32 sum.
-        cores: of the launch.
+        cores: the number of cores of the launch.
     """
     sizes = (parts.size, parts.rest) if parts.rest > 0 else (parts.size,)
     of_parts = sum(backward_bytes(size, num_features, *tiling, cores=cores) for size in sizes)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""An output layer in float64: logits and gradients of blocks of positions, so that no [N, V] is in memory."""
+"""An output layer in float64: logits and gradients in blocks of positions, so that no [N, V] array is in memory."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVERY_CLASS: Final = slice(None)
 
 
 class LinearGradients(NamedTuple):
-    """float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
+    """Float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
 
     input: Float64Array
     weight: Float64Array
@@ -59,23 +59,23 @@ class OutputLayer:
 
     @property
     def classes_first(self) -> Float64Array:
-        """W as [V, D]."""
+        """The weight W as [V, D]."""
         weight = self.weight.astype(np.float64)
         return weight if self.weight_layout == "vd" else weight.T
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The number of classes V."""
         return int(self.weight.shape[0 if self.weight_layout == "vd" else 1])
 
     def row_blocks(self) -> Iterator[slice]:
-        """Slices that cover the positions in order."""
+        """Yield slices that cover the positions in order."""
         step = max(1, _BLOCK_ELEMENTS // self.vocab_size)
         for start in range(0, len(self.input), step):
             yield slice(start, min(start + step, len(self.input)))
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """y = X W^T + b of some positions; ``weight`` is ``classes_first``."""
+        """Return y = X W^T + b of some positions; ``weight`` is ``classes_first``."""
         logits: Float64Array = self.input[rows].astype(np.float64) @ weight.T
         return logits if self.bias is None else logits + self.bias.astype(np.float64)
 
@@ -85,19 +85,19 @@ class OutputLayer:
         weight: Float64Array,
         classes: slice = EVERY_CLASS,
     ) -> LinearGradients:
-        """dX = G W, dW = G^T X and db = sum G, of blocks of positions.
+        """Return dX = G W, dW = G^T X and db = sum G, from blocks of positions.
 
         Args:
             blocks: positions and their G, [R, V]; they cover the positions.
-            weight: ``classes_first``.
-            classes: a shard of the vocabulary: its part of dX, and its own dW and db.
+            weight: the weight, ``classes_first``.
+            classes: a vocabulary shard, for its part of dX and its own dW and db.
         """
-        held = weight[classes]
+        shard_weight = weight[classes]
         of_input = np.empty(self.input.shape, np.float64)
-        of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
+        of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
         for rows, whole in blocks:
             gradient = whole[:, classes]
-            of_input[rows] = gradient @ held
+            of_input[rows] = gradient @ shard_weight
             of_weight += gradient.T @ self.input[rows].astype(np.float64)
             of_bias += gradient.sum(axis=0)
         return LinearGradients(of_input, of_weight if self.weight_layout == "vd" else of_weight.T, of_bias)

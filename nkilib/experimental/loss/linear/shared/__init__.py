@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What forward and backward share: sizes, operands and their blocks, products."""
+"""Parts that forward and backward share: sizes, operands and their blocks, products."""

@@ -3,8 +3,8 @@
 
 """The logits of some positions, which a core keeps in HBM between the loss and the gradients of one launch.
 
-They are kept in float32 as they are, so that the gradients are those of logits that are computed again. Under a cap the
-tangents are kept, which the gradient needs too.
+They are kept in float32 as they are, so that the gradients equal those from recomputed logits. Under a cap the tangents
+are kept, which the gradient needs too.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class KeptLogits:
-    """A scratch of one core.
+    """The scratch memory of one core for logits.
 
     Attributes:
-        first_class: of the core.
-        scratch_hbm: float32 [positions, classes of the core].
+        first_class: the first class of the core.
+        scratch_hbm: the logits, float32 [positions, classes of the core].
     """
 
     first_class: int
@@ -30,7 +30,7 @@ class KeptLogits:
 
     @classmethod
     def make(cls, positions: int, share: Span) -> KeptLogits:
-        """Of so many positions and a core's share of the classes. Nothing is kept yet."""
+        """Allocate memory for ``positions`` positions and a core's share of the classes; nothing is kept yet."""
         shape = (positions, share.size)
         scratch_hbm = nl.ndarray(shape, dtype=nl.float32, buffer=nl.private_hbm, name="kept_logits_hbm")
         return cls(share.first, scratch_hbm)
@@ -38,12 +38,13 @@ class KeptLogits:
     def store(self, tiles_sbuf: nl.NkiTensor, start: int, classes: Block) -> None:
         """Keep tiles ``start``, ``start + 1``, ... of 128 positions.
 
-        All of them are one store: where a loop of the device counts the classes, stores wait for each other.
+        All of them are one store, because in a device loop over the classes, stores wait for each other.
 
         Args:
-            tiles_sbuf: float32 [128, tiles, at least classes]; what lies beyond the last position is left out.
-            start: number of the first tile.
-            classes: which.
+            tiles_sbuf: the logits, float32 [128, tiles, at least classes]; values beyond the last position are left
+                out.
+            start: the number of the first tile.
+            classes: the classes of the logits.
         """
         held_hbm = self._of(classes)
         first, positions = start * PARTITIONS, self.scratch_hbm.shape[0]
@@ -57,29 +58,29 @@ class KeptLogits:
             nisa.dma_copy(dst=rest_hbm, src=tiles_sbuf[0:rest, whole, 0 : classes.size])
 
     def load(self, dst_sbuf: nl.NkiTensor, tile: int, classes: Block) -> None:
-        """Load what is kept of one tile of positions.
+        """Load the kept logits of one tile of positions.
 
         Args:
-            dst_sbuf: float32 [positions of the tile, classes].
-            tile: its number.
-            classes: which.
+            dst_sbuf: the destination, float32 [positions of the tile, classes].
+            tile: the number of the tile.
+            classes: the classes of the logits.
         """
         first = tile * PARTITIONS
         nisa.dma_copy(dst=dst_sbuf, src=self._of(classes).slice(0, first, first + dst_sbuf.shape[0]))
 
     def _of(self, classes: Block) -> nl.NkiTensor:
-        """The view [positions, classes]."""
+        """Return the view of some classes, [positions, classes]."""
         return Block(classes.first - self.first_class, classes.size).of(self.scratch_hbm, 1)
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What a forward has to mind that keeps its logits.
+    """The arguments of a forward that keeps its logits.
 
     Attributes:
-        kept: where this core keeps them; None if it has no classes.
+        kept: the memory for the logits of this core; None if it has no classes.
         shares: the classes of each core.
-        program_share: of the instructions that the program of a core may have, for the forward.
+        program_share: the forward's share of the instructions that the program of a core may have.
     """
 
     kept: KeptLogits | None

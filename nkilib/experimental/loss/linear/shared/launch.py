@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operands of an output layer, which of its gradients are wanted, and the gradients that a kernel returns, in HBM.
+"""The operands of an output layer, its wanted gradients, and the gradients that a kernel returns, in HBM.
 
 A kernel is traced with them.
 """
@@ -16,24 +16,24 @@ from nkilib.experimental.loss.linear.shared.blocks import Block
 from nkilib.experimental.loss.linear.shared.sizes import CastBytes
 from nkilib.nki import nl
 
-# [classes, features], as PyTorch has the weight of a Linear, and its transpose.
+# [classes, features], like the weight of torch.nn.Linear, and its transpose.
 CLASSES_FIRST, FEATURES_FIRST = "vd", "dv"
 WEIGHT_LAYOUTS = (CLASSES_FIRST, FEATURES_FIRST)
 
 FEATURES_MIN, FEATURES_MAX = 16, 16384
-# What an index of 32 bits counts.
+# The largest number that a 32-bit index counts.
 POSITIONS_MAX = 2**31 - 1
 # Classes of all shards are counted in float32 where they are compared with a target.
 CLASSES_MAX = 2**24
-# As of the temperature, so that a cap and a temperature that are divided by the scale stay within float32.
+# The range of the temperature, so that a cap and a temperature that are divided by the scale stay within float32.
 LOGIT_SCALE_MIN, LOGIT_SCALE_MAX = 1e-6, 1e6
 
 
 def check_logit_scale(function: str, logit_scale: float) -> None:
-    """Refuse a scale out of range.
+    """Check that a scale of the logits is within its range.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if it is not; the message names function, requirement, value and remedy.
     """
     is_number = isinstance(logit_scale, float | int) and not isinstance(logit_scale, bool)
     if not is_number or not LOGIT_SCALE_MIN <= logit_scale <= LOGIT_SCALE_MAX:
@@ -45,16 +45,16 @@ def check_logit_scale(function: str, logit_scale: float) -> None:
 
 @dataclass(frozen=True)
 class LinearOperands:
-    """What the logits are made of.
+    """The operands that logits are computed from.
 
     Attributes:
-        function: that is named in errors.
+        function: the function that errors name.
         input_hbm: X, [N, D].
         weight_hbm: W, [V, D], or [D, V] by ``weight_layout``.
         bias_hbm: [V], or None.
         class_weight_hbm: [V], or None.
         weight_layout: ``"vd"`` or ``"dv"``.
-        compute_dtype: that X, W and the bias are rounded to for the products; None for the type of X.
+        compute_dtype: the dtype that X, W and the bias are rounded to for the products; None: the dtype of X.
     """
 
     function: str
@@ -66,56 +66,56 @@ class LinearOperands:
     compute_dtype: nl.DType | None = None
 
     def of_positions(self, block: Block) -> LinearOperands:
-        """Those of some positions alone."""
+        """Return the operands of a block of positions."""
         return replace(self, input_hbm=block.of(self.input_hbm))
 
     @property
     def num_positions(self) -> int:
-        """N."""
+        """The number of positions N."""
         return self.input_hbm.shape[0]
 
     @property
     def num_features(self) -> int:
-        """D."""
+        """The number of features D."""
         return self.input_hbm.shape[1]
 
     @property
     def has_classes_first(self) -> bool:
-        """W is [V, D]."""
+        """Whether W is [V, D]."""
         return self.weight_layout == CLASSES_FIRST
 
     @property
     def vocab_size(self) -> int:
-        """V: the classes that W has."""
+        """The number of classes of W, V."""
         return self.weight_hbm.shape[0 if self.has_classes_first else 1]
 
     @property
     def dtype(self) -> nl.DType:
-        """Of the products: X, W and what is multiplied with them are rounded to it."""
+        """The dtype of the products: X, W and their factors are rounded to it."""
         return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
 
     @property
     def casts(self) -> CastBytes:
-        """Which operands have another type."""
-        found = [
+        """The operands that have another dtype than the products."""
+        itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)
         ]
-        return CastBytes(*found)
+        return CastBytes(*itemsizes)
 
     @property
     def position_tiles(self) -> int:
-        """Tiles of 128 positions."""
+        """The number of tiles of 128 positions."""
         return div_ceil(self.num_positions, nl.tile_size.pmax)
 
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """Which gradients a kernel returns; the others cost nothing.
+    """The gradients that a kernel returns; the others cost nothing.
 
     Attributes:
-        input, weight, bias: dX, dW and db.
-        input_float32: dX is not rounded to the dtype of X.
+        input, weight, bias: whether dX, dW and db are returned.
+        input_float32: whether dX is not rounded to the dtype of X.
     """
 
     input: bool = True
@@ -132,20 +132,20 @@ class WantedGradients:
         bias_hbm: nl.NkiTensor | None,
         input_float32: bool = False,
     ) -> WantedGradients:
-        """As a kernel is asked; None stands for what there is a bias for."""
+        """Return the gradients that a kernel's arguments request; None for db stands for True if there is a bias."""
         of_bias = bias_hbm is not None if bias_wanted is None else bias_wanted
         return cls(input_wanted, weight_wanted, of_bias, input_float32)
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Tensors in HBM, in the order in which a kernel returns them; None for what is not wanted.
+    """The gradient tensors in HBM, in the order in which a kernel returns them; None for gradients that are not wanted.
 
     Attributes:
         input_hbm: dX, [N, D], in the dtype of X, or float32.
         weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
-        weight_sum_hbm: float32, to which dW is added before it is rounded; it may be ``weight_hbm``. None for 0.
+        weight_sum_hbm: the float32 sum that dW is added to before it is rounded; it may be ``weight_hbm``. None for 0.
     """
 
     input_hbm: nl.NkiTensor | None
@@ -155,14 +155,14 @@ class Gradients:
 
     @property
     def adds_to_weight(self) -> bool:
-        """dW is added to something."""
+        """Whether dW is added to a sum."""
         return self.weight_sum_hbm is not None
 
     @classmethod
     def of_launch(
         cls, launch: LinearOperands, wanted: WantedGradients, weight_sum_hbm: nl.NkiTensor | None = None
     ) -> Gradients:
-        """New tensors, but for a sum that the caller has."""
+        """Allocate the tensors, except for a sum that the caller has."""
 
         def like(name: str, tensor_hbm: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
             return nl.ndarray(tuple(tensor_hbm.shape), dtype=dtype, buffer=nl.shared_hbm, name=name)
@@ -182,6 +182,6 @@ class Gradients:
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """What a kernel returns."""
-        every = (self.input_hbm, self.weight_hbm, self.bias_hbm)
-        return tuple(tensor_hbm for tensor_hbm in every if tensor_hbm is not None)
+        """Return the tensors that a kernel returns."""
+        tensors = (self.input_hbm, self.weight_hbm, self.bias_hbm)
+        return tuple(tensor_hbm for tensor_hbm in tensors if tensor_hbm is not None)

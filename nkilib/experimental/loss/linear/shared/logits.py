@@ -3,9 +3,9 @@
 
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
-A tile of the product fills a bank of PSUM. Without bias and cap nothing else is made: whoever needs the logits reads
-the bank. A bias is added on the way into SBUF. Of capped logits there are the tangents, as in
-:mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap is a part of the scale by which z is more than a tile.
+A tile of the product fills a bank of PSUM. Without bias and cap nothing else is computed: code that needs the logits
+reads the bank. A bias is added on the way into SBUF. Capped logits are represented by their tangents, as in
+:mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap is part of the scale that makes z of a tile.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ def multiply(
     contracted: int,
     is_first: bool = True,
 ) -> None:
-    """``dst[n, v]`` becomes the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
+    """Write to ``dst[n, v]`` the sum over i of ``stationary[i, n] * moving[i, v]``, in float32.
 
     Args:
-        dst_psum: float32 [n, v], n at most 128, v at most ``CLASSES_OF_TILE``.
-        stationary_sbuf, moving_sbuf: [128, ceil(contracted / 128), n] and [..., v]; index i is on partition i % 128 of
-            tile i // 128.
-        contracted: how many i there are.
-        is_first: else the sum is added to what is there.
+        dst_psum: the result, float32 [n, v], n at most 128, v at most ``CLASSES_OF_TILE``.
+        stationary_sbuf, moving_sbuf: the operands, [128, ceil(contracted / 128), n] and [..., v]; index i is on
+            partition i % 128 of tile i // 128.
+        contracted: the number of indices i.
+        is_first: the sum is stored; otherwise it is added to the values in ``dst_psum``.
     """
     for tile in range(div_ceil(contracted, PARTITIONS)):
         depth = min(PARTITIONS, contracted - tile * PARTITIONS)
@@ -49,15 +49,16 @@ def multiply(
 
 @dataclass(frozen=True)
 class LogitTiles:
-    """Makes one tile of logits after another.
+    """Computes the tiles of logits, one after another.
 
     Attributes:
         num_features: D.
-        softcap: of the logits; None for none.
-        products_psum: banks, float32 [128, 512], that the tiles take in turn.
-        biased_sbuf, tangents_sbuf: tiles of that shape which they take in turn; empty without a bias, without a cap.
-        masked_score: what takes the place of the tangent of a masked class, whose bias is twice that; None where it
-            stays -1.
+        softcap: the cap of the logits; None for none.
+        products_psum: banks, float32 [128, 512], which the tiles use round-robin.
+        biased_sbuf, tangents_sbuf: buffer slots of that shape, which the tiles use round-robin; empty without a bias,
+            or without a cap.
+        masked_score: the value that replaces the tangent of a masked class, whose bias is twice that value; None if the
+            tangent stays -1.
     """
 
     num_features: int
@@ -69,9 +70,9 @@ class LogitTiles:
 
     @classmethod
     def make(
-        cls, num_features: int, softcap: float | None, has_bias: bool, banks: int, turns: int, classes: int
+        cls, num_features: int, softcap: float | None, has_bias: bool, banks: int, slots: int, classes: int
     ) -> LogitTiles:
-        """With so many banks, and so many turns in SBUF, of tiles of at most so many classes."""
+        """Allocate ``banks`` banks, and ``slots`` buffer slots in SBUF, for tiles of at most ``classes`` classes."""
 
         def ring(count: int) -> list[nl.NkiTensor]:
             return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(count)]
@@ -81,18 +82,18 @@ class LogitTiles:
             num_features,
             softcap,
             products_psum=[nl.ndarray(shape, dtype=nl.float32, buffer=nl.psum) for _ in range(banks)],
-            biased_sbuf=ring(turns if has_bias else 0),
-            tangents_sbuf=ring(0 if softcap is None else turns),
+            biased_sbuf=ring(slots if has_bias else 0),
+            tangents_sbuf=ring(0 if softcap is None else slots),
         )
 
     @property
     def scale(self) -> float:
-        """z is this times the scores."""
+        """The factor that makes z of the scores."""
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The product of tile ``number`` alone, in its bank: arguments as in :meth:`scores`."""
-        product_psum = _turn(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
+        """Return only the product of tile ``number``, in its bank; see :meth:`scores` for the arguments."""
+        product_psum = _slot(self.products_psum, number, positions_sbuf.shape[2], classes_sbuf.shape[2])
         multiply(product_psum, positions_sbuf, classes_sbuf, self.num_features)
         return product_psum
 
@@ -103,33 +104,34 @@ class LogitTiles:
         classes_sbuf: nl.NkiTensor,
         bias_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor:
-        """Tile ``number``, which takes its turn in the rings: float32 [positions, classes], in PSUM or in SBUF.
+        """Return tile ``number`` of the scores, float32 [positions, classes], in PSUM or in SBUF.
 
-        It stays until the rings have gone round.
+        It stays valid until the ring buffers have gone round.
 
         Args:
+            number: the number of the tile, which selects the buffer slots.
             positions_sbuf: X^T, [128, ceil(D / 128), positions].
             classes_sbuf: W^T, [128, ceil(D / 128), classes].
-            bias_sbuf: float32 [128, classes], the same on all partitions; -inf masks a class, but its tangent is -1,
-                for the gradient through the cap is 0 there. None for none.
+            bias_sbuf: the bias, float32 [128, classes], the same on all partitions. A bias of -inf masks a class, but
+                its tangent is -1, because the gradient through the cap is 0 there. None for no bias.
         """
         return self.scores_of_product(number, self.product(number, positions_sbuf, classes_sbuf), bias_sbuf)
 
     def scores_of_product(
         self, number: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> nl.NkiTensor:
-        """Likewise, of a product that is there, float32 [positions, classes]."""
+        """Return the scores of an existing product, float32 [positions, classes]; see :meth:`scores`."""
         positions, classes = product_psum.shape
         logits = product_psum
         if bias_sbuf is not None:
-            logits = _turn(self.biased_sbuf, number, positions, classes)
+            logits = _slot(self.biased_sbuf, number, positions, classes)
             nisa.tensor_tensor(dst=logits, data1=product_psum, data2=bias_sbuf[0:positions, :], op=nl.add)
         if self.softcap is None:
             return logits
-        tangents_sbuf = _turn(self.tangents_sbuf, number, positions, classes)
+        tangents_sbuf = _slot(self.tangents_sbuf, number, positions, classes)
         hyperbolic_tangents(tangents_sbuf, logits, self.softcap)
         if bias_sbuf is not None and self.masked_score is not None:
-            # Any other logit less the masked score is more than 1.
+            # Any other logit minus the masked score is more than 1.
             nisa.scalar_tensor_tensor(
                 dst=tangents_sbuf,
                 data=logits,
@@ -141,5 +143,5 @@ class LogitTiles:
         return tangents_sbuf
 
 
-def _turn(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) -> nl.NkiTensor:
+def _slot(tiles: list[nl.NkiTensor], number: int, positions: int, classes: int) -> nl.NkiTensor:
     return tiles[number % len(tiles)][0:positions, 0:classes]

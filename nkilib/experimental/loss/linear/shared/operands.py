@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the operands of the products come from HBM: matrices in tiles of 128 partitions, and numbers.
+"""Loads of the operands of the products from HBM: matrices in tiles of 128 partitions, and vectors.
 
-Tensor contracts over partitions. So the product over the features D wants X and W with the features on partitions,
-``[128, ceil(D / 128), rows]``, and the products of the backward want them with the rows there. One of the two is how
-the matrix lies in HBM, a ``dma_copy``; the other one a ``dma_transpose``, which moves elements of 2 and of 4 bytes and
-casts none (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
+Tensor contracts over partitions. So the product over the features D needs X and W with the features on partitions,
+``[128, ceil(D / 128), rows]``, and the products of the backward need them with the rows there. One of the two is the
+layout of the matrix in HBM, a ``dma_copy``; the other one is a ``dma_transpose``, which moves elements of 2 and of 4
+bytes and does not cast (nki/guides/architecture/trainium2_arch.rst, DMA Transpose).
 
-A matrix of another type than that of the products is rounded to it on its way. ``dma_copy`` casts by itself. What is
-transposed goes through small tiles of its own type (:mod:`.staging`), from which GpSimd, which has little else to do,
-casts it. So there is no copy of the matrix in HBM.
+A matrix of another type than the products is rounded to their type while it is loaded. ``dma_copy`` casts by itself. A
+matrix that is transposed goes through small tiles of its own type (:mod:`.staging`); GpSimd, which has little else to
+do, casts it from there. So there is no copy of the matrix in HBM.
 
-Of numbers a position has one on its partition, and a class of a block one on all partitions alike: a bias or a class
-weight.
+Per-position values have one number per partition. Per-class values of a block, a bias or a class weight, are the same
+on all partitions.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in HBM, or a view of some of it, which may lie there transposed.
+    """A matrix in HBM, or a view of a part of it; it may be stored transposed.
 
     Attributes:
-        stored_hbm: ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start where a loop of
-            the device says.
-        is_transposed: the layout.
-        staging: where there is one for a matrix of another type than that of the tiles that it is loaded into.
+        stored_hbm: the tensor, ``[rows, columns]``, or ``[columns, rows]`` if it is transposed. A view may start at a
+            variable of a device loop.
+        is_transposed: whether the matrix is stored transposed.
+        staging: the staging memory of a matrix of another type than the tiles that it is loaded into; None without one.
     """
 
     stored_hbm: nl.NkiTensor
@@ -45,41 +45,41 @@ class Matrix:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return self.stored_hbm.shape[1 if self.is_transposed else 0]
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """The number of columns."""
         return self.stored_hbm.shape[0 if self.is_transposed else 1]
 
     @property
     def dtype(self) -> nl.DType:
-        """Of the elements."""
+        """The dtype of the elements."""
         return self.stored_hbm.dtype
 
     def rows_of(self, start: int, count: int) -> Matrix:
-        """Rows ``start`` to ``start + count``."""
+        """Return rows ``start`` to ``start + count``."""
         return self._part(1 if self.is_transposed else 0, start, count)
 
     def columns_of(self, start: int, count: int) -> Matrix:
-        """Columns ``start`` to ``start + count``."""
+        """Return columns ``start`` to ``start + count``."""
         return self._part(0 if self.is_transposed else 1, start, count)
 
     def load(self, dst_sbuf: nl.NkiTensor) -> None:
-        """Rows on partitions: ``dst[p, j, c]`` becomes element ``[128 * j + p, c]``.
+        """Load the matrix with rows on partitions: ``dst[p, j, c]`` becomes element ``[128 * j + p, c]``.
 
         Args:
-            dst_sbuf: [128, at least ceil(rows / 128), at least columns], of the type of the matrix or another one that
-                it is rounded to. What lies beyond the matrix is not written.
+            dst_sbuf: the destination, [128, at least ceil(rows / 128), at least columns], of the type of the matrix or
+                of another one that it is rounded to. Elements beyond the matrix are not written.
         """
         self._load(dst_sbuf, self.is_transposed)
 
     def load_transposed(self, dst_sbuf: nl.NkiTensor) -> None:
-        """Columns on partitions: ``dst[p, k, r]`` becomes element ``[r, 128 * k + p]``.
+        """Load the matrix with columns on partitions: ``dst[p, k, r]`` becomes element ``[r, 128 * k + p]``.
 
         Args:
-            dst_sbuf: [128, at least ceil(columns / 128), at least rows], likewise.
+            dst_sbuf: the destination, [128, at least ceil(columns / 128), at least rows]; see :meth:`load`.
         """
         self._load(dst_sbuf, not self.is_transposed)
 
@@ -87,7 +87,10 @@ class Matrix:
         return Matrix(self.stored_hbm.slice(dimension, start, start + count), self.is_transposed, self.staging)
 
     def _load(self, dst_sbuf: nl.NkiTensor, by_transpose: bool) -> None:
-        """The dimension that goes on partitions is cut into whole tiles of 128, one transfer, and a rest, another."""
+        """Load the matrix in two transfers, split along the dimension that goes on partitions.
+
+        One transfer has the whole tiles of 128, and the other one the rest.
+        """
         dimension = 1 if by_transpose else 0
         size, free = self.stored_hbm.shape[dimension], self.stored_hbm.shape[1 - dimension]
         tiles, rest = divmod(size, PARTITIONS)
@@ -108,7 +111,7 @@ class Matrix:
                 nisa.dma_copy(dst=dst_sbuf[0:rest, tiles, 0:free], src=rest_hbm)
 
     def _transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
-        """``dst[p, k, r]`` becomes ``src[r, k, p]``."""
+        """Transpose: ``dst[p, k, r]`` becomes ``src[r, k, p]``."""
         if dst_sbuf.dtype == src_hbm.dtype:
             nisa.dma_transpose(dst=dst_sbuf, src=src_hbm)
             return
@@ -120,24 +123,24 @@ class Matrix:
 
 
 def load_broadcast(dst_sbuf: nl.NkiTensor, vector_hbm: nl.NkiTensor) -> None:
-    """A number for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
+    """Load a number for each class, the same on all partitions: ``dst[p, c]`` becomes element ``c``.
 
     Args:
-        dst_sbuf: [partitions, classes], float32 or the type of the vector.
-        vector_hbm: [classes].
+        dst_sbuf: the destination, [partitions, classes], float32 or the type of the vector.
+        vector_hbm: the vector, [classes].
     """
     nisa.dma_copy(dst=dst_sbuf, src=vector_hbm.expand_dim(0).broadcast(0, dst_sbuf.shape[0]))
 
 
 def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
-    """A number for each position, float32 ``[128, tiles]``: element ``[p, t]`` is that of position ``128 * t + p``.
+    """Load a number for each position, as float32 ``[128, tiles]``; ``[p, t]`` is that of position ``128 * t + p``.
 
-    Positions lie in HBM as rows of 128, which DMA transposes: one by one an engine would take as long for each as for
-    a row.
+    Positions are in HBM as rows of 128, which DMA transposes: loaded one by one, an engine would take as long for each
+    position as for a row.
 
     Args:
-        vector_hbm: [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
-        fill: stands beyond the last position.
+        vector_hbm: the vector, [positions], of 2 or 4 bytes each; a number that float32 cannot hold is rounded.
+        fill: the value beyond the last position.
     """
     positions = vector_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
@@ -150,11 +153,14 @@ def load_positions(vector_hbm: nl.NkiTensor, fill: float) -> nl.NkiTensor:
 
 
 def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list[nisa.NkiInstruction]:
-    """The reverse of :func:`load_positions`: Tensor transposes the tiles, since DMA does so into SBUF only.
+    """Store a number for each position, the reverse of :func:`load_positions`.
+
+    Tensor transposes the tiles, because DMA transposes into SBUF only.
 
     Args:
-        vector_hbm: [positions], of any type; a float32 value is cast to an integer type before it is stored.
-        values_sbuf: float32 [128, tiles], written everywhere.
+        vector_hbm: the destination, [positions], of any type; a float32 value is cast to an integer type before it is
+            stored.
+        values_sbuf: the values, float32 [128, tiles], written everywhere.
 
     Returns:
         The stores.
@@ -174,8 +180,8 @@ class _Rows(NamedTuple):
     """Tiles of positions as rows in HBM.
 
     Attributes:
-        rows_hbm: [tiles, positions of each].
-        start, end: number of the first tile, and of the one after the last.
+        rows_hbm: the rows, [tiles, positions of each].
+        start, end: the number of the first tile, and of the tile after the last.
     """
 
     rows_hbm: nl.NkiTensor
@@ -184,21 +190,21 @@ class _Rows(NamedTuple):
 
 
 def _rows_of_positions(vector_hbm: nl.NkiTensor) -> list[_Rows]:
-    """The vector as rows of 128 and a shorter one, views."""
+    """Return views of the vector as rows of 128 and a shorter one."""
     positions = vector_hbm.shape[0]
     tiles, rest = divmod(positions, PARTITIONS)
-    found: list[_Rows] = []
+    views: list[_Rows] = []
     if tiles > 0:
         whole_hbm = vector_hbm.slice(0, 0, tiles * PARTITIONS).reshape_dim(0, (tiles, PARTITIONS))
-        found.append(_Rows(whole_hbm, 0, tiles))
+        views.append(_Rows(whole_hbm, 0, tiles))
     if rest > 0:
         rest_hbm = vector_hbm.slice(0, tiles * PARTITIONS, positions).expand_dim(0)
-        found.append(_Rows(rest_hbm, tiles, tiles + 1))
-    return found
+        views.append(_Rows(rest_hbm, tiles, tiles + 1))
+    return views
 
 
 def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
-    """By Tensor, through PSUM, with a cast on the way out."""
+    """Transpose by Tensor, through PSUM, with a cast on the way out."""
     transposed_psum = nl.ndarray(dst_sbuf.shape, dtype=nl.float32, buffer=nl.psum)
     nisa.nc_transpose(dst=transposed_psum, data=float32_sbuf)
     nisa.tensor_copy(dst=dst_sbuf, src=transposed_psum)
@@ -206,12 +212,12 @@ def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """Numbers of the classes of a block.
+    """A row of values of the classes of a block.
 
     Attributes:
-        vector_hbm: [V].
-        row_sbuf: float32 [128, classes of a block].
-        lowest: what the numbers are raised to where they are less; None where they stay.
+        vector_hbm: the vector, [V].
+        row_sbuf: the row, float32 [128, classes of a block].
+        lowest: the value that lower numbers are raised to; None if they stay as they are.
     """
 
     vector_hbm: nl.NkiTensor
@@ -220,16 +226,16 @@ class ClassRow:
 
     @classmethod
     def make(cls, vector_hbm: nl.NkiTensor, classes: int, lowest: float | None = None) -> ClassRow:
-        """For blocks of at most so many classes. Nothing is loaded yet."""
+        """Allocate a row for blocks of at most ``classes`` classes; nothing is loaded yet."""
         row_sbuf = nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf)
         return cls(vector_hbm, row_sbuf, lowest)
 
     def load(self, classes: Block, at: int) -> None:
-        """Load the numbers of some classes to ``at`` and what follows."""
+        """Load the numbers of some classes into the row from ``at`` on."""
         load_broadcast(self.row_sbuf[:, at : at + classes.size], classes.of(self.vector_hbm))
 
     def raise_lowest(self, at: int, count: int) -> None:
-        """Raise ``count`` numbers from ``at`` on to the lowest one."""
+        """Raise ``count`` numbers from ``at`` on to the lowest value."""
         if self.lowest is not None:
             part_sbuf = self.row_sbuf[:, at : at + count]
             nisa.tensor_scalar(dst=part_sbuf, data=part_sbuf, op0=nl.maximum, operand0=self.lowest)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a tiling is."""
+"""Sizes of a tiling: blocks and parts of positions, blocks of classes, and staging memory."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from nkilib.core.plan_limits import limited_positions
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 
-# Bytes of a partition that kernels may use: nkilib/simulator/hardware has them too, which a device does without.
+# Bytes of a partition that kernels may use. nkilib/simulator/hardware has them too, but is not needed on a device.
 SBUF_BYTES: Final = {"trn2": 212_984, "trn3": 245_752}
-# Blocks of classes whose statistics are combined at once; a trip of a loop has whole windows.
+# Blocks of classes whose statistics are combined at once; an iteration of a loop has whole windows.
 WINDOW = 4
-# Gradients of more positions are found in parts: what is kept of each position takes SBUF. A part has at most so many
-# positions, and so many elements of X: the program of one stays short enough to stand there twice.
+# Gradients of more positions are computed in parts, because per-position values take SBUF. A part has at most so many
+# positions, and so many elements of X: its program stays short enough for two copies.
 POSITIONS_UNSPLIT = 65536
 _POSITIONS_OF_PART, _ELEMENTS_OF_PART = 16384, 4096 * 8192
-# An operand of another type than that of the products is transposed into tiles of so many elements a partition, of
-# which there are so many, and cast from there.
+# An operand of another type than the products is transposed into tiles of STAGED_ELEMENTS elements per partition, of
+# which there are STAGES, and cast from there.
 STAGED_ELEMENTS, STAGES = 1024, 4
 # Target ids that Vector looks for at a time, and how many of them there may be in each partition for all positions of a
 # part: they stay, three numbers each.
@@ -28,12 +28,12 @@ IDS_OF_SEARCH, _IDS_OF_PART = 8, 2048
 
 
 def searched_ids(ids: int) -> int:
-    """Target ids of a position, whole searches."""
+    """Return the number of target ids per position, rounded up to whole searches."""
     return div_ceil(ids, IDS_OF_SEARCH) * IDS_OF_SEARCH
 
 
 class LinearTiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The tiling of a launch; ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
         position_block: positions whose operands are on chip at a time, whole tiles of 128.
@@ -45,13 +45,13 @@ class LinearTiling(NamedTuple):
 
 
 class PositionPlan(NamedTuple):
-    """How the positions are cut up: ``whole`` blocks of ``size`` positions, and a rest.
+    """The split of the positions into ``whole`` blocks of ``size`` positions, and a rest.
 
     Attributes:
         size: positions of a block, whole tiles.
-        whole: blocks of that size.
+        whole: the number of blocks of that size.
         rest: positions of a further block; may be 0.
-        is_loop: the whole blocks are trips of a loop of the device.
+        is_loop: the whole blocks are iterations of a device loop.
     """
 
     size: int
@@ -61,26 +61,26 @@ class PositionPlan(NamedTuple):
 
     @property
     def tiles(self) -> int:
-        """Of a block."""
+        """The number of tiles of a block."""
         return self.size // PARTITIONS
 
     @property
     def blocks(self) -> int:
-        """How many."""
+        """The number of blocks."""
         return self.whole + (self.rest > 0)
 
     @property
     def copies(self) -> int:
-        """How often what a block of positions takes stands in the program."""
+        """The number of copies of a block of positions in the program."""
         return 1 + (self.rest > 0) if self.is_loop else self.blocks
 
 
 class PositionParts(NamedTuple):
-    """How the positions of gradients are cut up: ``whole`` parts of ``size`` positions, and a rest.
+    """The split of the positions of gradients into ``whole`` parts of ``size`` positions, and a rest.
 
     Attributes:
-        size: positions of a part; whole tiles where there are several.
-        whole: parts of that size.
+        size: positions of a part; whole tiles if there are several parts.
+        whole: the number of parts of that size.
         rest: positions of a further part; may be 0.
     """
 
@@ -90,21 +90,21 @@ class PositionParts(NamedTuple):
 
     @property
     def is_split(self) -> bool:
-        """There are several."""
+        """Whether there are several parts."""
         return self.whole + (self.rest > 0) > 1
 
     @property
     def copies(self) -> int:
-        """How often a part stands in the program: all whole ones are a loop of the device."""
+        """The number of copies of a part in the program: all whole parts are a device loop."""
         return 1 + (self.rest > 0)
 
 
 def position_parts(
     num_positions: int, num_features: int, ids: int = 1, unsplit: int = POSITIONS_UNSPLIT
 ) -> PositionParts:
-    """One part, or of many positions the fewest parts, as equal as tiles of 128 positions can be.
+    """Return one part, or for many positions the fewest parts, as equal as tiles of 128 positions can be.
 
-    Of several target ids of a position a part has fewer positions. At most ``unsplit`` positions are one part.
+    With several target ids per position a part has fewer positions. At most ``unsplit`` positions are one part.
     """
     limit = limited_positions(unsplit)
     if ids > 1:
@@ -118,24 +118,25 @@ def position_parts(
 
 
 class CastBytes(NamedTuple):
-    """Bytes of an element of the operands that are rounded to the type of the products on their way; else 0.
+    """Bytes of an element of each operand that is rounded to the type of the products while it is loaded; else 0.
 
-    DMA casts what it copies. What it transposes it does not cast: that takes room in SBUF.
+    DMA casts data that it copies. It does not cast data that it transposes: that takes staging memory in SBUF.
 
     Attributes:
-        input, weight: X and W.
+        input, weight: the bytes of X and of W.
     """
 
     input: int = 0
     weight: int = 0
 
     def forward_staging(self, has_classes_first: bool) -> int:
-        """Bytes of a partition for X on its way to X^T, and for W where it is [V, D]."""
+        """Return the bytes per partition to stage X on its way to X^T, and W if it is [V, D]."""
         return _staging_bytes(max(self.input, self.weight if has_classes_first else 0))
 
     def backward_staging(self, has_classes_first: bool, keeps_logits: bool = False) -> int:
-        """Likewise for W: to W^T where it is [V, D] and there are no logits yet, to W where it is [D, V].
+        """Return the bytes per partition to stage W.
 
+        W is staged on its way to W^T if it is [V, D] and the logits are not kept, and on its way to W if it is [D, V].
         X is rounded beforehand.
         """
         return 0 if has_classes_first and keeps_logits else _staging_bytes(self.weight)

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operands of another type than that of the products: how they are rounded to it.
+"""Rounding of operands whose type differs from that of the products.
 
-``dma_copy`` casts what it copies, through float32, and ``dma_transpose`` casts nothing (nki/api/nki/isa/__init__.py).
-So what is transposed comes on chip in its own type, in small tiles that take turns, and GpSimd, which has little else
-to do, casts it into its place. No copy of W stands in HBM.
+``dma_copy`` casts data that it copies, through float32, and ``dma_transpose`` casts nothing
+(nki/api/nki/isa/__init__.py). So an operand that is transposed comes on chip in its own type, in small tiles that are
+used round-robin, and GpSimd, which has little else to do, casts it into its place. No copy of W is in HBM.
 
 The backward loads X for each block of classes, as it is and transposed. There a copy of X in HBM, which is rounded
-once, saves more than it costs. So does one of the bias, which is small.
+once, saves more than it costs. So does a copy of the bias, which is small.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from nkilib.core.cores import meet
+from nkilib.core.cores import synchronise
 from nkilib.core.rows.rings import Ring
 from nkilib.core.rows.sizes import FLOAT32_BYTES, PARTITIONS
 from nkilib.core.tiling import div_ceil
@@ -32,26 +32,26 @@ class Staging:
     """Tiles between a transpose by DMA and a cast.
 
     Attributes:
-        memory: of the tiles, float32 [128, elements]; an operand of 16 bits takes its tiles as views.
+        memory: the ring buffer of tiles, float32 [128, elements]; an operand of 16 bits uses views of the tiles.
     """
 
     memory: Ring
 
     @classmethod
     def make(cls, staging_bytes: int) -> Staging | None:
-        """In so many bytes of a partition; None for 0."""
+        """Allocate tiles of ``staging_bytes`` bytes per partition in total; None for 0."""
         if staging_bytes == 0:
             return None
         columns = staging_bytes // STAGES // FLOAT32_BYTES
         return cls(Ring.of_sbuf(STAGES, (PARTITIONS, columns), nl.float32))
 
     def transpose(self, dst_sbuf: nl.NkiTensor, src_hbm: nl.NkiTensor) -> None:
-        """``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.
+        """Transpose and cast: ``dst[p, k, r]`` becomes ``src[r, k, p]``, rounded to the type of ``dst``.
 
         Args:
-            dst_sbuf: [partitions, tiles, rows], of at most 1,024 rows: a transfer has as many tiles as a staged one
-                has room for.
-            src_hbm: [rows, tiles, partitions].
+            dst_sbuf: the destination, [partitions, tiles, rows], of at most 1,024 rows: a transfer has as many tiles as
+                a staged one has room for.
+            src_hbm: the source, [rows, tiles, partitions].
         """
         partitions, tiles, rows = dst_sbuf.shape
         most = STAGED_ELEMENTS // rows
@@ -64,9 +64,10 @@ class Staging:
 
 
 def with_rounded_bias(launch: Operands, prefix: str = "") -> Operands:
-    """With a bias of the type of the products; where it has another one, each core makes itself a copy in HBM.
+    """Return the operands with a bias of the type of the products.
 
-    Without a ``compute_dtype`` the bias stays as it is. ``prefix`` tells the copies of several models apart.
+    Each core makes a copy in HBM of a bias of another type. Without a ``compute_dtype`` the bias stays as it is.
+    ``prefix`` distinguishes the copies of several models.
     """
     bias_hbm = launch.bias_hbm
     if launch.compute_dtype is None or bias_hbm is None or bias_hbm.dtype == launch.dtype:
@@ -79,9 +80,9 @@ def with_rounded_bias(launch: Operands, prefix: str = "") -> Operands:
 
 
 def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
-    """With X in the type of the products; where it has another one, the cores share a copy in HBM, half each.
+    """Return the operands with X in the type of the products; for an X of another type the cores share a copy in HBM.
 
-    ``prefix`` tells the copies of several models apart.
+    Each core rounds half of the copy. ``prefix`` distinguishes the copies of several models.
     """
     if launch.input_hbm.dtype == launch.dtype:
         return launch
@@ -94,5 +95,5 @@ def with_rounded_input(launch: Operands, prefix: str = "") -> Operands:
     end = min(first + half, launch.num_positions)
     if first < end:
         nisa.dma_copy(dst=rounded_hbm[first:end], src=launch.input_hbm[first:end])
-    meet(rounded_hbm)
+    synchronise(rounded_hbm)
     return replace(launch, input_hbm=rounded_hbm)

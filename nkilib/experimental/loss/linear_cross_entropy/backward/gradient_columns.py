@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the gradient of the logits takes of each position: float32 columns [128, tiles], made once for a launch.
+"""Per-position scalars of the gradient of the logits: float32 columns [128, tiles], computed once per launch.
 
-The terms are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to
-128 t + 127, one a partition.
+The terms are those of :mod:`nkilib.experimental.loss.cross_entropy.coefficients`. Column t holds positions 128 t to 128
+t + 127, one per partition.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class AllPositions:
-    """All positions of a launch, loaded together."""
+    """Loads vectors over all positions of a launch together."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """The values of a vector [N], float32 [128, tiles]; 0 beyond the last position."""
+        """Return the values of a vector [N] as float32 [128, tiles]; 0 beyond the last position."""
         return load_positions(vector_hbm, 0.0)
 
 
 @dataclass(frozen=True)
 class GradientColumns:
-    """float32 [128, tiles] each, None for what there is not.
+    """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
     Attributes:
         target_sbuf: the class of the target, counted from the first class that the launch holds.
-        bias_sbuf: what exponents take besides the logits: -lse, or minus the log of the sum under the maximum.
-        neg_maximum_sbuf: is added to the logits before; None where the exponents take -lse.
-        has_target: there is a gradient of the loss or of the log-probability.
-        own_sbuf: A - D, what the error at the target is multiplied with. Without a target p is multiplied with it, and
-            it is D; not looked at where D grows with the logits then.
-        rest_sbuf: D, or what it is where the exponents, without their bias, are 0.
-        slope_sbuf: by how much D grows with the scores, or with the exponents under a maximum; None for 0.
-        spread_sbuf: what class weights are multiplied with.
-        power: by which the gradient is larger than it should be; None for 1.
+        bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
+        neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
+        has_target: whether there is a gradient of the loss or of the log-probability.
+        own_sbuf: A - D, the factor of the error at the target. Without a target it is D and the factor of p, and it is
+            not read where D grows with the logits.
+        rest_sbuf: D, or, where D grows with the logits, the value of D where the exponents, without their bias, are 0.
+        slope_sbuf: the slope of D over the scores, or over the exponents if the maximum is given; None for 0.
+        spread_sbuf: the factor of the class weights.
+        power: the power of two that the gradient is scaled by; None for 1.
     """
 
     target_sbuf: nl.NkiTensor
@@ -60,7 +60,7 @@ class GradientColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> GradientColumns:
-        """Of all positions of a launch."""
+        """Compute the columns of all positions of a launch."""
         positions = AllPositions()
         exponents = Exponents.make(positions, launch, upstream)
         target_sbuf = positions.loaded(launch.targets_hbm)
@@ -76,8 +76,8 @@ class GradientColumns:
             power = PowerOfTwo.of_largest(_present(own_sbuf, rest_sbuf, grad_entropy_sbuf))
             own_sbuf = scaled(own_sbuf, power.factor_sbuf)
             rest_sbuf, spread_sbuf, grad_entropy_sbuf = (
-                None if each is None else scaled(each, power.factor_sbuf)
-                for each in (rest_sbuf, spread_sbuf, grad_entropy_sbuf)
+                None if column_sbuf is None else scaled(column_sbuf, power.factor_sbuf)
+                for column_sbuf in (rest_sbuf, spread_sbuf, grad_entropy_sbuf)
             )
         slope_sbuf = None
         if grad_entropy_sbuf is not None and upstream.entropy_hbm is not None:
@@ -111,10 +111,10 @@ def _target_terms(
     lse_sbuf: nl.NkiTensor,
     target_sbuf: nl.NkiTensor,
 ) -> TargetTerms:
-    """The terms of loss, log-probability and log-sum-exp."""
+    """Return the terms of loss, log-probability and log-sum-exp."""
     positions = AllPositions()
     valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
-    # Classes are small enough for float32, and no other value is equal to one.
+    # Classes are small enough to be exact in float32, and no other value equals one.
     nisa.tensor_scalar(dst=valid_sbuf, data=target_sbuf, op0=nl.not_equal, operand0=float(options.recipe.ignore_index))
     of_loss_hbm = upstream.grad_loss_hbm
     return TargetTerms.make(
@@ -131,15 +131,15 @@ def _target_terms(
 
 @dataclass(frozen=True)
 class Exponents:
-    """What makes a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
+    """The scalars of a softmax of logits: p is ``factor * exp(z + neg_maximum + bias)``, float32 [128, tiles] each.
 
     Attributes:
         lse_sbuf: log-sum-exp.
-        bias_sbuf: -lse, or minus the log of the sum under the maximum; NaN where lse is infinite.
+        bias_sbuf: -lse, or minus the log of the sum of exponentials relative to the maximum; NaN where lse is infinite.
         neg_maximum_sbuf: minus the maximum; None for 0.
-        log_sum_sbuf: the log of the sum under the maximum; None for lse.
-        lost_sbuf: what lse has lost to its rounding, ``lse - maximum - log_sum``; None for 0.
-        factor_sbuf: the exponential of that; None for 1.
+        log_sum_sbuf: the log of the sum of exponentials relative to the maximum; None if lse is used instead.
+        lost_sbuf: the rounding error of lse, ``lse - maximum - log_sum``; None for 0.
+        factor_sbuf: the exponential of the rounding error; None for 1.
     """
 
     lse_sbuf: nl.NkiTensor
@@ -151,11 +151,11 @@ class Exponents:
 
     @classmethod
     def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
-        """Of all positions.
+        """Compute the scalars of all positions.
 
-        z less the maximum is exact, but takes another pass over a tile. Tensor leaves time for it where it multiplies
-        float32. Otherwise the coefficients of p get the factor, and log p alone, which the gradient of the entropy
-        takes, has the rounding of lse.
+        z minus the maximum is exact, but takes another pass over a tile. Tensor leaves time for this pass if its
+        products are float32. Otherwise the coefficients of p are multiplied by the factor, and only log p, which the
+        gradient of the entropy needs, keeps the rounding of lse.
         """
         lse_sbuf = positions.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -172,9 +172,9 @@ class Exponents:
     def entropy_terms(
         self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Slope and offset of -g (log p + H), g the gradient of the entropy H.
+        """Return slope and offset of -g (log p + H), where g is the gradient of the entropy H.
 
-        log p is z less lse; or what the exponents take with the maximum, less the log of the sum.
+        log p is z - lse; with the maximum it is the exponents, without their bias, minus the log of the sum.
         """
         if self.log_sum_sbuf is not None:
             return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
@@ -184,12 +184,15 @@ class Exponents:
 
 
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """What lse has lost to its rounding is a factor of the coefficients, not another pass over every tile."""
+    """Return whether the rounding error of lse becomes a factor of the coefficients.
+
+    Otherwise it takes another pass over every tile.
+    """
     return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 
 
 def has_rest(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> bool:
-    """There are terms of the gradient beside that of the error at the target, which take tiles."""
+    """Return whether the gradient has terms besides the error at the target; these terms take tiles."""
     of_loss = options.spread != 0.0 or options.square != 0.0
     of_others = upstream.grad_lse_hbm is not None or upstream.grad_entropy_hbm is not None
     return of_loss or of_others or is_factored(launch, upstream)
@@ -200,12 +203,12 @@ def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
 
 
 def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-    """D of p / factor: D * factor + (A - D) * (factor - 1), as the error at the target keeps p / factor."""
-    found_sbuf = float32_like(factor_sbuf)
+    """Return D of p / factor: D * factor + (A - D) * (factor - 1), because the error at the target keeps p / factor."""
+    result_sbuf = float32_like(factor_sbuf)
     nisa.scalar_tensor_tensor(
-        dst=found_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
+        dst=result_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf
     )
-    return found_sbuf if rest_sbuf is None else summed(found_sbuf, [product(rest_sbuf, factor_sbuf)])
+    return result_sbuf if rest_sbuf is None else summed(result_sbuf, [product(rest_sbuf, factor_sbuf)])
 
 
 def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
@@ -217,23 +220,23 @@ def _shifted(values_sbuf: nl.NkiTensor, added: float) -> nl.NkiTensor:
 def _target_weights(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, target_sbuf: nl.NkiTensor
 ) -> nl.NkiTensor | None:
-    """The class weights of the targets; None where the upstream has them, or there are none."""
+    """Return the class weights of the targets; None if there are none, or if ``upstream`` has them."""
     if launch.class_weight_hbm is None or upstream.target_weight_hbm is not None:
         return None
     return weights_of_targets(launch.class_weight_hbm, target_sbuf, options.classes)
 
 
 def _weight_sum(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> float | nl.NkiTensor:
-    """The sum of all class weights; float32 [128, 1] where it has to be taken here."""
+    """Return the sum of all class weights; float32 [128, 1] if it is computed here."""
     if launch.class_weight_hbm is None or options.spread == 0.0:
         return float(options.classes.total)
     return upstream.weight_sum if upstream.weight_sum is not None else sum_of_vector(launch.class_weight_hbm)
 
 
 def sum_of_vector(vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """The sum of a vector, float32 [128, 1], the same on all partitions.
+    """Return the sum of a vector, float32 [128, 1], the same on all partitions.
 
-    It is loaded with its elements spread over the partitions; the products with ones add up the partitions.
+    The elements are loaded spread over the partitions; a product with ones adds up the partitions.
     """
     columns_sbuf = load_positions(vector_hbm, 0.0)
     rows = columns_sbuf.shape[0]

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A tile of the gradient of the logits: computed in float32, and rounded once to the type of the products.
+"""A tile of the gradient of the logits, computed in float32 and rounded once, to the type of the products.
 
-With p the softmax and h = p - onehot, the error, whose large terms cancel where a target is confident, the gradient of
-z is (A - D) * h + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`), and of the logits
-under a cap that times 1 - tanh^2. With a gradient g of the entropy H, D is larger by -g * (log p + H), which is a slope
-times the logit, and an offset. The instructions whose term is 0 are left out.
+With p the softmax and h = p - onehot the error, whose large terms cancel where a target is confident, the gradient of z
+is (A - D) * h + D * p - spread * w (:mod:`nkilib.experimental.loss.cross_entropy.coefficients`). Under a cap the
+gradient of the logits is that times 1 - tanh^2. A gradient g of the entropy H adds -g * (log p + H) to D, which is a
+slope times the logit plus an offset. Instructions whose term is 0 are left out.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nkilib.experimental.loss.linear.backward.gradient_tile import (
 )
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
 from nkilib.experimental.loss.linear.shared.blocks import Span
 from nkilib.experimental.loss.linear.shared.operands import ClassRow
 from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns import GradientColumns
@@ -39,21 +39,22 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class GradientTiles:
-    """Makes one tile of the gradient after another.
+    """Computes the tiles of the gradient, one after another.
 
     Attributes:
-        columns: of the positions.
-        softcap: of the logits; None for none.
-        is_kept: the scores come from HBM: GpSimd takes last products then, and under a cap squares otherwise.
+        columns: the per-position scalars.
+        softcap: the cap of the logits; None for none.
+        is_kept: whether the scores come from HBM. GpSimd then takes the last products; otherwise it takes the squares
+            of a cap.
         masks: whether scores may be -inf under a cap, where the tangent is -1.
-        scale: z is this times the scores.
-        targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; K for each tile of
-            several target ids.
-        class_weights: of a block; None for 1.
+        scale: the factor that makes z of the scores.
+        targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; for several target
+            ids K per tile.
+        class_weights: the class weights of a block; None for 1.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
-        ids: of several target ids of each position; None for one.
-        errors_sbuf, others_sbuf: float32 [128, classes of a tile], which tiles take in turn: for the error, and for
-            what is added to it.
+        errors_sbuf, others_sbuf: buffer slots, float32 [128, classes of a tile], which the tiles use round-robin: for
+            the error, and for the terms that are added to it.
+        ids: the tiles of several target ids per position; None for one id.
     """
 
     columns: GradientColumns
@@ -72,14 +73,14 @@ class GradientTiles:
     def of_launch(
         cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream, plan: BackwardPlan
     ) -> GradientTiles:
-        """For the blocks and tiles of a plan."""
+        """Allocate memory for the blocks and tiles of a plan, and compute the per-position scalars."""
         of_ids = IdGradient.make(launch, options, upstream) if launch.ids > 1 else None
         columns = GradientColumns.make(launch, options, upstream) if of_ids is None else of_ids.columns
         block, classes = plan.class_tiles * PARTITIONS, plan.classes_of_tile
 
         def ring(is_needed: bool) -> list[nl.NkiTensor]:
-            turns = TURNS if is_needed else 0
-            return [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns)]
+            slots = SLOTS if is_needed else 0
+            return [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots)]
 
         class_weights = None
         if options.needs_class_weights and launch.class_weight_hbm is not None:
@@ -102,31 +103,31 @@ class GradientTiles:
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """By which the gradient is larger than it should be; None for 1."""
+        """The power of two that the gradient is scaled by; None for 1."""
         return self.columns.power
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The class weights, where there are any."""
+        """The row of class weights, if there are any."""
         return [] if self.class_weights is None else [self.class_weights]
 
     @property
     def opens_groups(self) -> bool:
-        """Scalar loads a table for the tangents of a cap, which kept scores are already."""
+        """Whether Scalar loads a table for the tangents of a cap; kept scores are tangents already."""
         return self.softcap is not None and not self.is_kept
 
     def begin(self, first_class: int) -> None:
-        """Count the targets from that class on."""
+        """Count the targets from class ``first_class`` on."""
         nisa.tensor_scalar(
             dst=self.targets_sbuf, data=self.columns.target_sbuf, op0=nl.subtract, operand0=float(first_class)
         )
 
     def advance(self, classes: int) -> None:
-        """Count the targets from so many classes later on."""
+        """Move the class that targets are counted from by ``classes``."""
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Find places of several target ids."""
+        """Find the table places of several target ids."""
         if self.ids is None:
             return
         first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
@@ -136,21 +137,22 @@ class GradientTiles:
             self.ids.search(column, tile, self.targets_sbuf[:, column], skipped)
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """The scores as they are."""
+        """Return the scores unchanged."""
         return scores
 
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, but for what is returned.
+        """Write tile ``number``, except for the last product, which is returned.
 
         Args:
-            dst_sbuf: [rows, classes], of the type of the products.
-            opened: the scores, float32 [rows, classes], the logits, or the tangents of a cap; overwritten.
-            place: of the tile.
+            number: the number of the tile.
+            dst_sbuf: the result, [rows, classes], in the type of the products.
+            opened: the scores, float32 [rows, classes]: the logits, or the tangents of a cap; overwritten.
+            place: the positions and classes of the tile.
         """
         (scores,) = opened
-        error_sbuf, own_sbuf = place.turn(self.errors_sbuf, number), place.of(self.columns.own_sbuf)
+        error_sbuf, own_sbuf = place.slot(self.errors_sbuf, number), place.of(self.columns.own_sbuf)
         slopes_sbuf = self._slopes(number, error_sbuf, scores, place)
         self._softmax(error_sbuf, scores, place)
         ids_sbuf = None
@@ -201,9 +203,9 @@ class GradientTiles:
     def _slopes(
         self, number: int, error_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace
     ) -> nl.NkiTensor | None:
-        """D where it grows with the logits, in a tile of its own; None where it is the same for all classes.
+        """Return D where it grows with the logits, in a tile of its own; None where it is the same for all classes.
 
-        With a maximum the exponents, without their bias, are in ``error_sbuf`` too.
+        With a maximum, the exponents without their bias are written to ``error_sbuf`` too.
         """
         if self.columns.neg_maximum_sbuf is not None:
             nisa.tensor_scalar(
@@ -218,7 +220,7 @@ class GradientTiles:
         slope_sbuf, rest_sbuf = self.columns.slope_sbuf, self.columns.rest_sbuf
         if slope_sbuf is None or rest_sbuf is None:
             return None
-        slopes_sbuf = place.turn(self.others_sbuf, number)
+        slopes_sbuf = place.slot(self.others_sbuf, number)
         nisa.activation(dst=slopes_sbuf, op=nl.copy, data=scores, scale=place.of(slope_sbuf), bias=place.of(rest_sbuf))
         return slopes_sbuf
 
@@ -230,7 +232,7 @@ class GradientTiles:
         scores: nl.NkiTensor,
         ids_sbuf: nl.NkiTensor | None,
     ) -> None:
-        """D * p, and what several target ids take."""
+        """Write D * p, plus the gradients of several target ids."""
         gradient_sbuf = dst_sbuf if self.softcap is None else softmax_sbuf
         if ids_sbuf is None:
             multiply_tiles(gradient_sbuf, slopes_sbuf, softmax_sbuf)
@@ -244,7 +246,10 @@ class GradientTiles:
             through_cap(dst_sbuf, softmax_sbuf, scores)
 
     def _square(self, tangents: nl.NkiTensor) -> None:
-        """The squares of tangents in their place. A square of -inf would make NaN of the gradient, which is 0 there."""
+        """Square the tangents in place.
+
+        A square of -inf would make the gradient NaN, which is 0 there; so tangents are raised to -1 first.
+        """
         if self.masks:
             nisa.tensor_scalar(dst=tangents, data=tangents, op0=nl.maximum, operand0=-1.0)
         if self.is_kept:
@@ -253,7 +258,7 @@ class GradientTiles:
             multiply_on_gpsimd(tangents, tangents, tangents)
 
     def _softmax(self, dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, place: TilePlace) -> None:
-        """p; the scores stay as they are. With a maximum the exponents are in ``dst_sbuf``, but for their bias."""
+        """Write p; the scores stay as they are. With a maximum, ``dst_sbuf`` holds the exponents without their bias."""
         bias_sbuf = place.of(self.columns.bias_sbuf)
         if self.columns.neg_maximum_sbuf is None:
             nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, bias=bias_sbuf, scale=self.scale)
@@ -267,7 +272,7 @@ class GradientTiles:
         slopes_sbuf: nl.NkiTensor | None,
         place: TilePlace,
     ) -> nl.NkiTensor | None:
-        """D * p - spread * w, in a tile of its own; None for 0."""
+        """Return D * p - spread * w, in a tile of its own; None for 0."""
         rest_sbuf, spread_sbuf = self.columns.rest_sbuf, self.columns.spread_sbuf
         if rest_sbuf is None:
             return None
@@ -277,7 +282,7 @@ class GradientTiles:
             multiplied(slopes_sbuf, slopes_sbuf, softmax_sbuf)
             self._subtract_spread(slopes_sbuf, place)
             return slopes_sbuf
-        other_sbuf = place.turn(self.others_sbuf, number)
+        other_sbuf = place.slot(self.others_sbuf, number)
         if spread_sbuf is not None and self.class_weights is None:
             nisa.tensor_scalar(
                 dst=other_sbuf,
@@ -312,5 +317,5 @@ class GradientTiles:
 
 
 def _whole(count: float) -> int:
-    """The nearest number above, but for the rounding of a share."""
+    """Return ``count`` rounded up, except for the rounding error of a share."""
     return ceil(count - 1e-6)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the gradient of the log-probabilities of several target ids takes of each position, made once for a launch.
+"""Per-position values of the gradient of the log-probabilities of several target ids, computed once per launch.
 
-With gradients g_k of the ids t_k and p the softmax it is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that are 0 but
-for few classes (:mod:`.id_tiles`), and a coefficient of p. For the tiles the ids of a position are sorted, and equal
-ones become one with the sum of their gradients. All of it is float32, so that what cancels where an id is confident
-cancels before the one rounding.
+With gradients g_k of the ids t_k, and p the softmax, the gradient is ``sum_k g_k 1[t_k = v] - p sum_k g_k``: tiles that
+are 0 except for few classes (:mod:`.id_tiles`), and a coefficient of p. For the tiles the ids of a position are sorted,
+and equal ids are joined into one with the sum of their gradients. All of it is float32, so that terms that cancel where
+an id is confident do so before the only rounding.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearL
 from nkilib.experimental.loss.linear_cross_entropy.shared.positions import load_ids
 from nkilib.nki import nisa, nl
 
-# Stand for ids that another one of the position is equal to: numbers beyond all classes, which stay unlike in float32
-# whatever class is taken from them.
+# Replacements of repeated ids of a position: numbers beyond all classes, which stay different in float32 whatever
+# class is subtracted from them.
 _FIRST_STAND_IN, _NEXT_STAND_IN = 2**25, 256
-# Numbers of a partition that are sorted at a time.
+# Numbers per partition that are sorted at a time.
 _SORTED_AT_A_TIME = 1024
 _GPSIMD = nisa.engine.gpsimd
 
 
 def sorted_at_a_time(ids: int) -> int:
-    """Tiles of positions that are sorted at a time."""
+    """Return the number of tiles of positions that are sorted at a time."""
     return _SORTED_AT_A_TIME // searched_ids(ids)
 
 
 @dataclass(frozen=True)
 class IdColumns:
-    """The ids of all positions, K' of each: as many as whole searches look for.
+    """The ids of all positions, K' per position: K rounded up to whole searches.
 
     Attributes:
         sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
-        table_sbuf: 0, and their gradients in that order, float32 [128, tiles, 1 + K'].
+        table_sbuf: 0, and the gradients of the ids in that order, float32 [128, tiles, 1 + K'].
         negated_sum_sbuf: minus the sum of all gradients, float32 [128, tiles].
-        size_sbuf: the sum of their magnitudes, likewise.
+        size_sbuf: the sum of the magnitudes of the gradients, float32 [128, tiles].
     """
 
     sorted_sbuf: nl.NkiTensor
@@ -61,7 +61,7 @@ class IdColumns:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor) -> IdColumns:
-        """Of all positions of a launch, with gradients [N, K]."""
+        """Compute the columns of all positions of a launch, from gradients [N, K]."""
         tiles, searched = launch.position_tiles, searched_ids(launch.ids)
         columns = cls(
             nl.ndarray((PARTITIONS, tiles, searched), dtype=nl.float32, buffer=nl.sbuf),
@@ -78,7 +78,7 @@ class IdColumns:
     def _make_tiles(
         self, launch: LinearLaunch, options: Options, grad_logprob_hbm: nl.NkiTensor, first: int, end: int
     ) -> None:
-        """Tiles ``first`` to ``end`` of positions."""
+        """Compute tiles ``first`` to ``end`` of positions."""
         searched = self.sorted_sbuf.shape[2]
         start, last = first * PARTITIONS, min(end * PARTITIONS, launch.num_positions)
         ids_sbuf = load_ids(launch.targets_hbm.slice(0, start, last), -1.0, searched)
@@ -99,11 +99,13 @@ class IdColumns:
 
 
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """The sums of the gradients of equal ids, at the first of them; a number beyond all classes stands for the others.
+    """Return the sums of the gradients of equal ids, at the first of them, and replace the repeated ids.
+
+    A number beyond all classes replaces each repeated id.
 
     Args:
-        ids_sbuf: float32 [128, tiles, K'], changed in place.
-        gradients_sbuf: float32, of that shape.
+        ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
+        gradients_sbuf: the gradients, float32, in the same shape.
         ids: K.
     """
     sums_sbuf, again_sbuf = float32_like(gradients_sbuf), float32_like(ids_sbuf)
@@ -114,11 +116,11 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
         nisa.memset(dst=again_sbuf[:, :, ids:], value=1.0)
     for distance in range(1, ids):
         later, earlier = slice(distance, ids), slice(0, ids - distance)
-        found_sbuf = equal_sbuf[:, :, earlier]
-        nisa.tensor_tensor(dst=found_sbuf, data1=ids_sbuf[:, :, later], data2=ids_sbuf[:, :, earlier], op=nl.equal)
+        matches_sbuf = equal_sbuf[:, :, earlier]
+        nisa.tensor_tensor(dst=matches_sbuf, data1=ids_sbuf[:, :, later], data2=ids_sbuf[:, :, earlier], op=nl.equal)
         places_sbuf = again_sbuf[:, :, later]
-        nisa.tensor_tensor(dst=places_sbuf, data1=places_sbuf, data2=found_sbuf, op=nl.maximum, engine=_GPSIMD)
-        added_sbuf = product(found_sbuf, gradients_sbuf[:, :, later])
+        nisa.tensor_tensor(dst=places_sbuf, data1=places_sbuf, data2=matches_sbuf, op=nl.maximum, engine=_GPSIMD)
+        added_sbuf = product(matches_sbuf, gradients_sbuf[:, :, later])
         first_sbuf = sums_sbuf[:, :, earlier]
         nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=added_sbuf, op=nl.add)
     is_again_sbuf = nl.ndarray(ids_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
@@ -136,7 +138,7 @@ def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) 
 
 
 def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiTensor, sums_sbuf: nl.NkiTensor) -> None:
-    """Unlike ids in order, and what belongs to them: all float32 [128, tiles, K']. Eight of the largest at a time."""
+    """Sort distinct ids, and their sums with them, all float32 [128, tiles, K']; the eight largest at a time."""
     searched = ids_sbuf.shape[2]
     negated_sbuf = scaled(ids_sbuf, -1.0)
     left_sbuf, largest_sbuf = float32_like(ids_sbuf), float32_like(ids_sbuf)
@@ -156,11 +158,12 @@ def _sort(sorted_sbuf: nl.NkiTensor, table_sbuf: nl.NkiTensor, ids_sbuf: nl.NkiT
 
 @dataclass(frozen=True)
 class IdGradient:
-    """Several target ids of each position: what their gradient takes.
+    """The per-position values of the gradient for several target ids.
 
     Attributes:
-        columns: of the positions, whose targets are the sorted ids, and whose gradient has no error at a target.
-        table_sbuf: as in :class:`IdColumns`; None without a gradient of the log-probabilities.
+        columns: the per-position scalars; their targets are the sorted ids, and their gradient has no error at a
+            target.
+        table_sbuf: the table of gradients, see :class:`IdColumns`; None without a gradient of the log-probabilities.
     """
 
     columns: GradientColumns
@@ -168,7 +171,7 @@ class IdGradient:
 
     @classmethod
     def make(cls, launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> IdGradient:
-        """Of all positions of a launch."""
+        """Compute the values of all positions of a launch."""
         positions = AllPositions()
         exponents = Exponents.make(positions, launch, upstream)
         ids = None
@@ -185,8 +188,8 @@ class IdGradient:
             sizes_sbuf = [None if ids is None else ids.size_sbuf, rest_sbuf, entropy_sbuf]
             power = PowerOfTwo.of_largest([size_sbuf for size_sbuf in sizes_sbuf if size_sbuf is not None])
             table_sbuf, rest_sbuf, entropy_sbuf = (
-                None if each is None else scaled(each, power.factor_sbuf)
-                for each in (table_sbuf, rest_sbuf, entropy_sbuf)
+                None if values_sbuf is None else scaled(values_sbuf, power.factor_sbuf)
+                for values_sbuf in (table_sbuf, rest_sbuf, entropy_sbuf)
             )
         slope_sbuf = None
         if entropy_sbuf is not None and upstream.entropy_hbm is not None:
@@ -213,5 +216,5 @@ class IdGradient:
         return cls(columns, table_sbuf)
 
     def tiles(self, position_tiles: int, block: int, classes: int) -> IdTiles | None:
-        """As :meth:`IdTiles.make`; None without a gradient of the log-probabilities."""
+        """Return the tiles of :meth:`IdTiles.make`; None without a gradient of the log-probabilities."""
         return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, position_tiles, block, classes)

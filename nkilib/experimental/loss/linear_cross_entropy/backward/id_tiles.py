@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles of the gradient of several target ids of each position: 0 but for few classes.
+"""Tiles of the gradient of several target ids per position, which are 0 except for few classes.
 
-Once for a launch the ids of a position are sorted, and each has a place in a table of gradients
-(:mod:`.id_gradient`). For a tile of classes Vector marks those that are ids, eight at a time, in the numbers 0, 1, 2,
-...; a running sum of the marks, from the number of the ids below the tile on, gives the places. So a tile costs K / 8
-passes of Vector and a few more, and not two for each id. GpSimd gathers the gradients when the tile is made.
+Once per launch the ids of a position are sorted, and each gets a place in a table of gradients (:mod:`.id_gradient`).
+For a tile of classes Vector marks the classes that are ids, eight at a time, in the numbers 0, 1, 2, ...; a running sum
+of the marks, which starts at the number of ids below the tile, gives the places. So a tile costs K / 8 passes of Vector
+and a few more, instead of two passes per id. GpSimd gathers the gradients when the tile is computed.
 
 Vector has little to do while Tensor multiplies a block of gradients with W and X. So the places of the next block are
-found then, and kept in a byte each.
+found then, and kept in one byte each.
 
-``nc_match_replace8`` is not defined for a value that it does not find. So the ids of the position stand behind the
-numbers once more, where one of another tile is found.
+``nc_match_replace8`` is not defined for a value that it does not find. So the ids of the position follow the numbers
+once more, where an id of another tile is found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.shared.sizes import IDS_OF_SEARCH
-from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import ID_TURNS
+from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import ID_SLOTS
 from nkilib.nki import nisa, nl
 
 _MARK = -1.0
@@ -30,18 +30,19 @@ _MARK = -1.0
 
 @dataclass(frozen=True)
 class IdTiles:
-    """Makes one tile of ``sum_k g_k 1[t_k = v]`` after another.
+    """Computes the tiles of ``sum_k g_k 1[t_k = v]``, one after another.
 
     Attributes:
-        table_sbuf: as in :class:`IdColumns`.
-        classes: of a tile, at most.
+        table_sbuf: the table of gradients, see :class:`IdColumns`.
+        classes: the largest number of classes of a tile.
         source_sbuf: 0, 1, 2, ... and the ids of a tile of positions, float32 [128, classes + K'].
-        marked_sbuf: the same with marks.
-        below_sbuf: which ids are below a tile, float32 [128, K'].
+        marked_sbuf: a copy of ``source_sbuf`` with marks.
+        below_sbuf: a mask of the ids below a tile, float32 [128, K'].
         running_sbuf: minus the running sum of the marks, float32 [128, classes].
-        kept_sbuf: places in the table, uint8 [128, tiles of positions of a block, its tiles of classes, classes].
-        places_sbuf: by turn, of a tile, uint32 [128, classes].
-        gradients_sbuf: by turn, float32 [128, classes].
+        kept_sbuf: the places in the table, uint8 [128, tiles of positions of a block, tiles of classes of a block,
+            classes].
+        places_sbuf: buffer slots for the places of a tile, uint32 [128, classes].
+        gradients_sbuf: buffer slots for the gradients of a tile, float32 [128, classes].
     """
 
     table_sbuf: nl.NkiTensor
@@ -56,7 +57,7 @@ class IdTiles:
 
     @classmethod
     def make(cls, table_sbuf: nl.NkiTensor, position_tiles: int, block: int, classes: int) -> IdTiles:
-        """For blocks of so many tiles of positions and so many classes, and tiles of so many of them."""
+        """Allocate memory for blocks of ``position_tiles`` tiles and ``block`` classes, in tiles of ``classes``."""
         searched = table_sbuf.shape[2] - 1
 
         def tile(columns: int, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
@@ -73,23 +74,23 @@ class IdTiles:
             tile(searched),
             tile(classes),
             nl.ndarray(shape, dtype=nl.uint8, buffer=nl.sbuf),
-            [tile(classes, nl.uint32) for _ in range(ID_TURNS)],
-            [tile(classes) for _ in range(ID_TURNS)],
+            [tile(classes, nl.uint32) for _ in range(ID_SLOTS)],
+            [tile(classes) for _ in range(ID_SLOTS)],
         )
 
     @property
     def tiles_of_classes(self) -> int:
-        """Of a block."""
+        """The number of tiles of classes of a block."""
         return self.kept_sbuf.shape[2]
 
     def search(self, column: int, tile: int, ids_sbuf: nl.NkiTensor, skipped: int) -> None:
-        """Find the places of a tile of positions and one of classes.
+        """Find the table places of a tile of positions and a tile of classes.
 
         Args:
-            column: of the positions.
-            tile: number of the tile of classes in its block.
-            ids_sbuf: sorted ids of the positions, float32 [128, K'].
-            skipped: classes between what these are counted from and the block.
+            column: the number of the tile of positions.
+            tile: the number of the tile of classes in its block.
+            ids_sbuf: the sorted ids of the positions, float32 [128, K'].
+            skipped: the number of classes between the class that the ids are counted from and the block.
         """
         searched = ids_sbuf.shape[1]
         own_sbuf = self.source_sbuf[:, self.classes :]
@@ -132,22 +133,23 @@ class IdTiles:
         )
 
     def gradients(self, number: int, rows: int, column: int, first: int, classes: int) -> nl.NkiTensor:
-        """Tile ``number``, whose places are found, float32 [rows, classes].
+        """Return tile ``number``, whose places have been found, float32 [rows, classes].
 
         Args:
-            rows: positions.
-            column: of the positions.
-            first: class of the tile, counted in its block.
-            classes: how many it has.
+            number: the number of the tile.
+            rows: the number of positions.
+            column: the number of the tile of positions.
+            first: the first class of the tile, counted in its block.
+            classes: the number of classes of the tile.
         """
-        turn = number % ID_TURNS
-        places_sbuf = self.places_sbuf[turn][0:rows, 0:classes]
+        slot = number % ID_SLOTS
+        places_sbuf = self.places_sbuf[slot][0:rows, 0:classes]
         kept_sbuf = self._kept(column, first // self.classes)[0:rows, 0:classes]
         nisa.tensor_copy(dst=places_sbuf, src=kept_sbuf, engine=nisa.engine.gpsimd)
-        gradients_sbuf = self.gradients_sbuf[turn][0:rows, 0:classes]
+        gradients_sbuf = self.gradients_sbuf[slot][0:rows, 0:classes]
         nisa.nc_n_gather(dst=gradients_sbuf, data=self.table_sbuf[0:rows, column], indices=places_sbuf)
         return gradients_sbuf
 
     def _kept(self, column: int, tile: int) -> nl.NkiTensor:
-        """Of a tile of positions, [128, classes]: no two of a block have one place."""
+        """Return the memory for the places of a tile, [128, classes]; no two tiles of a block share it."""
         return self.kept_sbuf[:, column % self.kept_sbuf.shape[1], tile]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward: the gradient of the logits of linear cross-entropy, and what it is multiplied with.
+"""The backward of one core: the gradient of the logits of linear cross-entropy, handed to the shared backward.
 
-How blocks of it stand in SBUF while W and X stream by is what both linear losses share
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`).
+The shared backward (:mod:`nkilib.experimental.loss.linear.backward.one_core`) keeps blocks of the gradient in SBUF
+while W and X stream past; both linear losses use it.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from nkilib.experimental.loss.linear_cross_entropy.backward.tile_needs import ba
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
 from nkilib.nki import nl
 
-# A masked class has a bias of -inf, and 0 * inf is NaN. Here its p is 0 likewise, and so is p times its logit.
+# A masked class has a bias of -inf, and 0 * inf is NaN. With this bias its p is 0 too, and so is p times its logit.
 _LOWEST_BIAS = -(2.0**100)
 
 
 def backward_of_core(
     launch: LinearLaunch, options: Options, tiling: LinearTiling, upstream: PositionUpstream, gradients: Gradients
 ) -> None:
-    """Write the gradients, of which this core has the classes that fall to it.
+    """Write the gradients; this core works on its share of the classes.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
@@ -58,7 +58,7 @@ def backward_of_core(
 
 
 def problem_of_launch(launch: LinearLaunch, options: Options, upstream: PositionUpstream) -> BackwardProblem:
-    """What the shared backward makes gradients of."""
+    """Return the problem that the shared backward computes gradients of."""
     lowest_bias = None
     # The gradient of the entropy multiplies p with its logit, of which none may be -inf.
     if upstream.grad_entropy_hbm is not None and options.softcap is None:
@@ -72,7 +72,7 @@ def problem_of_launch(launch: LinearLaunch, options: Options, upstream: Position
 
 
 def upstream_of_positions(upstream: PositionUpstream, block: Block) -> PositionUpstream:
-    """What comes to some positions."""
+    """Return the upstream gradients and statistics of a block of positions."""
 
     def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
         return None if vector_hbm is None else block.of(vector_hbm)

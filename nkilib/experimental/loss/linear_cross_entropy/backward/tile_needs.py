@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tiles of the gradient of linear cross-entropy take beside the products: arithmetic, before any tracing.
+"""SBUF and instructions of the tiles of the gradient of linear cross-entropy, besides the products.
 
-Several target ids of a position: sorted ids and their gradients stay in SBUF for all positions. For each tile of logits
-Vector looks for eight ids at a time, and what it finds becomes a tile of gradients.
+All of it is arithmetic, before any tracing. With several target ids per position, sorted ids and their gradients stay
+in SBUF for all positions. For each tile of logits Vector looks for eight ids at a time, and the places that it finds
+become a tile of gradients.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from nkilib.experimental.loss.linear_cross_entropy.backward.gradient_columns imp
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
 
 # Tiles that are gathered at a time.
-ID_TURNS: Final = 2
-# Of a tile beside the searches: the ids of its positions, how many are below it, a running sum, places, the same as
-# indices, the gather and the sum.
+ID_SLOTS: Final = 2
+# Instructions of a tile besides the searches: the ids of its positions, how many are below it, a running sum, places,
+# the same as indices, the gather and the sum.
 _INSTRUCTIONS = 7
-# A running sum and, by turn, indices and gradients.
-_TILES = 1 + 2 * ID_TURNS
+# A running sum and, for each buffer slot, indices and gradients.
+_TILES = 1 + 2 * ID_SLOTS
 
 
 def columns_of_ids(ids: int) -> int:
-    """Numbers of a partition for a tile of positions: sorted ids, the same counted from a block, gradients."""
+    """Return the numbers per partition for a tile of positions: sorted ids, ids counted from a block, and gradients."""
     return 0 if ids == 1 else 3 * searched_ids(ids) + 1
 
 
 def tiles_of_ids(ids: int) -> int:
-    """Float32 tiles of logits: numbers of classes with and without marks, and what gathers take."""
+    """Return the number of float32 tiles of logits: class numbers with and without marks, and memory for gathers."""
     return 0 if ids == 1 else 2 + _TILES
 
 
 def numbers_of_ids(ids: int) -> int:
-    """Numbers of a partition beside the tiles: ids behind the numbers of classes, and those below a tile."""
+    """Return the numbers per partition besides the tiles: ids behind the class numbers, and ids below a tile."""
     return 0 if ids == 1 else 3 * searched_ids(ids)
 
 
 def instructions_of_ids(ids: int) -> int:
-    """Of a tile of the gradient."""
+    """Return the number of instructions that the ids add to a tile of the gradient."""
     return 0 if ids == 1 else searched_ids(ids) // IDS_OF_SEARCH + _INSTRUCTIONS
 
 
@@ -57,14 +58,14 @@ def tile_needs(
     ids: int = 1,
     keeps_logits: bool = False,
 ) -> TileNeeds:
-    """What the tiles of a launch take.
+    """Return the needs of the tiles of a launch.
 
     Args:
-        has_bias, has_class_weights: of which a row for each class is needed.
-        has_softcap: of the logits.
-        has_rest: other terms of the gradient than that of the error at the target.
-        ids: target ids of a position.
-        keeps_logits: they come from HBM, with their bias and under their cap.
+        has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
+        has_softcap: whether the logits are capped.
+        has_rest: whether the gradient has terms besides the error at the target.
+        ids: the number of target ids per position.
+        keeps_logits: whether the logits come from HBM, with their bias and under their cap.
     """
     return TileNeeds(
         columns=COLUMNS + columns_of_ids(ids),
@@ -81,7 +82,7 @@ def tile_needs(
 def backward_sizes(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool
 ) -> BackwardSizes:
-    """What the plan of a launch depends on."""
+    """Return the sizes that the plan of a launch depends on."""
     return BackwardSizes(
         launch.num_positions,
         launch.num_features,

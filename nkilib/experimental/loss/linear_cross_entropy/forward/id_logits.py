@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Results of the forward for several target ids of each position: log-probabilities [N, K] instead of a loss."""
+"""Forward results for several target ids per position: log-probabilities [N, K] instead of a loss."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from nkilib.core.rows.tiles import difference, float32_like, scaled, selected
 from nkilib.experimental.loss.cross_entropy.group import Group, TargetValues
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.results import Found, Results, found_of_all_classes, new_vector
+from nkilib.experimental.loss.cross_entropy.results import GroupResult, Results, new_vector, results_of_all_classes
 from nkilib.experimental.loss.cross_entropy.softcap import hyperbolic_tangents, masked_tangents
 from nkilib.experimental.loss.linear.forward.target_logits import over_ids
 from nkilib.experimental.loss.linear_cross_entropy.shared.options import LinearLaunch
@@ -20,12 +20,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class ScoreResults:
-    """Tensors in HBM, in the order in which a kernel returns them; None for what it does not return.
+    """The result tensors in HBM, in the order in which a kernel returns them; None for results that it does not return.
 
     Attributes:
-        logprob_hbm, target_logit_hbm: [N, K].
-        lse_hbm: [N].
-        others: further vectors [N]; the loss among them is the log-probability, and no loss is written.
+        logprob_hbm, target_logit_hbm: tensors [N, K].
+        lse_hbm: log-sum-exp, [N].
+        others: further vectors [N]. The loss among them is the log-probability, and no loss is written.
     """
 
     logprob_hbm: nl.NkiTensor
@@ -35,7 +35,7 @@ class ScoreResults:
 
     @classmethod
     def of_options(cls, launch: LinearLaunch, options: Options) -> ScoreResults:
-        """New tensors."""
+        """Allocate the tensors for the requested results."""
 
         def matrix(name: str) -> nl.NkiTensor:
             shape = (launch.num_positions, launch.ids)
@@ -60,9 +60,9 @@ class ScoreResults:
         return cls(logprob_hbm, lse_hbm, matrix("target_logit_hbm") if wanted.target else None, others)
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """What a kernel returns."""
+        """Return the tensors that a kernel returns."""
         others = self.others
-        found = (
+        tensors = (
             self.logprob_hbm,
             self.lse_hbm,
             self.target_logit_hbm,
@@ -73,32 +73,32 @@ class ScoreResults:
             others.log_sum_squares_hbm,
             others.mean_logit_hbm,
         )
-        return tuple(tensor_hbm for tensor_hbm in found if tensor_hbm is not None)
+        return tuple(tensor_hbm for tensor_hbm in tensors if tensor_hbm is not None)
 
 
-def found_scores(group: Group, results: ScoreResults, options: Options) -> list[Found]:
-    """Compute the results of a block of positions, whose log d is there."""
+def score_results(group: Group, results: ScoreResults, options: Options) -> list[GroupResult]:
+    """Compute the results of a block of positions whose log d, the log of the sum of exponentials, is known."""
     statistics, targets = group.statistics, group.targets
     if targets is None or targets.masks is None:
         raise ValueError("linear_token_scores_forward: there must be targets, got none; pass targets_hbm")
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     scores_sbuf = _scores(targets, options)
-    found = [
+    pairs = [
         (one_or_several(results.logprob_hbm), _logprob(scores_sbuf, lse_sbuf, group, targets)),
         (results.lse_hbm, lse_sbuf),
-        *found_of_all_classes(group, results.others),
+        *results_of_all_classes(group, results.others),
     ]
     if results.target_logit_hbm is not None:
-        held_sbuf = selected(statistics.scaled(scores_sbuf), targets.masks.held_sbuf)
-        found.append((one_or_several(results.target_logit_hbm), held_sbuf))
+        local_sbuf = selected(statistics.scaled(scores_sbuf), targets.masks.local_sbuf)
+        pairs.append((one_or_several(results.target_logit_hbm), local_sbuf))
     if results.others.maximum_hbm is not None:
-        found.append((results.others.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
-        found.append((results.others.log_sum_hbm, statistics.log_sum_sbuf))
-    return [Found(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in found if vector_hbm is not None]
+        pairs.append((results.others.maximum_hbm, scaled(statistics.row_neg_max_sbuf, -statistics.scale)))
+        pairs.append((results.others.log_sum_hbm, statistics.log_sum_sbuf))
+    return [GroupResult(vector_hbm, tile_sbuf) for vector_hbm, tile_sbuf in pairs if vector_hbm is not None]
 
 
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
-    """What z is a multiple of, at the targets."""
+    """Return the scores at the targets, of which z is a multiple."""
     if options.softcap is None:
         return targets.logits_sbuf
     tangents_sbuf = float32_like(targets.logits_sbuf)
@@ -108,17 +108,17 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
 
 
 def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues) -> nl.NkiTensor:
-    """z[t] - m - log d, 0 where the id is ignored and NaN where lse is infinite.
+    """Return z[t] - m - log d, 0 where the id is ignored and NaN where lse is infinite.
 
-    It does not go through the lse: where logits are large, z[t] - lse would cancel what the rounding of the lse has
-    left of log d.
+    The result does not go through lse: where logits are large, z[t] - lse would cancel the part of log d that the
+    rounding of lse has kept.
     """
     statistics = group.statistics
     distance_sbuf = float32_like(scores_sbuf)
     nisa.tensor_tensor(
         dst=distance_sbuf, data1=scores_sbuf, data2=_of_ids(statistics.row_neg_max_sbuf, scores_sbuf), op=nl.add
     )
-    # What is infinite or NaN in lse makes the log-probability NaN: lse * 0 is added.
+    # Adding lse * 0 makes the log-probability NaN where lse is infinite or NaN.
     subtracted_sbuf = float32_like(lse_sbuf)
     nisa.scalar_tensor_tensor(
         dst=subtracted_sbuf,
@@ -142,5 +142,5 @@ def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, ta
 
 
 def _of_ids(values_sbuf: nl.NkiTensor, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Numbers of positions, as a view of the shape of a tile of their ids."""
+    """Return per-position scalars as a view in the shape of a tile of the ids."""
     return values_sbuf if len(like_sbuf.shape) == 2 else over_ids(values_sbuf, like_sbuf.shape[2])

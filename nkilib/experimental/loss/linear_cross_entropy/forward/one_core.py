@@ -3,7 +3,7 @@
 
 """The forward on one core: X^T of a block of positions stays on chip, and W^T of the core's classes streams past it.
 
-The cores share the classes, and swap what they have found of the positions at the end of a block of them.
+The cores share the classes, and swap their statistics of the positions at the end of a block of positions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.cross_entropy.options import Options
-from nkilib.experimental.loss.cross_entropy.results import Found, Results, found_results
+from nkilib.experimental.loss.cross_entropy.results import GroupResult, Results, computed_results
 from nkilib.experimental.loss.linear.forward.class_schedule import ClassDivision, ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.forward.streams import ClassStream, ClassTiles, StoredPositions, load_input
 from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits, restore_masked
@@ -26,7 +26,7 @@ from nkilib.experimental.loss.linear.shared.kept_logits import Keeping, KeptLogi
 from nkilib.experimental.loss.linear.shared.operands import store_positions
 from nkilib.experimental.loss.linear.shared.sizes import WINDOW, LinearTiling, PositionPlan
 from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded_bias
-from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults, found_scores
+from nkilib.experimental.loss.linear_cross_entropy.forward.id_logits import ScoreResults, score_results
 from nkilib.experimental.loss.linear_cross_entropy.forward.position_statistics import PositionStatistics
 from nkilib.experimental.loss.linear_cross_entropy.forward.score_tiles import ScoreTiles
 from nkilib.experimental.loss.linear_cross_entropy.host.forward_tiling import ForwardSizes
@@ -42,7 +42,7 @@ def forward_of_core(
     results: Results | ScoreResults,
     keeping: Keeping | None = None,
 ) -> None:
-    """The results, of which each core stores some; ``keeping`` is for gradients in the same launch."""
+    """Compute the results; each core stores some of them. ``keeping`` is for gradients in the same launch."""
     _require_room(launch, options, tiling)
     launch = with_rounded_bias(launch)
     sizes = _sizes(launch, options)
@@ -50,7 +50,7 @@ def forward_of_core(
         sizes = replace(sizes, program_share=keeping.program_share)
     plan = sizes.position_plan(*tiling)
     if keeping is not None:
-        # An address that is kept counts the classes, and can count nothing else.
+        # The address of kept logits depends on the loop over classes, and cannot depend on another loop.
         plan = plan._replace(is_loop=False)
     forward = _Forward.make(launch, options, tiling, plan, sizes.most_bodies(plan), keeping)
     looped = plan.whole * plan.size if plan.is_loop else 0
@@ -77,10 +77,10 @@ def _sizes(launch: LinearLaunch, options: Options) -> ForwardSizes:
 
 
 def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) -> None:
-    """Refuse a tiling whose tiles do not fit SBUF.
+    """Check that the tiles of a tiling fit SBUF.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not; the message names function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), launch.position_tiles)
     needed, most = _sizes(launch, options).bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
@@ -88,21 +88,21 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
         needed <= most,
         f"{launch.function}: position_block and class_block must leave the tiles of {launch.num_features} features at "
         f"most {most} bytes of a partition, got {needed} with position_block={tiling.position_block} and "
-        f"class_block={tiling.class_block}; None takes what choose_linear_tiling says",
+        f"class_block={tiling.class_block}; None takes the value of choose_linear_tiling",
     )
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """What the blocks of positions have in common.
+    """The parts that all blocks of positions share.
 
     Attributes:
-        launch, options: of the kernel.
-        schedule: of the core's classes.
+        launch, options: the operands and options of the kernel.
+        schedule: the schedule of the core's classes.
         input_sbuf: X^T, [128, ceil(D / 128), 128] for each tile of a block.
-        classes: their stream.
-        scores: tiles of logits.
-        kept: where these are kept; None for nowhere.
+        classes: the stream of the classes.
+        scores: the tiles of logits.
+        kept: the memory that the logits are kept in; None if they are not kept.
     """
 
     launch: LinearLaunch
@@ -123,7 +123,7 @@ class _Forward:
         bodies: int,
         keeping: Keeping | None,
     ) -> _Forward:
-        """For a program of at most so many blocks of classes for each block of positions."""
+        """Allocate memory for a program of at most ``bodies`` blocks of classes for each block of positions."""
         tiles, sizes = plan.tiles, _sizes(launch, options)
         depth = div_ceil(launch.num_features, PARTITIONS)
         if keeping is None:
@@ -148,12 +148,12 @@ class _Forward:
         )
 
     def run(self, block: Block, results: Results | ScoreResults, opens: bool, reopens: bool) -> None:
-        """The results of a block of positions.
+        """Compute the results of a block of positions.
 
         Args:
             block: the positions.
-            results: of all positions.
-            opens: the first classes are still to be loaded, for which the first tile of positions does not wait.
+            results: the results of all positions.
+            opens: the first classes are still to be loaded; the first tile of positions does not wait for them.
             reopens: the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
@@ -173,13 +173,13 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Classes that some tiles of positions go through.
+    """A pass of some tiles of positions through blocks of classes.
 
     Attributes:
-        tiles: of the positions, at least one.
-        targets: what is found of the logits at the targets of these.
-        first_classes_sbuf: by turn of blocks, the class of the first column of a block, float32 [128, 1]; for the
-            argmax, whose last passes over a block are taken in the next one.
+        tiles: the tiles of positions, at least one.
+        targets: the logits at the targets of these positions.
+        first_classes_sbuf: buffer slots for the class of the first column of a block, float32 [128, 1]; for the argmax,
+            whose last passes over a block run during the next block.
     """
 
     tiles: range
@@ -190,7 +190,7 @@ class _Pass:
     def make(
         cls, forward: _Forward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """From class ``first`` of the weight on."""
+        """Begin a pass at class ``first`` of the weight."""
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
             targets_sbuf[:, tiles.start : tiles.stop],
@@ -208,29 +208,29 @@ class _Pass:
         return cls(tiles, targets, ring)
 
     def first_class_of(self, step: Step) -> nl.NkiTensor:
-        """Of the block of a step, float32 [128, 1]."""
+        """Return the first class of the block of a step, float32 [128, 1]."""
         return self.first_classes_sbuf[step.number % len(self.first_classes_sbuf)]
 
     def advance(self, step: Step) -> None:
-        """Count on from the block of a step to the next one."""
+        """Compute the first class of the block after a step."""
         next_sbuf = self.first_classes_sbuf[(step.number + 1) % len(self.first_classes_sbuf)]
         nisa.tensor_scalar(dst=next_sbuf, data=self.first_class_of(step), op0=nl.add, operand0=float(step.block.size))
 
 
 @dataclass(frozen=True)
 class _BlockForward:
-    """A block of positions.
+    """The forward of one block of positions.
 
     Attributes:
-        forward: of the core.
+        forward: the forward of the core.
         block: the positions.
-        input_sbuf: X^T of its tiles.
-        statistics: gathered so far.
-        own, shared: how all tiles go through the core's own classes, and its part of them through shared ones; None
-            without any.
-        shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None
-            where there are no such classes.
-        part: the tiles whose results the core stores: its part of them, or all where no classes are shared.
+        input_sbuf: X^T of the tiles of the block.
+        statistics: the statistics so far.
+        own, shared: the pass of all tiles through the core's own classes, and the pass of the core's part of the tiles
+            through the shared classes; None if there is none.
+        shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None if
+            there are no shared classes.
+        part: the tiles whose results the core stores: its part of them, or all of them if no classes are shared.
         reopens: the last step loads the first classes again, for another block of positions.
     """
 
@@ -261,7 +261,7 @@ class _BlockForward:
         return cls(forward, block, input_sbuf, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """One block of the core's own classes."""
+        """Process one block of the core's own classes."""
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -270,7 +270,7 @@ class _BlockForward:
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
-        """One block of the classes that the cores share."""
+        """Process one block of the classes that the cores share."""
         schedule = self.forward.schedule
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
@@ -278,27 +278,31 @@ class _BlockForward:
         self.forward.scores.waiting.take_all()
 
     def finish(self, block: Block, results: Results | ScoreResults) -> None:
-        """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
+        """Compute and store the results over all classes.
+
+        Each core stores the results of its part of the positions; without shared classes the cores store the result
+        vectors of all positions round-robin.
+        """
         launch, statistics = self.forward.launch, self.statistics
         statistics.finish(self.shared_picked_sbuf)
         if launch.bias_hbm is not None:
             restore_masked(statistics.targets.logits_sbuf)
         first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, block.size)
-        for number, found in enumerate(self._found(results)):
+        for number, result in enumerate(self._result_tiles(results)):
             is_own = self.shared_picked_sbuf is not None or number % nl.num_programs() == nl.program_id()
             if is_own and end > first:
-                vector_hbm = block.part(first, end - first).of(found.vector_hbm)
+                vector_hbm = block.part(first, end - first).of(result.vector_hbm)
                 store = store_positions if len(vector_hbm.shape) == 1 else store_ids
-                store(vector_hbm, found.tile_sbuf[:, self.part.start : self.part.stop])
+                store(vector_hbm, result.tile_sbuf[:, self.part.start : self.part.stop])
 
-    def _found(self, results: Results | ScoreResults) -> list[Found]:
+    def _result_tiles(self, results: Results | ScoreResults) -> list[GroupResult]:
         group, options = self.statistics.group, self.forward.options
         if isinstance(results, ScoreResults):
-            return found_scores(group, results, options)
-        return found_results(group, results, options)
+            return score_results(group, results, options)
+        return computed_results(group, results, options)
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
-        """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""
+        """Process one block of classes, with statistics in ``column``; with ``through`` None it is only loaded."""
         stream, opening = self.forward.classes, self.forward.schedule.opening
         classes = stream.advance(step)
         reopens = is_last and self.reopens
@@ -324,8 +328,8 @@ class _BlockForward:
 
     def _take_group(self, tiles: range, classes: ClassTiles, through: _Pass, step: Step, column: int) -> None:
         scores, argmax = self.forward.scores, self.statistics.group.argmax
-        each = div_ceil(len(self.input_sbuf), scores.group_tiles) * scores.group_tiles
-        first_bank = step.number * each + tiles.start - through.tiles.start
+        banks_per_block = div_ceil(len(self.input_sbuf), scores.group_tiles) * scores.group_tiles
+        first_bank = step.number * banks_per_block + tiles.start - through.tiles.start
         input_sbuf = self.input_sbuf[tiles.start : tiles.stop]
         group = scores.open(tiles.start, input_sbuf, classes, self.statistics, column, first_bank)
         through.targets.gather(group.logits_sbuf, tiles.start - through.tiles.start)
@@ -337,7 +341,7 @@ class _BlockForward:
             self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
-        """The sum of the factors of a block of classes, the same for all positions."""
+        """Store the sum of the factors of a block of classes, which is the same for all positions."""
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return
@@ -351,6 +355,6 @@ class _BlockForward:
 
 
 def _part_of_core(tiles: int) -> range:
-    """The tiles of positions that a core takes where the cores share classes."""
+    """Return the tiles of positions that a core works on where the cores share classes."""
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))

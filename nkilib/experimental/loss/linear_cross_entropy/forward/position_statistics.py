@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the forward gathers of a block of positions: that of cross-entropy, with tiles of positions for its batches.
+"""The forward's statistics of a block of positions: those of cross-entropy, with tiles of positions as batches.
 
-The statistics of a few blocks of classes, a window, stand side by side in the columns of
-:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns,
-and combine those of both at once, so that nothing is combined twice.
+The statistics of a few blocks of classes, a window, are side by side in the columns of
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns
+and combine the columns of both at once, so that nothing is combined twice.
 """
 
 from __future__ import annotations
@@ -28,17 +28,19 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class PositionStatistics:
-    """Of a block of positions.
+    """The statistics of a block of positions.
 
     Attributes:
-        window: blocks of classes that are combined at once.
-        group: the statistics, with as many columns as both cores have: column 0 for what is combined, the window, and
-            the same of the other core.
-        targets: their logits are there in the end.
-        picked_sbuf: what this core has of them: column 0, float32 [128, tiles]; of several ids a tile of its own.
-        received_ids_sbuf: what the other core has of several ids, float32 [128, tiles, ids]; None for one.
-        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous: this
-            one's, the other one's, and those of blocks of classes that the cores share.
+        window: the number of blocks of classes that are combined at once.
+        group: the statistics, with columns for both cores: column 0 for the combined statistics, the window, and the
+            same columns of the other core.
+        targets: the targets; their logits are complete at the end.
+        picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several ids
+            a tile of its own.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
+            those of this core, those of the other one, and those of blocks of classes that the cores share.
+        received_ids_sbuf: the logits of several ids that the other core has found, float32 [128, tiles, ids]; None for
+            one id.
     """
 
     window: int
@@ -58,7 +60,7 @@ class PositionStatistics:
         options: Options,
         needs: ForwardNeeds,
     ) -> PositionStatistics:
-        """Of no class at all; with columns for so many blocks of classes that the cores share."""
+        """Allocate statistics without any class, with columns for ``shared`` blocks of classes that the cores share."""
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         swapped = nl.num_programs() * own
         count = needs.exchanged_statistics
@@ -69,7 +71,7 @@ class PositionStatistics:
         moments = _moments(columns, options, needs, parts)
         argmax = None
         if needs.argmax:
-            # Maxima of z, which the argmax of blocks is compared by: without bias and cap those of the exponentials.
+            # Maxima of z, by which the argmax of blocks is compared: without bias and cap those of the exponentials.
             maxima_sbuf = statistics.bias_sbuf if needs.has_exact_maxima else next(parts)
             argmax = _argmax(columns, options.classes.total, maxima_sbuf, parts)
         for start, end in ((0, own), (swapped, swapped + shared)):
@@ -89,19 +91,19 @@ class PositionStatistics:
         return cls(window, group, targets, picked_sbuf, exchanged_sbuf, received_sbuf)
 
     def column(self, number: int) -> int:
-        """Of block number ``number`` of classes."""
+        """Return the column of block number ``number`` of classes."""
         return 1 + number % self.window
 
     def shared_column(self, number: int) -> int:
-        """Of block number ``number`` of the classes that the cores share."""
+        """Return the column of block number ``number`` of the classes that the cores share."""
         return nl.num_programs() * (self.window + 1) + number
 
     def combine_window(self) -> None:
-        """Put a full window into column 0."""
+        """Combine a full window into column 0."""
         self.group.restart(self.window + 1)
 
     def exchange(self, number: int) -> None:
-        """Swap what the cores have found in their own classes, of which this one had so many blocks."""
+        """Swap the statistics of the cores' own classes; this core had ``number`` blocks of them."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
             return
@@ -122,13 +124,13 @@ class PositionStatistics:
         """Combine the statistics of all columns, and take logs.
 
         Args:
-            shared_sbuf: logits that were found in the classes that the cores share; None without any.
+            shared_sbuf: the logits that were found in the classes that the cores share; None without any.
         """
         columns = self.group.statistics.columns.count
         self.group.take_weights(columns)
         self.group.combine(columns)
         self.group.statistics.take_logs()
-        # While Scalar takes the logs: the last of these logits are found later than the maxima.
+        # Beside the logs on Scalar: the last target logits are found later than the maxima.
         self._join_targets(shared_sbuf)
 
     def _join_targets(self, shared_sbuf: nl.NkiTensor | None) -> None:
@@ -144,10 +146,10 @@ class PositionStatistics:
             nisa.tensor_tensor(dst=picked_sbuf, data1=picked_sbuf, data2=shared_sbuf, op=nl.maximum)
 
     def _forget_combined(self, number: int) -> None:
-        """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.
+        """Clear the columns that the last blocks did not use, which are already combined into column 0.
 
-        The last window is not combined by itself: if it is full, nothing is left over. Maxima and places of the argmax
-        do no harm a second time.
+        The last window is not combined by itself: if it is full, no column is unused. Maxima and places of the argmax
+        do no harm if they are combined a second time.
         """
         left = number % self.window
         if left == 0 or number < self.window:
@@ -199,7 +201,7 @@ def _moments(columns: Columns, options: Options, needs: ForwardNeeds, parts: Ite
         squares = SquareMoment(next(parts), columns.row_tile())
     if needs.mean:
         counts = (next(parts), columns.row_tile()) if needs.counts_classes else (None, None)
-        mean = MeanMoment(columns, options.classes.held, next(parts), columns.row_tile(), *counts)
+        mean = MeanMoment(columns, options.classes.count, next(parts), columns.row_tile(), *counts)
     return Moments(columns, first, entropy, columns.tile(), columns.tile(), squares, mean)
 
 

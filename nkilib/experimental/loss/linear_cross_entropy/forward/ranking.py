@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""z of tiles of logits as the argmax compares it: two z are equal where they are the same float32 number.
+"""z of tiles of logits as the argmax compares it: two values of z are equal if they are the same float32 number.
 
-The tiles hold scores, of which z is a multiple. A cap or a temperature makes unlike logits equal: a tangent is 1 in
-float32 of all that lies above nine times the cap, and a product with 1 / T may round two neighbours to one number. So
-z itself is compared, unless the scale is a power of two, whose products are exact. GpSimd multiplies, which has nothing
-else to do.
+The tiles hold scores, of which z is a multiple. A cap or a temperature makes different logits equal: in float32 the
+tangent of everything above nine times the cap is 1, and a product with 1 / T may round two neighbours to one number. So
+z itself is compared, unless the scale is a power of two, whose products are exact. GpSimd multiplies, because it has
+nothing else to do.
 
-A product with a positive number never turns an order, so that the maximum of z is the multiple of that of the scores.
-No such thing is promised of a tangent: under a cap the maximum of z is searched for too.
+A product with a positive number never reverses an order, so the maximum of z is the multiple of the maximum of the
+scores. Tangents give no such guarantee: under a cap the maximum of z is searched for too.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Ranking:
-    """Makes z of groups of tiles, and the searches in it.
+    """Computes z of groups of tiles, and the searches in it.
 
     Attributes:
-        needs: of the launch.
-        scale: z is this times the scores.
-        scale_sbuf: the same, float32 [128, 1]; None where the scores are compared as they are.
-        products_sbuf: by turn, z of a group, float32 [128, tiles, classes]; empty likewise.
+        needs: the needs of the launch.
+        scale: the factor that makes z of the scores.
+        scale_sbuf: the same factor, float32 [128, 1]; None if the scores are compared as they are.
+        products_sbuf: buffer slots for z of a group, float32 [128, tiles, classes]; empty if the scores are compared as
+            they are.
     """
 
     needs: ForwardNeeds
@@ -41,7 +42,7 @@ class Ranking:
 
     @classmethod
     def make(cls, needs: ForwardNeeds, scale: float, tiles: int, classes: int) -> Ranking:
-        """For groups of at most so many tiles of positions, and of so many classes."""
+        """Allocate memory for groups of at most ``tiles`` tiles of positions and ``classes`` classes."""
         scale_sbuf, products = None, []
         if needs.products:
             scale_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
@@ -57,21 +58,24 @@ class Ranking:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
         first_class_sbuf: nl.NkiTensor,
-        turn: int,
+        slot: int,
     ) -> Search:
-        """The search in a group, which is still to be issued.
+        """Return the search in a group; its passes are not issued yet.
 
         Args:
-            argmax: of the positions.
-            scores: of each tile, float32 [128, classes].
+            argmax: the argmax of the positions.
+            scores: the scores of each tile, float32 [128, classes].
             neg_max_sbuf: minus the maxima of the logits, [128, tiles].
-            place: of the first tile in the statistics.
-            first_class_sbuf: class of the first column, float32 [128, 1].
-            turn: of the group in the rings.
+            place: the place of the first tile in the statistics.
+            first_class_sbuf: the class of the first column, float32 [128, 1].
+            slot: the buffer slot of the group.
         """
         tiles = scores
         if self.scale_sbuf is not None:
-            tiles = [self.products_sbuf[turn][:, number, 0 : each.shape[1]] for number, each in enumerate(scores)]
+            tiles = [
+                self.products_sbuf[slot][:, number, 0 : tile_scores_sbuf.shape[1]]
+                for number, tile_scores_sbuf in enumerate(scores)
+            ]
             for score_sbuf, tile_sbuf in zip(scores, tiles, strict=True):
                 multiply(tile_sbuf, score_sbuf, self.scale_sbuf)
         known_sbuf = None if self.needs.softcap else neg_max_sbuf
@@ -80,7 +84,7 @@ class Ranking:
 
 
 def multiply(dst_sbuf: nl.NkiTensor, values_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """values * factor, [rows, 1], on GpSimd, which takes no numbers but tiles."""
+    """Write values times a factor [rows, 1], on GpSimd, whose operands are tiles, not numbers."""
     nisa.tensor_tensor(
         dst=dst_sbuf,
         data1=values_sbuf,

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles of logits of the forward: their maxima, their exponentials, and what is made of them for the options.
+"""The forward's tiles of logits: their maxima, their exponentials, and the sums that the options need.
 
 Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
-free for Tensor, and Scalar and GpSimd read SBUF. Tiles are taken in groups that stand side by side, so that the small
-steps between them are those of a group, and so that Scalar loads the tables of a tangent and of an exponential once for
+free for Tensor, and Scalar and GpSimd read SBUF. Tiles are processed in groups, side by side, so that the small steps
+between tiles are done once for a group, and so that Scalar loads the tables of a tangent and of an exponential once for
 all tiles of a group.
 
-Scalar takes all exponentials of a group before it squares or sums any tile of it. Vector's passes for entropy and
+Scalar computes all exponentials of a group before it squares or sums any tile of it. Vector's passes for entropy and
 argmax wait, and are issued between the maxima of the next group: :class:`WaitingPasses`. So no engine waits for another
 one as long as each has less to do than Tensor.
 """
@@ -34,16 +34,16 @@ from nkilib.experimental.loss.linear_cross_entropy.forward.ranking import Rankin
 from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
 from nkilib.nki import nisa, nl
 
-# Banks of PSUM that tiles take in turn; one is left to transposes of positions.
+# Banks of PSUM that tiles use round-robin; one is left for transposes of positions.
 _BANKS = 7
 
 
 class TilePlace(NamedTuple):
-    """A tile of a group.
+    """The place of a tile of a group.
 
     Attributes:
-        number: in the group.
-        place: in the statistics.
+        number: the number of the tile in the group.
+        place: the place of the tile in the statistics.
     """
 
     number: int
@@ -52,14 +52,14 @@ class TilePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreGroup:
-    """Tiles of logits that stand side by side.
+    """Tiles of logits that are side by side.
 
     Attributes:
-        start: number of the first tile of positions.
-        logits_sbuf: x, float32 [128, tiles, classes]; more classes may have room.
-        scores_sbuf: times the scale they are z: x, or the tangents of a cap.
+        start: the number of the first tile of positions.
+        logits_sbuf: x, float32 [128, tiles, classes]; it may have room for more classes.
+        scores_sbuf: the scores, x or the tangents of a cap; z is the scale times the scores.
         neg_max_sbuf: minus the maxima of x, float32 [128, tiles].
-        classes: how many.
+        classes: the number of classes.
     """
 
     start: int
@@ -70,38 +70,38 @@ class ScoreGroup:
 
     @property
     def tiles(self) -> int:
-        """How many."""
+        """The number of tiles."""
         return int(self.logits_sbuf.shape[1])
 
     def part(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The classes of the group of a tile that has room for more."""
+        """Return the view of the group's classes in a tile that has room for more."""
         return tile_sbuf[:, 0 : self.classes]
 
     def logits(self, number: int) -> nl.NkiTensor:
-        """Those of one tile, [128, classes]."""
+        """Return the logits of one tile, [128, classes]."""
         return self.logits_sbuf[:, number, 0 : self.classes]
 
     def scores(self, number: int) -> nl.NkiTensor:
-        """Likewise."""
+        """Return the scores of one tile, [128, classes]."""
         return self.scores_sbuf[:, number, 0 : self.classes]
 
 
 @dataclass(frozen=True)
 class ScoreTiles:
-    """The tiles of all groups, and the steps that make them.
+    """The tiles of all groups, and the steps that compute them.
 
     Attributes:
-        options: of the kernel.
-        has_bias: of the launch.
-        products: the banks.
-        group_tiles: tiles of a group, at most.
-        logits_sbuf, tangents_sbuf, maxima_sbuf: by turn, of a group.
-        exponentials_sbuf: by turn, of a tile, float32; empty where nothing but their sum is made of them.
-        scalar_terms_sbuf, vector_terms_sbuf: by turn, of a tile: what nobody needs but the sums that an engine takes on
-            the way.
-        waiting: passes of Vector that wait.
-        ranking: for the argmax; None without one.
-        unmasked_sbuf: for the mean logit 1.0, and 0.0 for masked classes of a block; None where none may be masked.
+        options: the options of the kernel.
+        has_bias: whether the launch has a bias.
+        products: the banks of PSUM.
+        group_tiles: the largest number of tiles of a group.
+        logits_sbuf, tangents_sbuf, maxima_sbuf: buffer slots, each for a group.
+        exponentials_sbuf: buffer slots, each for a tile, float32; empty if only the sum of the exponentials is needed.
+        scalar_terms_sbuf, vector_terms_sbuf: buffer slots, each for a tile, for intermediate values of which only the
+            sum that the engine computes along the way is needed.
+        waiting: the passes of Vector that wait.
+        ranking: the ranking for the argmax; None without an argmax.
+        unmasked_sbuf: for the mean logit: 1.0, and 0.0 for masked classes of a block; None if no class may be masked.
     """
 
     options: Options
@@ -122,7 +122,7 @@ class ScoreTiles:
     def make(
         cls, options: Options, needs: ForwardNeeds, num_features: int, group_tiles: int, classes: int
     ) -> ScoreTiles:
-        """For groups of at most so many tiles of positions, and blocks of at most so many classes."""
+        """Allocate memory for groups of at most ``group_tiles`` tiles, and blocks of at most ``classes`` classes."""
 
         def ring(shape: tuple[int, ...], count: int = GROUPS, dtype: nl.DType = nl.float32) -> list[nl.NkiTensor]:
             return [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
@@ -131,7 +131,7 @@ class ScoreTiles:
         return cls(
             options,
             needs.bias,
-            LogitTiles.make(num_features, None, False, banks=_BANKS, turns=0, classes=classes),
+            LogitTiles.make(num_features, None, False, banks=_BANKS, slots=0, classes=classes),
             group_tiles,
             logits_sbuf=ring(group),
             tangents_sbuf=ring(group, GROUPS * needs.softcap),
@@ -153,24 +153,24 @@ class ScoreTiles:
         column: int,
         first_bank: int,
     ) -> ScoreGroup:
-        """The logits of a group of tiles, and their maxima in the statistics.
+        """Compute the logits of a group of tiles, and store their maxima in the statistics.
 
         Args:
-            start: number of the first tile of positions.
+            start: the number of the first tile of positions.
             positions_sbuf: X^T of the tiles, [128, ceil(D / 128), 128] each.
-            classes: of the block.
-            statistics: of the positions.
-            column: of the statistics, which the block of classes takes.
-            first_bank: of the banks of PSUM.
+            classes: the tiles of the block of classes.
+            statistics: the statistics of the positions.
+            column: the column of the statistics for the block of classes.
+            first_bank: the number of the first bank of PSUM.
         """
         end, size = start + len(positions_sbuf), classes.weight_sbuf.shape[2]
-        turn = self._turn(first_bank)
-        logits_sbuf = self.logits_sbuf[turn][:, 0 : end - start]
-        scores_sbuf = logits_sbuf if self.options.softcap is None else self.tangents_sbuf[turn][:, 0 : end - start]
+        slot = self._slot(first_bank)
+        logits_sbuf = self.logits_sbuf[slot][:, 0 : end - start]
+        scores_sbuf = logits_sbuf if self.options.softcap is None else self.tangents_sbuf[slot][:, 0 : end - start]
         row = statistics.group.statistics
         column_sbuf = row.neg_max_sbuf[:, start:end, column]
         is_plain = not self.has_bias and self.options.softcap is None
-        maxima_sbuf = column_sbuf if is_plain else self.maxima_sbuf[turn][:, 0 : end - start]
+        maxima_sbuf = column_sbuf if is_plain else self.maxima_sbuf[slot][:, 0 : end - start]
         group = ScoreGroup(start, logits_sbuf, scores_sbuf, maxima_sbuf, size)
         share = self.waiting.share_of(len(positions_sbuf))
         for place, tile_sbuf in enumerate(positions_sbuf):
@@ -183,7 +183,7 @@ class ScoreTiles:
         return group
 
     def _take_columns(self, group: ScoreGroup, row: Statistics, column: int) -> None:
-        """The maxima of a group as the statistics have them, once those of its logits are there; and its tangents."""
+        """Store the maxima of a group in the statistics, from the maxima of its logits, and compute its tangents."""
         tiles = slice(group.start, group.start + group.tiles)
         column_sbuf, maxima_sbuf = row.neg_max_sbuf[:, tiles, column], group.neg_max_sbuf
         if self.has_bias:
@@ -203,9 +203,9 @@ class ScoreTiles:
     def take_sums(
         self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, column: int, first_bank: int
     ) -> None:
-        """All sums over the classes of a group whose maxima are there, but for those of the entropy, which wait.
+        """Compute all sums over the classes of a group whose maxima are known; the sums for the entropy wait.
 
-        Arguments as in :meth:`open`.
+        See :meth:`open` for the arguments.
         """
         row, moments = statistics.group.statistics, statistics.group.moments
         tiles = [TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]
@@ -215,16 +215,16 @@ class ScoreTiles:
         if moments is None:
             return
         for number, place in tiles:
-            scores_sbuf, turn = group.scores(number), (first_bank + number) % GROUPS
+            scores_sbuf, slot = group.scores(number), (first_bank + number) % GROUPS
             if moments.first is not None:
-                terms_sbuf, neg_max_sbuf = group.part(self.vector_terms_sbuf[turn]), place.of(row.neg_max_sbuf)
+                terms_sbuf, neg_max_sbuf = group.part(self.vector_terms_sbuf[slot]), place.of(row.neg_max_sbuf)
                 moments.first.take_products(scores_sbuf, classes.factors_sbuf, terms_sbuf, neg_max_sbuf, place)
             if moments.squares is not None:
-                moments.squares.take(exponentials[number], group.part(self.scalar_terms_sbuf[turn]), place)
+                moments.squares.take(exponentials[number], group.part(self.scalar_terms_sbuf[slot]), place)
             if moments.mean is not None:
-                self._take_mean(moments.mean, group, scores_sbuf, turn, place)
+                self._take_mean(moments.mean, group, scores_sbuf, slot, place)
             if moments.entropy is not None:
-                terms_sbuf = group.part(self.vector_terms_sbuf[turn])
+                terms_sbuf = group.part(self.vector_terms_sbuf[slot])
                 self.waiting.add(
                     EntropyPass(
                         moments.entropy, row, scores_sbuf, exponentials[number], terms_sbuf, place, self.has_bias
@@ -232,25 +232,25 @@ class ScoreTiles:
                 )
 
     def _exponentials(self, number: int, group: ScoreGroup) -> nl.NkiTensor:
-        """Where those of a tile belong: to those that are kept, or to what nobody needs."""
+        """Return the memory for the exponentials of a tile: where they are kept, or scratch that nothing reads."""
         ring = self.exponentials_sbuf or self.scalar_terms_sbuf
         return group.part(ring[number % len(ring)])
 
     def _take_mean(
-        self, mean: MeanMoment, group: ScoreGroup, scores_sbuf: nl.NkiTensor, turn: int, place: Place
+        self, mean: MeanMoment, group: ScoreGroup, scores_sbuf: nl.NkiTensor, slot: int, place: Place
     ) -> None:
-        """The sum of a tile: of Scalar, but of Vector where classes may be masked."""
+        """Compute the sum of a tile for the mean logit, on Scalar, or on Vector if classes may be masked."""
         if self.unmasked_sbuf is None:
-            mean.take(scores_sbuf, None, group.part(self.scalar_terms_sbuf[turn]), place)
+            mean.take(scores_sbuf, None, group.part(self.scalar_terms_sbuf[slot]), place)
             return
-        mean.take(scores_sbuf, group.part(self.unmasked_sbuf), group.part(self.vector_terms_sbuf[turn]), place)
+        mean.take(scores_sbuf, group.part(self.unmasked_sbuf), group.part(self.vector_terms_sbuf[slot]), place)
 
-    def _turn(self, first_bank: int) -> int:
-        """Of a group in the rings."""
+    def _slot(self, first_bank: int) -> int:
+        """Return the buffer slot of a group."""
         return first_bank // self.group_tiles % GROUPS
 
     def take_counts(self, classes: ClassTiles, statistics: PositionStatistics, column: int) -> None:
-        """Which classes of a block are masked, and how many are not, the same for all positions."""
+        """Find which classes of a block are masked, and store how many are not, which is the same for all positions."""
         moments = statistics.group.moments
         if self.unmasked_sbuf is None or moments is None or moments.mean is None or moments.mean.counts_sbuf is None:
             return
@@ -269,29 +269,30 @@ class ScoreTiles:
     def search(
         self, group: ScoreGroup, argmax: Argmax, first_class_sbuf: nl.NkiTensor, column: int, first_bank: int
     ) -> None:
-        """The passes of a group for the argmax, which wait.
+        """Add the passes of a group for the argmax to the waiting passes.
 
         Args:
-            group: whose maxima are there.
-            argmax: of the positions.
-            first_class_sbuf: class of the first column of the group, float32 [128, 1].
-            column, first_bank: as in :meth:`open`.
+            group: the group, whose maxima are known.
+            argmax: the argmax of the positions.
+            first_class_sbuf: the class of the first column of the group, float32 [128, 1].
+            column, first_bank: see :meth:`open`.
 
         Raises:
-            ValueError: no argmax is asked for.
+            ValueError: if no argmax is requested.
         """
         if self.ranking is None:
             raise ValueError("linear_cross_entropy_forward: no argmax is asked for")
         scores, place = [group.scores(number) for number in range(group.tiles)], Place(group.start, column)
-        turn = self._turn(first_bank)
-        search = self.ranking.search(argmax, scores, group.neg_max_sbuf, place, first_class_sbuf, turn)
+        slot = self._slot(first_bank)
+        search = self.ranking.search(argmax, scores, group.neg_max_sbuf, place, first_class_sbuf, slot)
         for number in range(group.tiles):
             self.waiting.add(SearchPass(search, number))
 
     def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
-        """The tangents of a group, and minus the maxima of them.
+        """Compute the tangents of a group, and the tangents of minus its maxima.
 
-        The maximum of the last tile is there when its logits are: those of all tiles come just before its tangents.
+        The maximum of the last tile is known together with its logits: the tangents of all maxima are computed just
+        before the tangents of the last tile.
         """
         for number in range(group.tiles):
             if number == group.tiles - 1:
@@ -304,7 +305,7 @@ class ScoreTiles:
 def _take_maximum(
     dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
 ) -> None:
-    """The logits of a tile and, in the same pass, minus their maximum; with a bias the maximum."""
+    """Write the logits of a tile and, in the same pass, minus their maximum; with a bias, the maximum itself."""
     if bias_sbuf is None:
         nisa.tensor_scalar_reduce(
             dst=dst_sbuf,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Around the kernels, in numpy and arithmetic: what a launch does, takes and should give, and how it is cut up.
+"""Host code around the kernels, in numpy and arithmetic: tilings, guarantees, work, memory and references of a launch.
 
-Of this the kernels use the tiling alone, while they are traced.
+The kernels use only the tiling of it, while they are traced.
 """

@@ -1,21 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far the kernels may be from the float64 truth of the very inputs, derived, and how far they are.
+"""Derived bounds of how far the kernels may be from the float64 reference computed from the same inputs.
 
-Notation, a logit's dz, and what the products dX and dW of a gradient G are off by: ``linear.host.bounds``.
+``linear.host.bounds`` has the notation, the error dz of a logit, and the errors of the products dX and dW of a gradient
+G.
 
-- Loss and statistics: those of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), and what a
-  change of every logit by its dz makes of them: of lse at most the largest dz, of the loss twice that.
-  A temperature divides dz as it divides the logit.
-- log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz. The mean of z: by the mean of
-  dz, and a row of sums, one of each window of blocks of at least 128 classes, adds u of the mean of |z| for each.
-- A logit's gradient G: that of cross-entropy for exact logits; p is off by expm1(dz + max dz) more, for the logit and
-  for lse; a cap's derivative 1 - tanh^2 by 2 |tanh| dz / c of itself. The gradient h of the entropy H adds that of
-  h p (log p + H), in which p is off likewise, and log p by dz + max dz. All of it is over a temperature, and so is dz,
-  beside a cap's derivative.
+- Loss and statistics: the errors of cross-entropy for exact logits (``cross_entropy.host.extended_bounds``), plus the
+  effect of a change of every logit by its dz: on lse at most the largest dz, on the loss twice that. A temperature
+  divides dz as it divides the logit.
+- log sum p^2: each of its two sums of exponentials moves by at most twice the largest dz.
+- The mean of z moves by the mean of dz. Its running sum, with one addition for each window of blocks of at least 128
+  classes, adds u times the mean of |z| for each addition.
+- The gradient G of a logit: the error of cross-entropy for exact logits. p is additionally off by expm1(dz + max dz),
+  for the logit and for lse; the derivative 1 - tanh^2 of a cap by 2 |tanh| dz / c of itself. The gradient h of the
+  entropy H adds the error of h p (log p + H), in which p is off in the same way, and log p by dz + max dz. All of it is
+  divided by a temperature, and so is dz, except in the derivative of a cap.
 
-They hold for the simulator; hardware was never measured.
+The bounds hold for the simulator; hardware was never measured.
 """
 
 from __future__ import annotations
@@ -43,18 +45,18 @@ _LANES: Final = 128
 
 
 def logit_bounds(problem: LinearProblem, rows: slice, weight: Float64Array) -> Float64Array:
-    """dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite."""
+    """Return dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite."""
     return layer_bounds.logit_bounds(problem.layer, rows, weight)
 
 
 def linear_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Largest accepted errors by name of a result, [N] each, for rows whose results are finite.
+    """Return the largest accepted errors by result name, [N] each, for rows whose results are finite.
 
-    ``maximum`` and ``log_sum``, which lse is the sum of, have bounds as well.
+    ``maximum`` and ``log_sum``, whose sum is lse, have bounds as well.
     """
     weight = problem.classes_first
-    found = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
-    return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
+    blocks = [_forward_bounds_of(problem, rows, weight) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def linear_gradient_bounds(
@@ -65,14 +67,15 @@ def linear_gradient_bounds(
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
 ) -> LinearGradients:
-    """Largest accepted errors of every element of dX, dW (in its layout) and db.
+    """Return the largest accepted errors of every element of dX, dW (in its layout) and db.
 
-    For lse as the kernel received it, or as it computed it itself; arguments as in ``linear_backward_reference``.
+    The bounds hold for lse as the kernel received it, or as it computed it itself. The other arguments are those of
+    ``linear_backward_reference``.
 
     Args:
-        problem: with operands of the type of the products: rounded to it, where the kernel rounds them.
-        upstream, classes: as there.
-        input_dtype, weight_dtype: of dX and dW; None: that of the products.
+        problem: the problem, with operands of the type of the products: rounded to it, where the kernel rounds them.
+        upstream, classes: see ``linear_backward_reference``.
+        input_dtype, weight_dtype: the dtypes of dX and dW; None: the dtype of the products.
     """
     weight = problem.classes_first
     sizes = coefficient_sizes(
@@ -98,23 +101,24 @@ def bounds_of_gradients(
     classes: slice = EVERY_CLASS,
     types: ResultTypes = OF_PRODUCTS,
 ) -> LinearGradients:
-    """Largest accepted errors of dX, dW and db, from gradients of logits.
+    """Return the largest accepted errors of dX, dW and db, from gradients of logits.
 
     Args:
-        problem: with all classes.
+        problem: the problem, with all classes.
         blocks: gradients of logits, and how far each may be off before it is rounded; they cover the positions.
-        largest: coefficient of a gradient of logits, before the temperature: float16 has a power of two for it.
-        classes: as in ``linear_backward_reference``.
-        types: of the results.
+        largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
+            depends on it.
+        classes: see ``linear_backward_reference``.
+        types: the types of the results.
     """
     return product_bounds(problem.layer, blocks, largest / problem.recipe.temperature, classes, types)
 
 
 def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array) -> dict[str, Float64Array]:
-    """Of some positions."""
+    """Return the forward bounds of some positions."""
     options, targets = problem.recipe, problem.targets[rows]
     logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight) / options.temperature
-    found = extended_forward_bounds(logits, targets, None, options)
+    bounds = extended_forward_bounds(logits, targets, None, options)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         z = options.scores(logits, None)
         maximum = z.max(axis=1)
@@ -127,22 +131,22 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
         spread = np.where(p == 0.0, 0.0, p * np.abs(log_p + entropy[:, np.newaxis]) * off).sum(axis=1)
     valid = options.is_valid(targets)
     at_target = np.where(valid, off[np.arange(len(z)), np.where(valid, targets, 0)], 0.0)
-    found["loss"] = found["loss"] + 2.0 * most * factors.sum(axis=1)
-    found["loss"] += options.lse_square_scale * (2.0 * np.abs(lse) + most) * most
-    found["lse"] = found["lse"] + most
-    found["target_logit"] = found["target_logit"] + at_target
-    found["entropy"] = found["entropy"] + 2.0 * spread + np.square(most)
-    found["distance_sum"] = found["distance_sum"] + (weights * (off + most[:, np.newaxis])).sum(axis=1)
-    found["log_sum_squares"] = found["log_sum_squares"] + 4.0 * most
+    bounds["loss"] = bounds["loss"] + 2.0 * most * factors.sum(axis=1)
+    bounds["loss"] += options.lse_square_scale * (2.0 * np.abs(lse) + most) * most
+    bounds["lse"] = bounds["lse"] + most
+    bounds["target_logit"] = bounds["target_logit"] + at_target
+    bounds["entropy"] = bounds["entropy"] + 2.0 * spread + np.square(most)
+    bounds["distance_sum"] = bounds["distance_sum"] + (weights * (off + most[:, np.newaxis])).sum(axis=1)
+    bounds["log_sum_squares"] = bounds["log_sum_squares"] + 4.0 * most
     combined = div_ceil(len(weight), WINDOW * _LANES) * ROUNDOFF
-    found["mean_logit"] = found["mean_logit"] + _means(off + combined * np.abs(z), z)
-    found["maximum"] = most + found["lse"]
-    found["log_sum"] = most + found["lse"]
-    return found
+    bounds["mean_logit"] = bounds["mean_logit"] + _means(off + combined * np.abs(z), z)
+    bounds["maximum"] = most + bounds["lse"]
+    bounds["log_sum"] = most + bounds["lse"]
+    return bounds
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """The means over the classes that are not masked."""
+    """Return the means over the classes that are not masked."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means
@@ -151,10 +155,10 @@ def _means(values: Float64Array, z: Float64Array) -> Float64Array:
 def gradients_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
 ) -> Iterator[GradientRows]:
-    """Blocks that cover the positions."""
+    """Yield gradients of logits and their errors, in blocks that cover the positions."""
     options, cap = problem.recipe, problem.recipe.logit_softcap
     for rows in problem.row_blocks():
-        given, targets = upstream.of_rows(rows), problem.targets[rows]
+        row_upstream, targets = upstream.of_rows(rows), problem.targets[rows]
         logits, off = problem.logits_of(rows, weight), logit_bounds(problem, rows, weight)
         gradient = gradient_of_logits(problem, upstream, rows, weight)
         bound = extended_gradient_bound(
@@ -162,15 +166,17 @@ def gradients_of_logits(
             targets,
             None,
             options,
-            given,
+            row_upstream,
         )
         with np.errstate(invalid="ignore", over="ignore"):
-            log_p = options.scores(logits, None) - given.lse.astype(np.float64)[:, np.newaxis]
+            log_p = options.scores(logits, None) - row_upstream.lse.astype(np.float64)[:, np.newaxis]
             p, of_log_p = np.exp(log_p), (off + off.max(axis=1, keepdims=True)) / options.temperature
             of_p = sizes[rows, np.newaxis] * p * np.expm1(of_log_p) / options.temperature
-            if given.entropy is not None and given.grad_entropy is not None:
-                terms = np.abs(log_p + given.entropy[:, np.newaxis]) * np.expm1(of_log_p) + of_log_p * np.exp(of_log_p)
-                of_entropy = np.abs(given.grad_entropy[:, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
+            if row_upstream.entropy is not None and row_upstream.grad_entropy is not None:
+                terms = np.abs(log_p + row_upstream.entropy[:, np.newaxis]) * np.expm1(of_log_p) + of_log_p * np.exp(
+                    of_log_p
+                )
+                of_entropy = np.abs(row_upstream.grad_entropy[:, np.newaxis]) * np.where(p == 0.0, 0.0, p * terms)
                 of_p = of_p + of_entropy / options.temperature
             if cap is not None:
                 tangents = np.tanh(logits / cap)

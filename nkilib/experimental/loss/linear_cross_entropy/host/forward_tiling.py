@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the forward is cut up: what fits SBUF, how long its program is, and what is modelled to be fastest.
+"""The choice of the forward's tiling: SBUF, length of the program, and the modelled time.
 
-The more positions are on chip, the less often W is read; the more classes a block has, the fewer are the instructions.
+The more positions are on chip, the less often W is read; the more classes a block has, the fewer instructions there
+are.
 """
 
 from __future__ import annotations
@@ -25,53 +26,53 @@ from nkilib.experimental.loss.linear.forward.plan import (
 from nkilib.experimental.loss.linear.shared.sizes import STAGED_ELEMENTS, WINDOW, PositionPlan
 from nkilib.experimental.loss.linear_cross_entropy.shared.forward_needs import GROUPS, ForwardNeeds
 
-# Tiles of positions whose logits stand side by side.
+# Tiles of positions whose logits are side by side.
 _GROUP_TILES = 4
-# So many under a cap, where Scalar loads two tables for each group, if it has about as much to do as Tensor: with up to
-# so many tiles of features.
+# The same under a cap, where Scalar loads two tables for each group, if Scalar has about as much to do as Tensor: with
+# up to _DEPTH_OF_CAP tiles of features.
 _GROUP_TILES_OF_CAP, _DEPTH_OF_CAP = 8, 12
-# Bytes of what a sum goes through.
+# Bytes of an element of the terms of a sum.
 _TERM_BYTES = 2
-# Numbers of a position beside its statistics: plain, and more with any option.
+# Numbers per position besides its statistics: plain, and further ones with any option.
 _OF_POSITION, _OF_POSITION_WITH_OPTIONS = 16, 16
 
-# Of tiles that do not depend on the tiling, with room for alignment.
+# Bytes of tiles that do not depend on the tiling, with room for alignment.
 _SMALL_BYTES = 2048
-# How long the cores take for a swap, and a load until its first byte is there. So long the blocks of classes take that
-# they share.
+# The time of a swap of the cores, and of a load until its first byte arrives. The blocks of classes that the cores
+# share take as long as a swap.
 _SWAP_US, _LOAD_US = 6.0, 2.3
 # Instructions of a core's program for up to so many positions, and beyond.
 _FEW_POSITIONS = 4096
 _INSTRUCTIONS, _INSTRUCTIONS_OF_MANY = 28_000, 56_000
-# Instructions of a block of classes beside those of its tiles.
+# Instructions of a block of classes besides those of its tiles.
 _OF_BLOCK = 20
-# Numbers of each of several target ids of a position: where it is, what is found there, and what is made of that.
+# Numbers per target id of a position, if there are several: its place, the logit there, and values computed from it.
 _OF_ID = 14
-# Of a staged tile: a transfer and a cast.
+# Instructions of a staged tile: a transfer and a cast.
 _OF_STAGED = 2
 
-# Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%.
+# Modelled rates of trn2 (docs/explanation/performance_model.md): Tensor takes a column a cycle, DMA transposes at 90%.
 _COLUMNS_PER_US = 2400.0
 _BYTES_PER_US = 331_000.0
-# A pass of Vector and of Scalar over a tile: a column a cycle and what lies between two instructions. A table.
+# A pass of Vector and of Scalar over a tile: a column a cycle, and the time between two instructions. A table load.
 _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
-# A loop's start and end; the edge of a trip; what a block of classes takes by itself, and one of positions.
-_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
+# A loop's start and end; the edge of an iteration; the fixed time of a block of classes, and of a block of positions.
+_LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """What a launch of the forward is about.
+    """The sizes of a forward launch.
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
-        cores: of the launch.
-        needs: beyond loss and log-sum-exp.
-        program_share: of the instructions that a program may have, for the forward.
-        weight_itemsize: bytes of an element of W in HBM where it is cast on its way; else 0.
-        staging_bytes: of a partition, for operands that are transposed and then cast.
-        ids: target ids of a position.
+        cores: the number of cores of the launch.
+        needs: the needs beyond loss and log-sum-exp.
+        program_share: the forward's share of the instructions that a program may have.
+        weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
+        staging_bytes: bytes per partition for operands that are transposed and then cast.
+        ids: the number of target ids per position.
     """
 
     num_positions: int
@@ -87,41 +88,41 @@ class ForwardSizes:
 
     @property
     def loaded_itemsize(self) -> int:
-        """Bytes of an element of W that DMA moves."""
+        """The bytes of an element of W that DMA moves."""
         return self.weight_itemsize or self.itemsize
 
     @property
     def depth(self) -> int:
-        """Tiles of features."""
+        """The number of tiles of features."""
         return div_ceil(self.num_features, PARTITIONS)
 
     @property
     def position_tiles(self) -> int:
-        """Tiles of positions."""
+        """The number of tiles of positions."""
         return div_ceil(self.num_positions, PARTITIONS)
 
     @property
     def class_tiles(self) -> int:
-        """Tiles of classes of the core that has most."""
+        """The number of tiles of classes of the core with the most classes."""
         return div_ceil(div_ceil(self.vocab_size, PARTITIONS), self.cores)
 
     @property
     def passes(self) -> int:
-        """Of Tensor for a product."""
+        """The number of passes that Tensor takes for a product."""
         return 4 if self.itemsize == 4 else 1
 
     @property
     def group_tiles(self) -> int:
-        """Tiles of positions of a group, at most."""
+        """The largest number of tiles of positions of a group."""
         is_busy = self.needs.softcap and self.passes * self.depth <= _DEPTH_OF_CAP
         return _GROUP_TILES_OF_CAP if is_busy else _GROUP_TILES
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of so many tiles of positions.
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions.
 
-        X and two blocks of W; of two groups the logits, tangents, multiples and exponentials; of Scalar and of Vector
-        two tiles of 16 bits; two rows of bias and class weights, and one that says which classes count; statistics of a
-        window, which the cores swap, and what is made of them.
+        They hold X and two blocks of W; logits, tangents, multiples and exponentials of two groups; two tiles of 16
+        bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the classes
+        that are not masked; the statistics of a window, which the cores swap, and values computed from them.
         """
         needs = self.needs
         operands = self.depth * self.itemsize * (tiles * PARTITIONS + 2 * class_block)
@@ -136,16 +137,17 @@ class ForwardSizes:
         return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
-        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes.
+        """Return blocks of about equal size.
 
-        Of very many positions they are a loop however few classes there are.
+        They are a loop if the program would be too long to have all blocks of classes. Very many positions are a loop
+        however few classes there are.
         """
         unrolled = unrolled_positions(self.num_positions, position_block)
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
         return looped_positions(unrolled, self.num_positions, self.most_bodies(unrolled) < steps)
 
     def most_bodies(self, plan: PositionPlan) -> int:
-        """How many blocks of classes the program of a core may have for each block of positions."""
+        """Return how many blocks of classes the program of a core may have for each block of positions."""
         of_tile = self.depth + self.needs.instructions
         of_block = _OF_BLOCK
         if self.staging_bytes > 0:
@@ -154,13 +156,14 @@ class ForwardSizes:
         return max(2 * WINDOW, int(total * self.program_share) // plan.copies // (plan.tiles * of_tile + of_block))
 
     def shared_classes(self, plan: PositionPlan, class_block: int) -> int:
-        """How many of the last classes the cores share: their products take longer than a swap does.
+        """Return how many of the last classes the cores share, so that their products take longer than a swap does.
 
-        None where a block of them would be multiplied before the next one is loaded, or where they are too many. Both
-        are about time alone, and a test may say how many they are (:class:`nkilib.core.plan_limits.PlanLimits`).
+        It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be too
+        many. Both conditions are about time alone; a test may set the number
+        (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
-            ValueError: a test asks for more than there are statistics for.
+            ValueError: if a test asks for more classes than there are statistics for.
         """
         if self.cores == 1:
             return 0
@@ -172,7 +175,7 @@ class ForwardSizes:
         return shared_classes(of_class, load, class_block, self.vocab_size, SwapTimes(_SWAP_US, _LOAD_US))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """About how long the launch takes."""
+        """Return the approximate time of the launch in us."""
         plan = self.position_plan(tiles * PARTITIONS, class_block)
         tiles = plan.tiles
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
@@ -184,8 +187,8 @@ class ForwardSizes:
             scalar += 2 * _TABLE_US * steps / min(tiles, self.group_tiles)
         load = columns * self.depth * PARTITIONS * self.loaded_itemsize / _BYTES_PER_US
         tile = self.depth * PARTITIONS * PARTITIONS * self.itemsize / _BYTES_PER_US
-        found = max(tiles * max(product, vector, scalar), load) + steps * _STEP_US + tile + _POSITIONS_US
+        block_us = max(tiles * max(product, vector, scalar), load) + steps * _STEP_US + tile + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:
-            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
-        return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
+            block_us += _LOOP_US + _ITERATION_US * steps / (bodies - WINDOW)
+        return plan.blocks * block_us + (_LOOP_US if plan.is_loop else 0.0)

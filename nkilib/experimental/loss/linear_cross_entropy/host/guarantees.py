@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels promise; tests hold each claim."""
+"""The guarantees of the kernels; tests check each claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, 
 def forward_workspace_bytes(
     input_hbm: Any, bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
 ) -> int:
-    """A bias that is rounded."""
+    """Return the bytes of the copies of a bias that is rounded."""
     return _copies(input_hbm, bias_hbm, compute_dtype, cores, has_input=False)
 
 
@@ -39,9 +39,11 @@ def backward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block.
+    """Return the bytes of HBM that a backward allocates.
 
-    X and a bias that are rounded to ``compute_dtype`` besides; of more than 65,536 positions what their parts take.
+    They hold a float32 sum of dX for each core and, where the positions take several blocks, a float32 sum of dW of a
+    class block for each core; besides, copies of X and a bias that are rounded to ``compute_dtype``; with more than
+    65,536 positions, the sums of the parts.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
@@ -83,9 +85,10 @@ def one_launch_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Sums as in the backward, logits of a block of positions, sums of dW and db, and a scalar of each core.
+    """Return the bytes of HBM that a fused forward-backward launch allocates.
 
-    X and a bias that are rounded to ``compute_dtype`` besides.
+    They hold the sums of the backward, the logits of a block of positions, sums of dW and db, and a scalar of each
+    core; besides, copies of X and a bias that are rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(
@@ -96,16 +99,16 @@ def one_launch_workspace_bytes(
         weight_layout=weight_layout,
         weight_dtype=weight_hbm.dtype,
     )
-    held = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
+    block_positions = min(launch.positions, logits_blocks(*launch, scratch_bytes).positions)
     sums = 0
-    if held > (position_block or chosen.position_block):
+    if block_positions > (position_block or chosen.position_block):
         sums = 2 * (class_block or chosen.class_block) * launch.features
     sums = one_launch_bytes(*launch, scratch_bytes, cores) + FLOAT32_BYTES * (launch.classes + cores * (sums + 1))
     return sums + _copies(input_hbm, bias_hbm, compute_dtype, cores)
 
 
 def _copies(input_hbm: Any, bias_hbm: Any, compute_dtype: Any, cores: int, has_input: bool = True) -> int:
-    """Of what is rounded beforehand."""
+    """Return the bytes of the copies of operands that are rounded beforehand."""
     if compute_dtype is None:
         return 0
     name = dtype_name(compute_dtype)
@@ -116,7 +119,7 @@ def _copies(input_hbm: Any, bias_hbm: Any, compute_dtype: Any, cores: int, has_i
 
 
 class _Launch(NamedTuple):
-    """N, D, V."""
+    """The sizes N, D and V of a launch."""
 
     positions: int
     features: int

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
+"""The bytes of HBM that the kernels take beyond their inputs and outputs: arithmetic only.
 
-- The forward takes none, but for a bias that it rounds to a ``compute_dtype``.
+- The forward takes none, except for a bias that it rounds to a ``compute_dtype``.
 - The backward keeps a float32 sum of dX for each core, and where the positions take several blocks a float32 sum of dW
   of one class block for each core, of at most 64 MiB.
-- The backward of more than 65,536 positions takes them in parts: its sums of dX are those of a part, beside dX of a
-  part and a float32 sum of dW, where dW is not float32 itself.
-- Loss and gradients in one launch keep the float32 logits of a block of positions and the sums of dX, and where there
+- The backward of more than 65,536 positions processes them in parts: its sums of dX are those of a part. Besides them
+  it keeps dX of a part, and a float32 sum of dW if dW is not float32 itself.
+- Loss and gradients in a single launch keep the float32 logits of a block of positions and the sums of dX, and if there
   are several blocks a float32 sum of dW.
-- With a ``compute_dtype``, ``linear.host.memory.copied_bytes`` more. There is no copy of W, of whatever type it is.
+- A ``compute_dtype`` adds ``linear.host.memory.copied_bytes``. W is never copied, whatever its type.
 
 No form keeps logits of all positions and classes unless that is the smallest thing to keep.
 """
@@ -24,16 +24,16 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.linear.host.memory import backward_bytes
 from nkilib.experimental.loss.linear.shared.sizes import position_parts
 
-# What one launch may take for logits, unless it is told otherwise.
+# The default number of bytes that one launch may take for logits.
 SCRATCH_BYTES = 512 * 2**20
 
 
 class LogitsBlocks(NamedTuple):
-    """How one launch cuts up the positions.
+    """The blocks of positions of a fused forward-backward launch.
 
     Attributes:
-        positions: of a block, whole tiles of 128 but for the last one.
-        number: of blocks.
+        positions: the positions of a block, whole tiles of 128 except for the last block.
+        number: the number of blocks.
     """
 
     positions: int
@@ -41,11 +41,11 @@ class LogitsBlocks(NamedTuple):
 
 
 class FormBytes(NamedTuple):
-    """Bytes beyond inputs and outputs.
+    """The bytes of HBM beyond inputs and outputs, for both forms of a training step.
 
     Attributes:
-        two_launches: of forward and backward apart: the larger of the two.
-        one_launch: of both in one.
+        two_launches: the bytes of separate forward and backward launches: the larger of the two.
+        one_launch: the bytes of a single launch of both.
     """
 
     two_launches: int
@@ -55,17 +55,17 @@ class FormBytes(NamedTuple):
 def logits_blocks(
     num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES
 ) -> LogitsBlocks:
-    """The blocks of positions whose logits one launch keeps.
+    """Return the blocks of positions whose logits one launch keeps.
 
-    One block where its logits take no more than ``scratch_bytes`` and the sum of dW that several blocks need; else the
-    fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be. Very many positions are
-    several blocks however few classes there are.
+    There is one block if its logits take no more than ``scratch_bytes`` plus the sum of dW that several blocks need;
+    otherwise the fewest blocks whose logits fit ``scratch_bytes``, as equal as tiles of 128 positions can be. Very many
+    positions are several blocks however few classes there are.
 
     Args:
         num_positions: N.
         num_features: D.
         vocab_size: V.
-        scratch_bytes: at least the logits of 128 positions.
+        scratch_bytes: the bytes that logits may take, at least the logits of 128 positions.
     """
     of_position, parts = FLOAT32_BYTES * vocab_size, position_parts(num_positions, num_features)
     fits = num_positions * of_position <= scratch_bytes + FLOAT32_BYTES * vocab_size * num_features
@@ -80,7 +80,10 @@ def logits_blocks(
 def one_launch_bytes(
     num_positions: int, num_features: int, vocab_size: int, scratch_bytes: int = SCRATCH_BYTES, cores: int = 2
 ) -> int:
-    """What ``linear_cross_entropy_forward_backward`` takes; arguments as in :func:`logits_blocks`, and its cores."""
+    """Return the bytes that ``linear_cross_entropy_forward_backward`` takes on ``cores`` cores.
+
+    See :func:`logits_blocks` for the other arguments.
+    """
     blocks = logits_blocks(num_positions, num_features, vocab_size, scratch_bytes)
     logits = blocks.positions * vocab_size
     weight_sum = vocab_size * num_features if blocks.number > 1 else 0
@@ -97,7 +100,7 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Both forms beside each other; arguments as in :func:`backward_bytes` and :func:`logits_blocks`."""
+    """Return the bytes of both forms; see :func:`backward_bytes` and :func:`logits_blocks` for the arguments."""
     return FormBytes(
         backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
         one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),

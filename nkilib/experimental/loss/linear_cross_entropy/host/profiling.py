@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""Modelled times of a launch of the kernels, from shapes alone: for host code, and in the simulator only."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def profile_linear_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel on X [N, D] and W [V, D] or [D, V]; modelled, not measured.
+    """Profile a kernel on X [N, D] and W [V, D] or [D, V]; modelled, not measured.
 
     Example::
 
@@ -54,19 +54,19 @@ def profile_linear_launch(
 
     Args:
         num_positions, num_features, vocab_size: N, D, V.
-        dtype: of X and W, an NKI type or the name of one.
+        dtype: the dtype of X and W, an NKI type or its name.
         direction: ``"forward"``, ``"backward"`` or ``"forward_backward"``.
-        tiling: how the launch is cut up; None: as ``choose_linear_tiling`` says.
-        target: the generation.
-        cores: of the launch.
-        weight_layout: of W.
-        parameters: what the model assumes where nothing is published.
-        options: further keyword arguments of the kernel, shapes of arrays among them.
+        tiling: the tiling of the launch; None: the choice of ``choose_linear_tiling``.
+        target: the generation of the device.
+        cores: the number of cores of the launch.
+        weight_layout: the layout of W.
+        parameters: the assumptions of the model where nothing is published.
+        options: further keyword arguments of the kernel, including shapes of arrays.
 
     Raises:
         ValueError: for another direction.
-        AssertionError: if the kernel does not take the sizes.
-        NkiValidationError: if the hardware does not.
+        AssertionError: if the kernel does not accept the sizes.
+        NkiValidationError: if the hardware does not accept them.
     """
     if direction not in KERNELS:
         raise ValueError(f"profile_linear_launch: direction must be one of {', '.join(KERNELS)}, got {direction!r}")
@@ -77,8 +77,8 @@ def profile_linear_launch(
     elif direction == FORWARD_BACKWARD and "grad_scale_hbm" not in options:
         further["grad_scale"] = 1.0 / num_positions
     sizes = _Sizes(num_positions, num_features, vocab_size, weight_layout)
-    given = {**further, **options}
-    return _profile(KERNELS[direction][cores], sizes, (num_positions,), dtype, target, parameters, given)
+    arguments = {**further, **options}
+    return _profile(KERNELS[direction][cores], sizes, (num_positions,), dtype, target, parameters, arguments)
 
 
 def profile_token_scores_launch(
@@ -96,7 +96,7 @@ def profile_token_scores_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel of K target ids a position; modelled, not measured.
+    """Profile a kernel of K target ids per position; modelled, not measured.
 
     Example::
 
@@ -105,12 +105,12 @@ def profile_token_scores_launch(
     Args:
         num_positions, num_features, vocab_size, ids: N, D, V, K.
         direction: ``"forward"`` or ``"backward"``.
-        dtype, tiling, target, cores, weight_layout, parameters, options: as for :func:`profile_linear_launch`.
+        dtype, tiling, target, cores, weight_layout, parameters, options: see :func:`profile_linear_launch`.
 
     Raises:
         ValueError: for another direction.
-        AssertionError: if the kernel does not take the sizes.
-        NkiValidationError: if the hardware does not.
+        AssertionError: if the kernel does not accept the sizes.
+        NkiValidationError: if the hardware does not accept them.
     """
     if direction not in SCORE_KERNELS:
         known = ", ".join(SCORE_KERNELS)
@@ -120,12 +120,12 @@ def profile_token_scores_launch(
         of_ids = spec((num_positions, ids), "float32")
         further |= {"lse_hbm": spec((num_positions,), "float32"), "grad_logprob_hbm": of_ids}
     sizes = _Sizes(num_positions, num_features, vocab_size, weight_layout)
-    given = {**further, **options}
-    return _profile(SCORE_KERNELS[direction][cores], sizes, (num_positions, ids), dtype, target, parameters, given)
+    arguments = {**further, **options}
+    return _profile(SCORE_KERNELS[direction][cores], sizes, (num_positions, ids), dtype, target, parameters, arguments)
 
 
 class _Sizes(NamedTuple):
-    """N, D, V, and the layout of W."""
+    """The sizes N, D and V of a launch, and the layout of W."""
 
     positions: int
     features: int
@@ -140,7 +140,7 @@ def _profile(
     dtype: Any,
     target: str,
     parameters: ModelParameters | None,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
 ) -> Profile:
     operand, layout = as_dtype(dtype), sizes.weight_layout
     shape = (sizes.classes, sizes.features) if layout == "vd" else (sizes.features, sizes.classes)
@@ -152,5 +152,5 @@ def _profile(
             spec(targets, "int32"),
             parameters=parameters,
             weight_layout=layout,
-            **given,
+            **arguments,
         )

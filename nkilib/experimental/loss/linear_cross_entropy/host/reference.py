@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy and its gradients in float64, from the very inputs: what the kernels are held against.
+"""Linear cross-entropy and its gradients in float64, from the same inputs: the reference of the kernels.
 
 Products, loss and gradients are float64 throughout; loss and gradient of logits are those of
-:mod:`nkilib.experimental.loss.cross_entropy.host.reference`. Rows are taken in blocks, so that no [N, V] stands.
+:mod:`nkilib.experimental.loss.cross_entropy.host.reference`. Rows are processed in blocks, so that no [N, V] array is
+in memory.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGr
 
 @dataclass(frozen=True)
 class LinearProblem:
-    """Inputs and options of a launch.
+    """The inputs and options of a launch.
 
     Attributes:
         input: X, [N, D], of any float type.
         weight: W, [V, D], or [D, V] by ``weight_layout``.
-        targets: [N] integers, each a class or the index of positions that do not count.
+        targets: [N] integers, each a class or the index of ignored positions.
         bias: [V], or None.
-        options: of the loss; class weights among them.
+        options: the options of the loss, including class weights.
         weight_layout: ``"vd"`` or ``"dv"``.
         logit_scale: s, which multiplies product and bias, before a cap.
     """
@@ -61,47 +62,47 @@ class LinearProblem:
 
     @property
     def layer(self) -> OutputLayer:
-        """X, W and the bias."""
+        """The output layer: X, W and the bias."""
         return OutputLayer(self.input, self.weight, self.bias, self.weight_layout)
 
     @property
     def classes_first(self) -> Float64Array:
-        """W as [V, D]."""
+        """The weight W as [V, D]."""
         return self.layer.classes_first
 
     @property
     def vocab_size(self) -> int:
-        """V."""
+        """The number of classes V."""
         return self.layer.vocab_size
 
     def row_blocks(self) -> Iterator[slice]:
-        """Slices that cover the positions in order."""
+        """Yield slices that cover the positions in order."""
         return self.layer.row_blocks()
 
     def logits_of(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """y = X W^T + b of some positions, before scale and cap; ``weight`` is ``classes_first``."""
+        """Return y = X W^T + b of some positions, before scale and cap; ``weight`` is ``classes_first``."""
         return self.layer.logits_of(rows, weight)
 
 
 def linear_forward_reference(problem: LinearProblem) -> ExtendedResults:
-    """All results of ``linear_cross_entropy_forward``.
+    """Return all results of ``linear_cross_entropy_forward``.
 
     PyTorch equivalent, in float64: the extended cross-entropy of ``F.linear(input, weight, bias)``.
     """
     weight = problem.classes_first
-    found = [
+    blocks = [
         extended_forward_reference(problem.logits_of(rows, weight), problem.targets[rows], None, problem.recipe)
         for rows in problem.row_blocks()
     ]
     return ExtendedResults(
-        *(np.concatenate([getattr(block, each.name) for block in found]) for each in fields(ExtendedResults))
+        *(np.concatenate([getattr(block, result.name) for block in blocks]) for result in fields(ExtendedResults))
     )
 
 
 def linear_backward_reference(
     problem: LinearProblem, upstream: BackwardInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """All gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_cross_entropy_backward``, with the log-sum-exp that it received.
 
     PyTorch equivalent, in float64 and where lse is exact, with the forward's results::
 
@@ -109,9 +110,10 @@ def linear_backward_reference(
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
     Args:
-        problem: with all classes.
-        upstream: as the kernel received it.
-        classes: of a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
+        problem: the problem, with all classes.
+        upstream: the upstream gradients and statistics as the kernel received them.
+        classes: the classes of a vocabulary shard, for its part of the gradient of the input and its own gradients of
+            weight and bias.
     """
     weight = problem.classes_first
     blocks = ((rows, gradient_of_logits(problem, upstream, rows, weight)) for rows in problem.row_blocks())
@@ -121,7 +123,7 @@ def linear_backward_reference(
 def gradient_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
 ) -> Float64Array:
-    """G, [R, V]: the gradient with respect to X W^T of some positions; ``weight`` is ``classes_first``."""
+    """Return G, [R, V]: the gradient with respect to X W^T of some positions; ``weight`` is ``classes_first``."""
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The scores that ``linear_token_scores`` has on request, under their names: those of PyTorch and of JAX alike."""
+"""The names of the scores that ``linear_token_scores`` returns on request, the same for PyTorch and JAX."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ OUTPUTS: Final = ("entropy", "lse", "argmax", "log_sum_squares", "mean_logit")
 
 
 def checked_outputs(caller: object, outputs: Any) -> tuple[str, ...]:
-    """The names of the scores that are asked for, in the order of :data:`OUTPUTS`.
+    """Return the names of the requested scores, in the order of :data:`OUTPUTS`.
 
     Raises:
-        TypeError: no iterable, or a string.
-        ValueError: another name.
+        TypeError: if ``outputs`` is not an iterable, or is a string.
+        ValueError: for an unknown name.
     """
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch of the linear cross-entropy kernels is cut up: arithmetic only.
+"""The choice of a tiling for the linear cross-entropy kernels: arithmetic only.
 
-Of the blocks that fit SBUF those are taken that are estimated to be fastest: of the forward in :mod:`.forward_tiling`,
-of gradients in :mod:`nkilib.experimental.loss.linear.host.backward_tiling`. ``nkilib.simulator.profile`` models times;
-tests hold the choice against it.
+Of the blocks that fit SBUF, those with the least estimated time are chosen: for the forward in :mod:`.forward_tiling`,
+for gradients in :mod:`nkilib.experimental.loss.linear.host.backward_tiling`. ``nkilib.simulator.profile`` models times;
+tests check the choice against it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class _Launch(NamedTuple):
-    """A launch, checked."""
+    """The validated arguments of a launch."""
 
     num_positions: int
     num_features: int
@@ -75,9 +75,9 @@ def choose_linear_tiling(
     forward_needs: ForwardNeeds | None = None,
     ids: int = 1,
 ) -> LinearTiling:
-    """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
+    """Return the tiling with which a kernel is modelled to be fastest, or nearly so; the default of the kernels.
 
-    Modelled, not measured: within 3% of the best tiling of a search on trn2. Repeated calls are looked up.
+    The choice is modelled, not measured: within 3% of the best tiling of a search on trn2. Results are cached.
 
     Example::
 
@@ -86,26 +86,26 @@ def choose_linear_tiling(
 
     Args:
         num_positions: N, rows of the input, 1 to 2^31 - 1.
-        num_features: D, its columns, 16 to 16,384.
+        num_features: D, columns of the input, 16 to 16,384.
         vocab_size: V, classes of the weight, 1 to 2^24.
-        dtype: bfloat16, float16 or float32, of the products: as NKI, numpy, torch or a string names it.
+        dtype: the dtype of the products, bfloat16, float16 or float32: an NKI, numpy or torch dtype, or a string.
         direction: ``"forward"``, ``"backward"`` or ``"forward_backward"``.
-        cores: of the launch, 1 or 2.
+        cores: the number of cores of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
         weight_layout: ``"vd"`` or ``"dv"``.
-        extended: for a launch with a bias, an option of the loss or a further result, upstream gradient or sum of dW:
-            the choice fits whichever are there. Ignored positions need nothing.
-        scratch_bytes: of ``linear_cross_entropy_forward_backward``.
-        input_dtype, weight_dtype: of X and W where the kernel is given a ``compute_dtype``, which is ``dtype`` then;
-            None: ``dtype``.
-        forward_needs: of the forward, which options there are; None: all of them if ``extended``.
-        ids: K, 1 to 64, of ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
+        extended: whether the launch has a bias, an option of the loss, or a further result, upstream gradient or sum of
+            dW. The choice fits any of them. Ignored positions need nothing.
+        scratch_bytes: the argument ``scratch_bytes`` of ``linear_cross_entropy_forward_backward``.
+        input_dtype, weight_dtype: the dtypes of X and W if the kernel is given a ``compute_dtype``, which is ``dtype``
+            in this case; None: ``dtype``.
+        forward_needs: the options of a forward; None: all of them if ``extended``, else none.
+        ids: K, 1 to 64, for ``linear_token_scores_forward`` and ``linear_token_scores_backward``.
 
     Returns:
-        What the kernels accept for such a launch on the target.
+        The tiling, which the kernels accept for such a launch on the target.
 
     Raises:
-        TypeError: if a size is no integer.
+        TypeError: if a size is not an integer.
         ValueError: if a size is out of range, or another argument is unknown.
     """
     caller = "choose_linear_tiling"
@@ -182,7 +182,7 @@ def _forward(launch: _Launch) -> LinearTiling:
 
 
 def _backward(launch: _Launch) -> LinearTiling:
-    """Of a part of the positions where they are split."""
+    """Return the tiling of the backward: of a part of the positions if they are split."""
     parts = position_parts(launch.num_positions, launch.num_features, launch.ids)
     return _of_gradients(launch._replace(num_positions=parts.size), parts.is_split, keeps_logits=False)
 
@@ -205,13 +205,13 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
 
 
 def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """What the tiles of a launch take with every option, or with none."""
+    """Return the needs of the tiles of a launch, with every option or with none."""
     has = launch.extended
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 
 
 def _forward_backward(launch: _Launch) -> LinearTiling:
-    """Of the gradients of a block of positions, whose logits are there."""
+    """Return the tiling of the gradients of a block of positions whose logits are kept."""
     blocks = logits_blocks(launch.num_positions, launch.num_features, launch.vocab_size, launch.scratch_bytes)
     block = launch._replace(num_positions=min(blocks.positions, launch.num_positions))
     return _of_gradients(block, adds_to_weight=blocks.number > 1, keeps_logits=True)

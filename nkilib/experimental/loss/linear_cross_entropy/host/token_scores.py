@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probabilities of several target ids a position and their gradients in float64, and how far kernels may be off.
+"""Float64 log-probabilities of several target ids per position, their gradients, and bounds of the kernels' errors.
 
-The log-probability of an id is minus the loss of linear cross-entropy, and so are its bounds. The gradient of the
-logits is that of log-sum-exp and entropy, and for gradients g_k of the ids t_k ``sum_k g_k (1[t_k = v] - p_v)``, over
-the temperature and through a cap.
+The log-probability of an id is minus the loss of linear cross-entropy, and has the same bounds. The gradient of the
+logits is that of log-sum-exp and entropy, plus ``sum_k g_k (1[t_k = v] - p_v)`` for gradients g_k of the ids t_k,
+divided by the temperature and multiplied by the derivative of a cap.
 
-How far it may be off is granted as for one id whose gradient has the size of all of them, S = sum |g_k|; at the ids
-(K + 4) u S more, u = 2^-24, for the sums of g_k and of them all, which are not added in the same order, and 8 u of the
-gradient for the sum with the rest of it; through a cap c, 2 |tanh| dz / c of the gradient.
+The gradient may be off by the bound for a single id whose gradient has the size of all of them, S = sum |g_k|. At the
+ids it may be off by (K + 4) u S more, u = 2^-24, for the sums of g_k and of all of them, which are not added in the
+same order, and by 8 u of the gradient for the sum with the other terms; through a cap c, by 2 |tanh| dz / c of the
+gradient.
 """
 
 from __future__ import annotations
@@ -43,18 +44,18 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
     linear_forward_reference,
 )
 
-# Of one target.
+# Results for one target, which token scores do not have.
 _OF_LOSS = ("loss", "position_weight", "distance_sum")
 
 
 @dataclass(frozen=True)
 class ScoreInputs:
-    """What ``linear_token_scores_backward`` receives beside operands and targets.
+    """The arguments of ``linear_token_scores_backward`` besides operands and targets.
 
     Attributes:
         lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
         grad_logprob: [N, K]; None for 0.
-        grad_lse, entropy, grad_entropy: [N]; None for 0, and without a gradient of the entropy.
+        grad_lse, entropy, grad_entropy: [N]; None for 0, and for no gradient of the entropy.
     """
 
     lse: npt.NDArray[Any]
@@ -65,13 +66,17 @@ class ScoreInputs:
 
 
 def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
-    """All results of ``linear_token_scores_forward`` but maximum and log-sum, by name.
+    """Return all results of ``linear_token_scores_forward`` except maximum and log-sum, by name.
 
     Args:
-        problem: whose targets are [N, K].
+        problem: a problem with targets [N, K].
     """
-    found = linear_forward_reference(_of_largest(problem))
-    results = {each.name: getattr(found, each.name) for each in fields(ExtendedResults) if each.name not in _OF_LOSS}
+    of_largest = linear_forward_reference(_of_largest(problem))
+    results = {
+        result.name: getattr(of_largest, result.name)
+        for result in fields(ExtendedResults)
+        if result.name not in _OF_LOSS
+    }
     valid, ids = problem.targets != problem.options.ignore_index, _AtIds.of(problem)
     results["logprob"] = np.where(valid, ids.below, 0.0) - np.where(valid, ids.log_sum, 0.0)
     results["target_logit"] = np.where(valid, ids.scores, 0.0)
@@ -79,38 +84,40 @@ def scores_forward_reference(problem: LinearProblem) -> dict[str, Float64Array]:
 
 
 def scores_forward_bounds(problem: LinearProblem) -> dict[str, Float64Array]:
-    """Largest accepted errors by name of a result; arguments as in :func:`scores_forward_reference`.
+    """Return the largest accepted errors by result name; see :func:`scores_forward_reference` for the argument.
 
-    The bound of a loss is that of the class of the largest logit and 16 u of the distance from there.
+    The bound of a log-probability is the bound of the loss at the class of the largest logit, plus 16 u of the distance
+    from that logit.
     """
-    found, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
+    bounds, ids = linear_forward_bounds(_of_largest(problem)), _AtIds.of(problem)
     recipe = problem.recipe
     of_cap = CAP_UNITS * UNIT * (recipe.logit_softcap or 0.0) / recipe.temperature
     of_scale = 0.0 if recipe.temperature == 1.0 else 2.0 * UNIT
     with np.errstate(invalid="ignore"):
-        found["logprob"] = found["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
-        found["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
-    return {name: values for name, values in found.items() if name not in _OF_LOSS}
+        bounds["logprob"] = bounds["loss"][:, np.newaxis] - FORWARD_UNITS * UNIT * ids.below
+        bounds["target_logit"] = of_cap + SMALLEST_NORMAL + of_scale * np.abs(ids.scores) + ids.off
+    return {name: values for name, values in bounds.items() if name not in _OF_LOSS}
 
 
 def scores_backward_reference(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """All gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
+    """Return all gradients of ``linear_token_scores_backward``, with the log-sum-exp that it received.
 
     Args:
-        problem: with all classes, whose targets are [N, K].
-        upstream: as the kernel received it.
-        classes: of a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
+        problem: a problem with all classes and targets [N, K].
+        upstream: the upstream gradients and statistics as the kernel received them.
+        classes: the classes of a vocabulary shard, for its part of the gradient of the input and its own gradients of
+            weight and bias.
     """
     weight = problem.classes_first
-    held = weight[classes]
+    shard_weight = weight[classes]
     of_input = np.empty(problem.input.shape, np.float64)
-    of_weight, of_bias = np.zeros_like(held), np.zeros(len(held))
+    of_weight, of_bias = np.zeros_like(shard_weight), np.zeros(len(shard_weight))
     ids = _Ids.of(problem, upstream)
     for rows in problem.row_blocks():
         gradient = ids.gradient(rows, weight)[:, classes]
-        of_input[rows] = gradient @ held
+        of_input[rows] = gradient @ shard_weight
         of_weight += gradient.T @ problem.input[rows].astype(np.float64)
         of_bias += gradient.sum(axis=0)
     return LinearGradients(of_input, of_weight if problem.weight_layout == "vd" else of_weight.T, of_bias)
@@ -119,7 +126,7 @@ def scores_backward_reference(
 def scores_gradient_bounds(
     problem: LinearProblem, upstream: ScoreInputs, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """Largest accepted errors of every element; arguments as in :func:`scores_backward_reference`."""
+    """Return the largest accepted errors of every element; see :func:`scores_backward_reference` for the arguments."""
     ids = _Ids.of(problem, upstream)
     sizes = ids.sizes.sum(axis=1)
     if upstream.grad_lse is not None:
@@ -135,9 +142,9 @@ class _Ids:
     """The ids of a problem and their gradients.
 
     Attributes:
-        problem: with ids.
-        rest: the problem without, whose targets are all ignored.
-        upstream: of log-sum-exp and entropy alone.
+        problem: the problem with ids.
+        rest: the problem without ids, whose targets are all ignored.
+        upstream: the upstream gradients of log-sum-exp and entropy alone.
         classes: [N, K], 0 for an ignored id.
         gradients: [N, K], 0 for an ignored id.
     """
@@ -169,18 +176,18 @@ class _Ids:
 
     @property
     def sizes(self) -> Float64Array:
-        """|g_k|."""
+        """The magnitudes |g_k| of the gradients."""
         return np.abs(self.gradients)
 
     def scattered(self, values: Float64Array, rows: slice, vocabulary: int) -> Float64Array:
-        """The sums of the values [N, K] at the classes of their ids, [R, V]."""
+        """Return the sums of the values [N, K] at the classes of their ids, [R, V]."""
         classes = self.classes[rows]
-        found = np.zeros((len(classes), vocabulary))
-        np.add.at(found, (np.arange(len(classes))[:, np.newaxis], classes), values[rows])
-        return found
+        sums = np.zeros((len(classes), vocabulary))
+        np.add.at(sums, (np.arange(len(classes))[:, np.newaxis], classes), values[rows])
+        return sums
 
     def gradient(self, rows: slice, weight: Float64Array) -> Float64Array:
-        """G, [R, V]."""
+        """Return the gradient G of the logits of some positions, [R, V]."""
         problem, recipe = self.problem, self.problem.recipe
         logits, lse = problem.logits_of(rows, weight), self.upstream.lse[rows].astype(np.float64)
         with np.errstate(invalid="ignore", over="ignore"):
@@ -193,7 +200,7 @@ class _Ids:
         return gradient + of_rest
 
     def bounded(self) -> Iterator[GradientRows]:
-        """Gradients of logits, and how far they may be off."""
+        """Yield gradients of logits, and how far they may be off."""
         problem, recipe, weight = self.problem, self.problem.recipe, self.problem.classes_first
         first = replace(problem, targets=self.classes[:, 0])
         if recipe.ignore_index >= 0:
@@ -227,13 +234,13 @@ class _Ids:
 
 @dataclass(frozen=True)
 class _AtIds:
-    """What there is at the ids, and of each position, float64 [N, K] and [N, 1]; an ignored id is class 0.
+    """Values at the ids and per position, float64 [N, K] and [N, 1]; an ignored id is class 0.
 
     Attributes:
         scores: z.
-        below: z less the maximum.
+        below: z minus the maximum.
         off: how far z may be off by the rounding of products.
-        log_sum: lse less the maximum.
+        log_sum: lse minus the maximum.
     """
 
     scores: Float64Array
@@ -245,7 +252,7 @@ class _AtIds:
     def of(cls, problem: LinearProblem) -> _AtIds:
         weight, recipe = problem.classes_first, problem.recipe
         classes = np.where(problem.targets == recipe.ignore_index, 0, problem.targets)
-        found: list[list[Float64Array]] = [[], [], [], []]
+        parts: list[list[Float64Array]] = [[], [], [], []]
         for rows in problem.row_blocks():
             z = recipe.scores(problem.logits_of(rows, weight), None)
             maximum = z.max(axis=1, keepdims=True)
@@ -254,13 +261,16 @@ class _AtIds:
             with np.errstate(invalid="ignore"):
                 log_sum = np.log(np.exp(z - maximum).sum(axis=1, keepdims=True))
                 values = (scores, scores - maximum, np.take_along_axis(off, classes[rows], axis=1), log_sum)
-            for part, value in zip(found, values, strict=True):
+            for part, value in zip(parts, values, strict=True):
                 part.append(value)
-        return cls(*(np.concatenate(part) for part in found))
+        return cls(*(np.concatenate(part) for part in parts))
 
 
 def _of_largest(problem: LinearProblem) -> LinearProblem:
-    """One target a position, of which nothing but the sizes of errors is taken: the class of the largest logit."""
+    """Return the problem with one target per position, the class of the largest logit.
+
+    Only the sizes of errors are taken from it.
+    """
     weight = problem.classes_first
     largest = [problem.logits_of(rows, weight).argmax(axis=1) for rows in problem.row_blocks()]
     options = replace(problem.options, ignore_index=-100)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
+"""The work of the kernels, whatever the tiling; from it the performance model knows how fast hardware could be.
 
-For host code, not for kernels. Every operand and every result crosses HBM once; logits do not. A product of all logits
-takes N V D multiply-adds, and so does each of dX and dW.
+The module is for host code, not for kernels. Every operand and every result crosses HBM once; logits do not. A product
+of all logits takes N V D multiply-adds, and so does each of dX and dW.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def linear_forward_work(
     with_mean_logit: bool = False,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_cross_entropy_forward``, whose parameters it takes."""
+    """Return the work of ``linear_cross_entropy_forward``, from the kernel's parameters."""
     positions = input_hbm.shape[0]
     elements = _elements(input_hbm, weight_hbm)
     results = 2 + 2 * with_target + with_argmax + with_entropy + with_distance_sum + 2 * with_log_sum
@@ -73,7 +73,7 @@ def linear_backward_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_cross_entropy_backward``, whose parameters it takes."""
+    """Return the work of ``linear_cross_entropy_backward``, from the kernel's parameters."""
     vectors = (lse_hbm, grad_loss_hbm, grad_lse_hbm, grad_logprob_hbm, target_weight_hbm, maximum_hbm, log_sum_hbm)
     elements = _elements(input_hbm, weight_hbm)
     return _work(
@@ -97,11 +97,14 @@ def linear_backward_work(
 
 
 def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
-    """The work of ``linear_token_scores_forward``: K results a position where ``linear_forward_work`` counts one."""
+    """Return the work of ``linear_token_scores_forward``.
+
+    It counts K results per position where ``linear_forward_work`` counts one.
+    """
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
-    found = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
+    work = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
     further = input_hbm.shape[0] * (ids * (1 + with_target) - 1)
-    return replace(found, hbm_bytes=found.hbm_bytes + further * FLOAT32_BYTES)
+    return replace(work, hbm_bytes=work.hbm_bytes + further * FLOAT32_BYTES)
 
 
 def linear_scores_backward_work(
@@ -116,8 +119,8 @@ def linear_scores_backward_work(
     grad_entropy_hbm: Any = None,
     **options: Any,
 ) -> Work:
-    """The work of ``linear_token_scores_backward``, whose parameters it takes."""
-    found = linear_backward_work(
+    """Return the work of ``linear_token_scores_backward``, from the kernel's parameters."""
+    work = linear_backward_work(
         input_hbm,
         weight_hbm,
         targets_hbm,
@@ -129,7 +132,7 @@ def linear_scores_backward_work(
         grad_logprob_hbm,
         **options,
     )
-    return replace(found, hbm_bytes=found.hbm_bytes + _bytes(entropy_hbm, grad_entropy_hbm))
+    return replace(work, hbm_bytes=work.hbm_bytes + _bytes(entropy_hbm, grad_entropy_hbm))
 
 
 def linear_forward_backward_work(
@@ -145,9 +148,10 @@ def linear_forward_backward_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_cross_entropy_forward_backward``, whose parameters it takes.
+    """Return the work of ``linear_cross_entropy_forward_backward``, from the kernel's parameters.
 
-    An exponential for the sum of a row and one for its softmax; the scratch of logits is a choice, and no work.
+    Each logit counts one exponential for the sum of its row and one for the softmax. The scratch memory for logits is a
+    choice, and does not count as work.
     """
     elements = _elements(input_hbm, weight_hbm)
     return _work(
@@ -171,7 +175,7 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Of so many products of all ``elements`` logits."""
+    """Return the work of ``products`` products of all ``elements`` logits."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,
@@ -182,10 +186,10 @@ def _work(
 
 
 def _elements(input_hbm: Any, weight_hbm: Any) -> int:
-    """N V, of logits."""
+    """Return the number of logits, N V."""
     positions, features = input_hbm.shape
-    found: int = positions * prod(weight_hbm.shape) // features
-    return found
+    elements: int = positions * prod(weight_hbm.shape) // features
+    return elements
 
 
 def _gradient_bytes(
@@ -198,24 +202,24 @@ def _gradient_bytes(
     weight_sum_hbm: Any = None,
     input_float32: bool = False,
 ) -> int:
-    """Of the gradients that are wanted; a sum that is there already is read and written."""
-    found = 0
+    """Return the bytes of the wanted gradients; a given sum of dW is read and written."""
+    total = 0
     if input_wanted:
-        found += prod(input_hbm.shape) * FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
+        total += prod(input_hbm.shape) * FLOAT32_BYTES if input_float32 else _bytes(input_hbm)
     if weight_wanted:
-        found += _bytes(weight_hbm) if weight_sum_hbm is None else 2 * _bytes(weight_sum_hbm)
+        total += _bytes(weight_hbm) if weight_sum_hbm is None else 2 * _bytes(weight_sum_hbm)
     if bias_hbm is not None and bias_wanted in (None, True):
-        found += prod(bias_hbm.shape) * FLOAT32_BYTES
-    return found
+        total += prod(bias_hbm.shape) * FLOAT32_BYTES
+    return total
 
 
 def _exponentials(elements: int, logit_softcap: Any) -> int:
-    """A cap is one more activation function an element."""
+    """Return the number of activation functions; a cap is one more per element."""
     return elements if logit_softcap is None else 2 * elements
 
 
 def _bytes(*arrays: Any) -> int:
-    """Bytes of arrays in HBM, none for None."""
+    """Return the bytes of arrays in HBM, 0 for None."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is known of a launch when its kernel is traced; the flags of the loss are those of cross-entropy."""
+"""The operands and options of a launch while its kernel is traced; the flags of the loss are those of cross-entropy."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class LinearLaunch(LinearOperands):
     """The arguments that all kernels share: operands and targets.
 
     Attributes:
-        targets_hbm: [N], int32; [N, K] for K target ids of each position.
-        ids: K, of each position.
+        targets_hbm: [N], int32; [N, K] for K target ids per position.
+        ids: K, the number of target ids per position.
     """
 
     targets_hbm: nl.NkiTensor = field(kw_only=True)
     ids: int = field(default=1, kw_only=True)
 
     def of_positions(self, block: Block) -> LinearLaunch:
-        """The launch for some positions alone."""
+        """Return the launch for a block of positions."""
         return replace(self, input_hbm=block.of(self.input_hbm), targets_hbm=block.of(self.targets_hbm))
 
 
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
-    """The recipe for logits that are not yet multiplied by ``logit_scale``.
+    """Return the recipe for logits that are not yet multiplied by ``logit_scale``.
 
-    softcap(s y, c) / T is softcap(y, c / s) / (T / s), so that scale and temperature are two constants of the host: no
-    operand of a product is multiplied, and nothing is rounded for them.
+    softcap(s y, c) / T is softcap(y, c / s) / (T / s), so that scale and temperature are two host constants: no operand
+    of a product is multiplied, and nothing is rounded for them.
     """
     if logit_scale == 1.0:
         return recipe
@@ -52,13 +52,16 @@ def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
 
 
 def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, Options]:
-    """Return launch and options of a backward without a gradient of the loss, without what the loss alone needs."""
+    """Return launch and options of a backward without a gradient of the loss.
+
+    Options that only the loss needs are removed.
+    """
     recipe = replace(options.recipe, label_smoothing=0.0, lse_square_scale=0.0)
     return replace(launch, class_weight_hbm=None), replace(options, is_weighted=False, recipe=recipe)
 
 
 def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
-    """What a forward keeps and does beyond loss and log-sum-exp."""
+    """Return the needs of a forward beyond loss and log-sum-exp."""
     wanted = options.wanted
     return ForwardNeeds(
         bias=launch.bias_hbm is not None,
@@ -75,14 +78,17 @@ def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
 
 
 def rounds_products(scale: float) -> bool:
-    """Whether unlike numbers may be equal once they are multiplied: products with a power of two are exact."""
+    """Return whether products with ``scale`` may make different numbers equal.
+
+    Products with a power of two are exact.
+    """
     return math.frexp(scale)[0] != 0.5
 
 
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
-    """There is a bias, an option of the loss or a result beside loss and log-sum-exp, each of which takes tiles.
+    """Return whether there is a bias, an option of the loss or a result besides loss and log-sum-exp; each takes tiles.
 
-    A temperature, and a scale of the logits with it, takes none ``of_backward``.
+    A temperature, and with it a scale of the logits, takes no tiles ``of_backward``.
     """
     usual = LossOptions()
     recipe = replace(options.recipe, ignore_index=usual.ignore_index)

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the gradient of the student's logits takes of each position: float32 columns [128, tiles], made once.
+"""The per-position inputs of the gradient of the student's logits: float32 columns [128, tiles], computed once.
 
-With the scores a and b of student and teacher, the ratio of their units r, the student's scale c and what exponents of
-both give, e = exp(z - lse), the gradient of z is -1 times
+With the scores a and b of student and teacher, the ratio of their units r, the student's scale c and the exponentials
+e = exp(z - lse) of both, the gradient of z is -1 times
 
 - (e_t * ratio - e_s) for KL(teacher || student),
 - (r b - a - center) * e_s * c for KL(student || teacher),
 - (softplus(c (r b - a) + center) + addend) * e_s * (1 - beta) for Jensen-Shannon,
 
-times what log-sum-exp loses to its rounding, which is a factor of the coefficients. Column t holds positions 128 t to
-128 t + 127, one a partition.
+times exp(lost), which corrects the rounding of the log-sum-exp and is a factor of the coefficients. Column t holds
+positions 128 t to 128 t + 127, one in each partition.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class LogSumExp:
-    """What makes the softmax of one model: p is exp(z + bias) * exp(lost); float32 [128, tiles] each.
+    """The log-sum-exp of one model: the softmax is exp(z + bias) * exp(lost); float32 [128, tiles] each.
 
     Attributes:
-        maximum_sbuf, log_sum_sbuf: whose sum it is.
+        maximum_sbuf, log_sum_sbuf: the two summands of the log-sum-exp.
         bias_sbuf: minus the log-sum-exp, rounded.
-        lost_sbuf: what it has lost to its rounding.
+        lost_sbuf: the rounding error of the log-sum-exp.
     """
 
     maximum_sbuf: nl.NkiTensor
@@ -48,7 +48,7 @@ class LogSumExp:
 
     @classmethod
     def loaded(cls, statistics: ModelStatistics) -> LogSumExp:
-        """Of all positions of a launch."""
+        """Load the log-sum-exps of all positions of a launch."""
         maximum_sbuf = load_positions(statistics.maximum_hbm, 0.0)
         log_sum_sbuf = load_positions(statistics.log_sum_hbm, 0.0)
         lse_sbuf = float32_like(maximum_sbuf)
@@ -57,21 +57,21 @@ class LogSumExp:
         return cls(maximum_sbuf, log_sum_sbuf, scaled(lse_sbuf, -1.0), lost_sbuf)
 
     def less(self, other: LogSumExp) -> nl.NkiTensor:
-        """This log-sum-exp less another one: differences of maxima and of logs first."""
+        """Return this log-sum-exp less another one; maxima and logs are subtracted separately first."""
         maxima_sbuf = difference(self.maximum_sbuf, other.maximum_sbuf)
-        found_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
-        nisa.tensor_tensor(dst=found_sbuf, data1=found_sbuf, data2=maxima_sbuf, op=nl.add)
-        return found_sbuf
+        difference_sbuf = difference(self.log_sum_sbuf, other.log_sum_sbuf)
+        nisa.tensor_tensor(dst=difference_sbuf, data1=difference_sbuf, data2=maxima_sbuf, op=nl.add)
+        return difference_sbuf
 
 
 @dataclass(frozen=True)
 class LabelColumns:
-    """What the gradient of the log-probability at a label takes; float32 [128, tiles] each.
+    """The inputs of the gradient of the log-probability at a label; float32 [128, tiles] each.
 
     Attributes:
-        label_sbuf: the label, counted from the first class that the launch holds.
+        label_sbuf: the label, counted from the first class of the launch's weights.
         label_factor_sbuf: the gradient at the label.
-        softmax_factor_sbuf: what e_s is multiplied with.
+        softmax_factor_sbuf: the factor of e_s.
     """
 
     label_sbuf: nl.NkiTensor
@@ -81,15 +81,16 @@ class LabelColumns:
 
 @dataclass(frozen=True)
 class PairColumns:
-    """float32 [128, tiles] each; None for what the divergence does not take.
+    """The per-position inputs of the gradient, float32 [128, tiles] each; None if the divergence does not need them.
 
     Attributes:
-        student_bias_sbuf, teacher_bias_sbuf: what exponents take besides z.
-        center_sbuf: of the differences of scores: see the module. For KL(teacher || student) the ratio there.
-        addend_sbuf: is added to the logs of a mixture.
-        factor_sbuf: what all of it is multiplied with.
-        labels: None without a gradient of the log-probability.
-        power: by which the gradient is larger than it should be; None for 1.
+        student_bias_sbuf, teacher_bias_sbuf: the summands of z in the exponents.
+        center_sbuf: the center of the differences of scores, see the module; for KL(teacher || student) the ratio
+            there.
+        addend_sbuf: the addend of the logs of a mixture.
+        factor_sbuf: the factor of the whole gradient.
+        labels: the inputs of the gradient of the log-probability; None without one.
+        power: the power of two by which the computed gradient is too large; None for 1.
     """
 
     student_bias_sbuf: nl.NkiTensor
@@ -102,7 +103,7 @@ class PairColumns:
 
     @classmethod
     def make(cls, launch: PairLaunch, upstream: PairUpstream) -> PairColumns:
-        """Of all positions of a launch."""
+        """Compute the columns of all positions of a launch."""
         student, teacher = LogSumExp.loaded(upstream.student), LogSumExp.loaded(upstream.teacher)
         of_rows = _Rows.loaded(launch, upstream)
         power = None
@@ -128,13 +129,13 @@ class PairColumns:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What comes upstream, 0 where a position is ignored; float32 [128, tiles] each.
+    """The upstream gradients and moments, 0 at ignored positions; float32 [128, tiles] each.
 
     Attributes:
         moment_sbuf: the divergence that the gradient needs.
-        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z by the logit, and 1 - beta
-            with a mixture.
-        label_sbuf, label_factor_sbuf: as in :class:`LabelColumns`.
+        factor_sbuf: the gradient of each divergence, times its weight, the derivative of z with respect to the logit,
+            and for a mixture 1 - beta.
+        label_sbuf, label_factor_sbuf: see :class:`LabelColumns`.
     """
 
     moment_sbuf: nl.NkiTensor
@@ -144,7 +145,7 @@ class _Rows:
 
     @classmethod
     def loaded(cls, launch: PairLaunch, upstream: PairUpstream) -> _Rows:
-        """Of all positions of a launch."""
+        """Load the upstream gradients of all positions of a launch."""
         factor_sbuf = load_positions(upstream.grad_divergence_hbm, 0.0)
         has_moment = launch.options.beta > 0.0
         moment_sbuf = load_positions(upstream.moment_hbm, 0.0) if has_moment else constant(factor_sbuf, 0.0)
@@ -164,11 +165,13 @@ class _Rows:
                 nisa.tensor_scalar(
                     dst=label_sbuf, data=label_sbuf, op0=nl.subtract, operand0=float(launch.classes.first)
                 )
-        rest = 1.0 - launch.options.beta if launch.is_mixed else 1.0
-        return cls(moment_sbuf, scaled(factor_sbuf, rest * slope(launch.student)), label_sbuf, label_factor_sbuf)
+        mixture_factor = 1.0 - launch.options.beta if launch.is_mixed else 1.0
+        return cls(
+            moment_sbuf, scaled(factor_sbuf, mixture_factor * slope(launch.student)), label_sbuf, label_factor_sbuf
+        )
 
     def sizes(self) -> list[nl.NkiTensor]:
-        """How large the gradients of logits may be: |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1."""
+        """Return bounds on the gradients of logits: |Q (log(Q / P) - KL)| is less than KL(Q || P) + 1."""
         sizes_sbuf = float32_like(self.moment_sbuf)
         nisa.tensor_scalar(
             dst=sizes_sbuf, data=self.moment_sbuf, op0=nl.add, operand0=1.0, op1=nl.maximum, operand1=1.0
@@ -177,7 +180,7 @@ class _Rows:
         return sizes if self.label_factor_sbuf is None else [*sizes, self.label_factor_sbuf]
 
     def multiplied(self, factor_sbuf: nl.NkiTensor) -> _Rows:
-        """With gradients that are larger by a factor, float32 [128, 1]."""
+        """Return rows whose gradients are multiplied by a factor, float32 [128, 1]."""
         label_factor_sbuf = self.label_factor_sbuf
         if label_factor_sbuf is not None:
             label_factor_sbuf = scaled(label_factor_sbuf, factor_sbuf)
@@ -185,37 +188,37 @@ class _Rows:
 
 
 def slope(student: ModelOperands) -> float:
-    """The derivative of z by the logit; under a softcap where its tangent is 0."""
+    """Return the derivative of z with respect to the logit; under a softcap the derivative where the tangent is 0."""
     return student.logit_scale / student.temperature
 
 
 def _weight(launch: PairLaunch) -> float:
-    """What the terms of a tile are multiplied with, but for the upstream gradient."""
+    """Return the factor of the terms of a tile, without the upstream gradient."""
     return -launch.student.scale if launch.is_reverse else -1.0
 
 
 def _center(launch: PairLaunch, student: LogSumExp, teacher: LogSumExp, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """As in the module."""
+    """Compute ``center`` of the module docstring."""
     if launch.options.beta == 0.0:
         return _exponential(difference(teacher.lost_sbuf, student.lost_sbuf))
     if launch.is_mixed:
-        found_sbuf, log_odds = student.less(teacher), log(launch.options.beta) - log1p(-launch.options.beta)
-        nisa.tensor_scalar(dst=found_sbuf, data=found_sbuf, op0=nl.add, operand0=log_odds)
-        return found_sbuf
-    found_sbuf = difference(teacher.less(student), moment_sbuf)
-    return found_sbuf if launch.student.scale == 1.0 else scaled(found_sbuf, 1.0 / launch.student.scale)
+        center_sbuf, log_odds = student.less(teacher), log(launch.options.beta) - log1p(-launch.options.beta)
+        nisa.tensor_scalar(dst=center_sbuf, data=center_sbuf, op0=nl.add, operand0=log_odds)
+        return center_sbuf
+    center_sbuf = difference(teacher.less(student), moment_sbuf)
+    return center_sbuf if launch.student.scale == 1.0 else scaled(center_sbuf, 1.0 / launch.student.scale)
 
 
 def _addend(launch: PairLaunch, moment_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-    """KL(student || mixture) + log(1 - beta); None without a mixture."""
+    """Compute KL(student || mixture) + log(1 - beta); None without a mixture."""
     if not launch.is_mixed:
         return None
-    found_sbuf = float32_like(moment_sbuf)
-    nisa.tensor_scalar(dst=found_sbuf, data=moment_sbuf, op0=nl.add, operand0=log1p(-launch.options.beta))
-    return found_sbuf
+    addend_sbuf = float32_like(moment_sbuf)
+    nisa.tensor_scalar(dst=addend_sbuf, data=moment_sbuf, op0=nl.add, operand0=log1p(-launch.options.beta))
+    return addend_sbuf
 
 
 def _exponential(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    found_sbuf = float32_like(values_sbuf)
-    nisa.activation(dst=found_sbuf, op=nl.exp, data=values_sbuf)
-    return found_sbuf
+    exponential_sbuf = float32_like(values_sbuf)
+    nisa.activation(dst=exponential_sbuf, op=nl.exp, data=values_sbuf)
+    return exponential_sbuf

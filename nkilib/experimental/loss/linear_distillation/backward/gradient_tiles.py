@@ -3,7 +3,7 @@
 
 """A tile of the gradient of the student's logits, from the scores of both models.
 
-With e_s and e_t the exponentials under the log-sum-exps, and the columns of :mod:`.gradient_columns`:
+With the exponentials e_s and e_t less the log-sum-exps, and the columns of :mod:`.gradient_columns`:
 
 - KL(teacher || student): (e_t * ratio - e_s) * factor;
 - KL(student || teacher): (r b - a - center) * e_s * factor, of the differences of scores in the student's unit;
@@ -11,11 +11,12 @@ With e_s and e_t the exponentials under the log-sum-exps, and the columns of :mo
   the difference is.
 
 The gradient of the log-probability at a label adds a number at its class and a multiple of e_s. Under a softcap of the
-student all of it is multiplied with 1 - tanh^2. A masked score is a large finite number, whose exponential is 0: it is
-multiplied with what belongs to it before anything else, so that no product is 0 times an infinite number.
+student the sum is multiplied by 1 - tanh^2. A masked score is a large finite number, whose exponential is 0. It is
+multiplied by its exponential before any other factor, so that no product is 0 times an infinite number.
 
-Vector reads one operand from PSUM, so that Scalar copies the student's product first where both are there. Where Scalar
-takes logs or tangents too, several tiles are opened before the first of them is made, and no product is read then.
+Vector reads at most one operand from PSUM, so Scalar copies the student's product first if both operands are there. If
+Scalar also computes logs or tangents, several tiles are opened before the first of them is computed, and no product is
+read at that time.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from nkilib.experimental.loss.linear.backward.gradient_tile import (
 )
 from nkilib.experimental.loss.linear.backward.plan import BackwardPlan
 from nkilib.experimental.loss.linear.backward.power_of_two import PowerOfTwo
-from nkilib.experimental.loss.linear.backward.tile_needs import TURNS
+from nkilib.experimental.loss.linear.backward.tile_needs import SLOTS
 from nkilib.experimental.loss.linear.shared.blocks import Span
 from nkilib.experimental.loss.linear.shared.operands import ClassRow
 from nkilib.experimental.loss.linear_distillation.backward.gradient_columns import LabelColumns, PairColumns
@@ -49,13 +50,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class LabelTiles:
-    """What tiles take for the gradient of log-probabilities at labels.
+    """The tiles for the gradient of log-probabilities at labels.
 
     Attributes:
-        columns: of the positions.
+        columns: the columns of the positions.
         count_sbuf: 0, 1, 2, ... in each partition, float32 [128, classes of a block].
         places_sbuf: the labels, counted from the first class of the block, float32 [128, tiles].
-        tiles_sbuf: float32 [128, classes of a tile], which tiles take in turn.
+        tiles_sbuf: a ring buffer of tiles, float32 [128, classes of a tile].
     """
 
     columns: LabelColumns
@@ -65,26 +66,26 @@ class LabelTiles:
 
     @classmethod
     def make(cls, columns: LabelColumns, plan: BackwardPlan) -> LabelTiles:
-        """For the blocks and tiles of a plan."""
+        """Allocate the tiles for the blocks and tiles of a plan."""
         block = plan.class_tiles * PARTITIONS
         count_sbuf = nl.ndarray((PARTITIONS, block), dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=count_sbuf, pattern=[[1, block]], offset=0, channel_multiplier=0)
         places_sbuf = nl.ndarray(columns.label_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        return cls(columns, count_sbuf, places_sbuf, _ring(True, TURNS, plan.classes_of_tile))
+        return cls(columns, count_sbuf, places_sbuf, _ring(True, SLOTS, plan.classes_of_tile))
 
     def begin(self, first_class: int) -> None:
-        """Count the labels from that class on."""
+        """Count the labels from class ``first_class``."""
         nisa.tensor_scalar(
             dst=self.places_sbuf, data=self.columns.label_sbuf, op0=nl.subtract, operand0=float(first_class)
         )
 
     def advance(self, classes: int) -> None:
-        """Count the labels from so many classes later on."""
+        """Count the labels from a class that is ``classes`` further on."""
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:
-        """The gradient of the log-probabilities of tile ``number``, float32 [rows, classes], of its e_s."""
-        tile_sbuf = place.turn(self.tiles_sbuf, number)
+        """Compute the gradient of the log-probabilities of tile ``number`` from its e_s, float32 [rows, classes]."""
+        tile_sbuf = place.slot(self.tiles_sbuf, number)
         nisa.tensor_scalar(
             dst=tile_sbuf,
             data=place.of_classes(self.count_sbuf),
@@ -106,16 +107,16 @@ class LabelTiles:
 
 @dataclass(frozen=True)
 class PairGradientTiles:
-    """Makes one tile of the gradient after another.
+    """The tiles and operands that compute one tile of the gradient after another.
 
     Attributes:
-        launch: scales, softcaps and beta.
-        needs: the options that take tiles.
-        columns: of the positions.
-        labels: None without a gradient of the log-probability.
-        terms_sbuf: float32 [128, classes of a tile], which tiles take in turn: for e_s and what it is multiplied with.
-        others_sbuf: likewise, for differences of scores, or e_t.
-        students_sbuf, teachers_sbuf: likewise, for copies of products; empty where none are copied.
+        launch: the launch with scales, softcaps and beta.
+        needs: the options that need tiles.
+        columns: the columns of the positions.
+        labels: the tiles of labels; None without a gradient of the log-probability.
+        terms_sbuf: a ring buffer of tiles, float32 [128, classes of a tile], for e_s and the products with it.
+        others_sbuf: a ring buffer of such tiles, for differences of scores, or e_t.
+        students_sbuf, teachers_sbuf: ring buffers of such tiles, for copies of products; empty if none are copied.
     """
 
     launch: PairLaunch
@@ -129,55 +130,55 @@ class PairGradientTiles:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, columns: PairColumns, plan: BackwardPlan) -> PairGradientTiles:
-        """For the blocks and tiles of a plan."""
+        """Allocate the tiles for the blocks and tiles of a plan."""
         classes, opened = plan.classes_of_tile, plan.buffers.opened
         return cls(
             launch,
             needs,
             columns,
             None if columns.labels is None else LabelTiles.make(columns.labels, plan),
-            _ring(True, TURNS, classes),
-            _ring(True, opened if takes_differences(needs) else TURNS, classes),
+            _ring(True, SLOTS, classes),
+            _ring(True, opened if takes_differences(needs) else SLOTS, classes),
             _ring(copies_student(needs), opened, classes),
             _ring(copies_teacher(needs), opened, classes),
         )
 
     @property
     def power(self) -> PowerOfTwo | None:
-        """By which the gradient is larger than it should be; None for 1."""
+        """The power of two by which the computed gradient is too large; None for 1."""
         return self.columns.power
 
     @property
     def rows(self) -> list[ClassRow]:
-        """There are no numbers of classes but the biases."""
+        """The per-class scalars besides the biases: there are none."""
         return []
 
     @property
     def opens_groups(self) -> bool:
-        """Scalar loads a table for tangents, or for logs of mixtures."""
+        """Whether Scalar loads another table, for tangents or for logs of mixtures."""
         return opens_groups(self.needs)
 
     def begin(self, first_class: int) -> None:
-        """The next block of classes starts with that class of the launch."""
+        """Begin a block of classes that starts with class ``first_class`` of the launch."""
         if self.labels is not None:
             self.labels.begin(first_class)
 
     def advance(self, classes: int) -> None:
-        """The next block of classes starts so many classes later."""
+        """Begin a block of classes that starts ``classes`` further on."""
         if self.labels is not None:
             self.labels.advance(classes)
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """There is nothing to do before there are logits."""
+        """Do nothing: there is no work before the logits are computed."""
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
-        """The student's scores, and the teacher's, or differences or logs of both."""
+        """Return the student's scores and the teacher's, or the student's scores and differences or logs of both."""
         student, teacher = scores
         student = _copied(student, self.students_sbuf, number, place)
         teacher = _copied(teacher, self.teachers_sbuf, number, place)
         if not takes_differences(self.needs):
             return [student, teacher]
-        differences_sbuf = place.turn(self.others_sbuf, number)
+        differences_sbuf = place.slot(self.others_sbuf, number)
         nisa.scalar_tensor_tensor(
             dst=differences_sbuf,
             data=teacher,
@@ -199,15 +200,15 @@ class PairGradientTiles:
     def make_tile(
         self, number: int, dst_sbuf: nl.NkiTensor, opened: list[nl.NkiTensor], place: TilePlace
     ) -> LastProduct | None:
-        """Write tile ``number``, but for what is returned.
+        """Write tile ``number``, except for the last product, which is returned.
 
         Args:
-            dst_sbuf: [rows, classes], of the type of the products.
-            opened: as :meth:`open` has returned it; overwritten.
-            place: of the tile.
+            dst_sbuf: [rows, classes], in the type of the products.
+            opened: the result of :meth:`open`; overwritten.
+            place: the place of the tile.
         """
         student, other = opened
-        terms_sbuf, factor_sbuf = place.turn(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
+        terms_sbuf, factor_sbuf = place.slot(self.terms_sbuf, number), place.of(self.columns.factor_sbuf)
         _exponentials(terms_sbuf, student, self.launch.student.scale, place.of(self.columns.student_bias_sbuf))
         label_sbuf = None if self.labels is None else self.labels.gradient(number, terms_sbuf, place)
         self._take_terms(number, terms_sbuf, other, place)
@@ -228,10 +229,10 @@ class PairGradientTiles:
         return None
 
     def _take_terms(self, number: int, terms_sbuf: nl.NkiTensor, other: nl.NkiTensor, place: TilePlace) -> None:
-        """The terms of the divergence in the place of e_s."""
+        """Compute the terms of the divergence in place of e_s."""
         columns = self.columns
         if not takes_differences(self.needs):
-            teacher_sbuf = place.turn(self.others_sbuf, number)
+            teacher_sbuf = place.slot(self.others_sbuf, number)
             _exponentials(teacher_sbuf, other, self.launch.teacher.scale, place.of(columns.teacher_bias_sbuf))
             nisa.scalar_tensor_tensor(
                 dst=terms_sbuf,
@@ -256,7 +257,7 @@ class PairGradientTiles:
     def _finish(
         dst_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor, tangents: nl.NkiTensor | None
     ) -> LastProduct | None:
-        """The terms times their factor, and times 1 - tanh^2 under a softcap."""
+        """Multiply the terms by their factor, and under a softcap by 1 - tanh^2."""
         if tangents is None:
             return LastProduct(dst_sbuf, terms_sbuf, factor_sbuf)
         multiply_on_gpsimd(tangents, tangents, tangents)
@@ -273,21 +274,21 @@ class PairGradientTiles:
         return None
 
 
-def _ring(is_needed: bool, turns: int, classes: int) -> list[nl.NkiTensor]:
-    """Tiles that take turns; none where they are not needed."""
+def _ring(is_needed: bool, slots: int, classes: int) -> list[nl.NkiTensor]:
+    """Allocate a ring buffer of tiles; empty if it is not needed."""
     shape = (PARTITIONS, classes)
-    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(turns if is_needed else 0)]
+    return [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(slots if is_needed else 0)]
 
 
 def _copied(product_psum: nl.NkiTensor, copies_sbuf: list[nl.NkiTensor], number: int, place: TilePlace) -> nl.NkiTensor:
-    """The copy of a product by Scalar; the tile itself where there are no copies."""
+    """Copy a product on Scalar; return the product itself if there is no tile for copies."""
     if not copies_sbuf:
         return product_psum
-    copy_sbuf = place.turn(copies_sbuf, number)
+    copy_sbuf = place.slot(copies_sbuf, number)
     nisa.activation(dst=copy_sbuf, op=nl.copy, data=product_psum)
     return copy_sbuf
 
 
 def _exponentials(dst_sbuf: nl.NkiTensor, scores: nl.NkiTensor, scale: float, bias_sbuf: nl.NkiTensor) -> None:
-    """exp(scale * score - lse)."""
+    """Compute exp(scale * score - lse)."""
     nisa.activation(dst=dst_sbuf, op=nl.exp, data=scores, scale=scale, bias=bias_sbuf)

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward: the gradient of the student's logits, and what it is multiplied with.
+"""The backward on one core: the gradient of the student's logits, and its products with W and X.
 
-How blocks of it stand in SBUF while W and X of the student stream by is what both linear losses share
-(:mod:`nkilib.experimental.loss.linear.backward.one_core`). The teacher's operands stream beside them for the logits
-alone.
+Both linear losses share the loop that keeps blocks of the gradient in SBUF while W and X of the student stream by
+(:mod:`nkilib.experimental.loss.linear.backward.one_core`). The teacher's operands stream too, only for the logits.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from nkilib.experimental.loss.linear_distillation.shared.sizes import backward_n
 def backward_of_core(
     launch: PairLaunch, upstream: PairUpstream, sizes: BackwardSizes, tiling: LinearTiling, gradients: Gradients
 ) -> None:
-    """Write the gradients, of which this core has the classes that fall to it.
+    """Write the gradients of the classes that belong to this core.
 
     Raises:
         AssertionError: before anything is written, if the blocks of the tiling do not fit SBUF.
@@ -51,7 +50,7 @@ def backward_of_core(
 
 
 def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
-    """What the shared backward makes gradients of."""
+    """Return the problem that the shared backward computes gradients of."""
     needs = backward_needs(launch, upstream)
 
     def make_tiles(plan: BackwardPlan) -> PairGradientTiles:
@@ -61,13 +60,13 @@ def _problem(launch: PairLaunch, upstream: PairUpstream) -> BackwardProblem:
 
 
 def _pair(launch: PairLaunch, model: ModelOperands) -> OperandPair:
-    """Operands of a model, with what a masked class has.
+    """Return the operands of a model, with the score and bias of a masked class.
 
     Under a softcap of the student its tangent may stay -1: the gradient through the softcap is 0 there.
     """
     lowest, is_teacher = launch.lowest(model), model.name == TEACHER
     masked_score = lowest if is_teacher and model.softcap is not None else None
     lowest_bias = lowest if masked_score is None else 2.0 * lowest
-    # Differences of scores are all that is needed of the teacher.
+    # The teacher is only needed for differences of scores.
     stays = not is_teacher or launch.options.beta == 0.0
     return OperandPair(model, model.score_cap, lowest_bias, masked_score, stays)

@@ -3,9 +3,9 @@
 
 """Tiles of scores of one model: a product, its bias and its softcap, with the maxima of the positions.
 
-Vector copies a product from its bank of PSUM, adds the bias and takes the maximum on the way. Under a softcap the
-maximum of the tangents is the tangent of the maximum; but where a bias may mask classes, whose tangents are replaced,
-it is taken of the tangents, in the pass that replaces them.
+Vector copies a product from its bank of PSUM, adds the bias and computes the maximum in the same pass. Under a softcap
+the maximum of the tangents is the tangent of the maximum. If a bias may mask classes, their tangents are replaced;
+then the pass that replaces them computes the maximum of the tangents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def multiply_by(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-    """data * factor, on GpSimd, which takes no numbers but tiles.
+    """Compute data * factor on GpSimd, which takes no scalar operands but tiles.
 
     Args:
         dst_sbuf, data_sbuf: float32 [128, columns]; they may be the same tile.
@@ -42,10 +42,10 @@ class ModelGroup:
 
     Attributes:
         scores_sbuf: [128, tiles, classes].
-        wide_sbuf: the same with all classes that a tile has room for.
-        exponentials_sbuf: where these belong, [128, tiles, classes]; until then a place to compute in.
-        maxima_sbuf: [128, tiles]: without a bias minus the maxima of the products, with one those of the scores. Where
-            these are what the statistics take, it is their column.
+        wide_sbuf: the same tiles with all classes that they have room for.
+        exponentials_sbuf: the place of the exponentials, [128, tiles, classes]; scratch before they are computed.
+        maxima_sbuf: [128, tiles]: without a bias minus the maxima of the products, with a bias the maxima of the
+            scores. If the statistics use these maxima unchanged, it is their column.
     """
 
     scores_sbuf: nl.NkiTensor
@@ -55,23 +55,23 @@ class ModelGroup:
 
     @property
     def tiles(self) -> int:
-        """How many tiles of positions."""
+        """The number of tiles of positions."""
         return int(self.scores_sbuf.shape[1])
 
 
 @dataclass(frozen=True)
 class ModelTiles:
-    """Makes the scores of one group of tiles after another.
+    """The buffers that the scores of one group of tiles after another are computed in.
 
     Attributes:
         model: the operands.
         lowest: the score of a masked class.
-        products: the banks, which both models share.
-        scores, exponentials: tiles of groups, float32 [128, tiles, classes], which they take in turn.
-        maxima: tiles of groups, float32 [128, tiles].
+        products: the banks of PSUM, which both models share.
+        scores, exponentials: ring buffers of the tiles of groups, float32 [128, tiles, classes].
+        maxima: a ring buffer of the maxima of groups, float32 [128, tiles].
         negative_sbuf: -1, float32 [128, 1]; None without a bias.
-        scale_sbuf: the model's scale, likewise; None for 1.
-        lowest_sbuf: what a bias is raised to, likewise; None without a bias.
+        scale_sbuf: the model's scale, float32 [128, 1]; None for 1.
+        lowest_sbuf: the lower limit of a bias, float32 [128, 1]; None without a bias.
     """
 
     model: ModelOperands
@@ -93,8 +93,8 @@ class ModelTiles:
         banks: list[nl.NkiTensor],
         scores: Ring,
     ) -> ModelTiles:
-        """For groups of scores that take these tiles, [128, tiles, classes]."""
-        turns, group = len(scores.tiles), tuple(scores.tiles[0].shape)
+        """Allocate the buffers for groups whose scores are in the ring buffer ``scores``, [128, tiles, classes]."""
+        slots, group = len(scores.tiles), tuple(scores.tiles[0].shape)
 
         def number(value: float, is_needed: bool) -> nl.NkiTensor | None:
             if not is_needed:
@@ -108,8 +108,8 @@ class ModelTiles:
             lowest,
             LogitTiles(model.num_features, None, banks, [], []),
             scores,
-            Ring.of_sbuf(turns, group, nl.float32),
-            Ring.of_sbuf(turns, group[:2], nl.float32),
+            Ring.of_sbuf(slots, group, nl.float32),
+            Ring.of_sbuf(slots, group[:2], nl.float32),
             number(-1.0, needs.bias),
             number(model.scale, needs.scale),
             # A pass adds ``lowest`` once more to a masked score under a softcap.
@@ -118,16 +118,16 @@ class ModelTiles:
 
     @property
     def has_bias(self) -> bool:
-        """A bias is added to the products."""
+        """Whether a bias is added to the products."""
         return self.model.bias_hbm is not None
 
     def restart(self) -> None:
-        """A block of positions begins."""
+        """Begin a block of positions with the first slots of the ring buffers."""
         for ring in (self.scores, self.exponentials, self.maxima):
             ring.restart()
 
     def raise_bias(self, classes: ClassTiles) -> None:
-        """Raise -inf in the bias of a block of classes to a finite number: differences of scores are numbers then."""
+        """Raise -inf in the bias of a block of classes to a finite number, so that differences of scores are no NaN."""
         bias_sbuf = classes.bias_sbuf
         if bias_sbuf is None or self.lowest_sbuf is None:
             return
@@ -135,7 +135,7 @@ class ModelTiles:
         nisa.tensor_tensor(dst=bias_sbuf, data1=bias_sbuf, data2=lowest_sbuf, op=nl.maximum, engine=_GPSIMD)
 
     def begin(self, tiles: int, classes: int, column_sbuf: nl.NkiTensor) -> ModelGroup:
-        """The place of a group of tiles, whose maxima belong into a column of the statistics, [128, tiles]."""
+        """Return the buffers of a group of tiles, whose maxima go into a column of the statistics, [128, tiles]."""
         wide_sbuf = self.scores.next_tile()[:, 0:tiles]
         is_plain = not self.has_bias and self.model.softcap is None
         return ModelGroup(
@@ -148,7 +148,7 @@ class ModelTiles:
     def take_product(
         self, group: ModelGroup, place: int, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Copy the product of one tile with its bias, and take its maximum unless a softcap masks classes later."""
+        """Copy the product of one tile with its bias, and compute its maximum unless a softcap masks classes later."""
         scores_sbuf, maximum_sbuf = group.scores_sbuf[:, place], group.maxima_sbuf[:, place : place + 1]
         if bias_sbuf is None:
             nisa.tensor_scalar_reduce(
@@ -175,12 +175,12 @@ class ModelTiles:
             nisa.tensor_tensor(dst=scores_sbuf, data1=product_psum, data2=bias_sbuf, op=nl.add)
 
     def close(self, group: ModelGroup, column_sbuf: nl.NkiTensor) -> None:
-        """The tangents of a softcap, and the maxima of a group as the statistics have them."""
+        """Compute the tangents of a softcap, and the maxima of a group as the statistics store them."""
         cap = self.model.score_cap
         if cap is not None and not self.has_bias:
             for place in range(group.tiles):
                 if place == group.tiles - 1:
-                    # The maximum of the last tile is there when its products are.
+                    # The maximum of the last tile is computed with its products.
                     hyperbolic_tangents(column_sbuf, group.maxima_sbuf, cap)
                 hyperbolic_tangents(group.scores_sbuf[:, place], group.scores_sbuf[:, place], cap)
         elif cap is not None:
@@ -192,12 +192,12 @@ class ModelTiles:
             multiply_by(column_sbuf, group.maxima_sbuf, self.negative_sbuf)
 
     def take_bias(self, row: Statistics, tiles: slice, column: int) -> None:
-        """What an exponential adds: minus the maximum times the scale, of a group whose maxima are there."""
+        """Compute the addend of the exponentials, minus the maximum times the scale, from the maxima of a group."""
         if self.scale_sbuf is not None:
             multiply_by(row.bias_sbuf[:, tiles, column], row.neg_max_sbuf[:, tiles, column], self.scale_sbuf)
 
     def _mask(self, group: ModelGroup, place: int) -> None:
-        """min(x - lowest, tanh): the tangent, or ``lowest`` where x is twice that; with the maximum of these."""
+        """Compute min(x - lowest, tanh): the tangent, or ``lowest`` where x is twice that; and the maximum of these."""
         nisa.scalar_tensor_tensor(
             dst=group.scores_sbuf[:, place],
             data=group.scores_sbuf[:, place],

@@ -3,8 +3,8 @@
 
 """The forward on one core: X^T of both models stays on chip, and two streams of W^T of the core's classes pass by it.
 
-The cores share the classes, and swap what they have found of the positions at the end of a block of them. A divergence
-from a mixture needs a second visit (:mod:`.visits`), for which this one keeps the scores.
+The cores divide the classes, and exchange their statistics at the end of a block of positions. A divergence from a
+mixture needs a second visit (:mod:`.visits`), for which this one keeps the scores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, constant
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.cross_entropy.results import Found
+from nkilib.experimental.loss.cross_entropy.results import GroupResult
 from nkilib.experimental.loss.linear.forward.class_schedule import ClassSchedule, divide_classes
 from nkilib.experimental.loss.linear.forward.streams import ClassStream, load_input
 from nkilib.experimental.loss.linear.forward.target_logits import TargetLogits
@@ -26,9 +26,9 @@ from nkilib.experimental.loss.linear.shared.staging import Staging, with_rounded
 from nkilib.experimental.loss.linear_distillation.forward.pair_positions import PairPositions
 from nkilib.experimental.loss.linear_distillation.forward.pair_results import (
     PairResults,
-    found_divergence,
-    found_of_both,
-    found_of_labels,
+    divergence_results,
+    label_results,
+    results_of_models,
 )
 from nkilib.experimental.loss.linear_distillation.forward.pair_statistics import PairStatistics
 from nkilib.experimental.loss.linear_distillation.forward.pair_tiles import PairClasses, PairInputs, PairTiles
@@ -47,15 +47,15 @@ def forward_of_core(
     *,
     has_divergence: bool = True,
 ) -> None:
-    """Write the results, of which each core stores some.
+    """Write the results; each core stores some of them.
 
     Args:
-        launch: of the kernel.
-        tiling: that fits SBUF.
-        results: of all positions.
-        sizes: of the launch.
+        launch: the launch of the kernel.
+        tiling: a tiling that fits SBUF.
+        results: the results of all positions.
+        sizes: the sizes of the launch.
         second: the second visit of a mixture, which stores the divergence and its moment; None without one.
-        has_divergence: False leaves divergence and moment to whoever comes later.
+        has_divergence: whether divergence and moment are stored here; False leaves them to the caller.
     """
     student, teacher = (with_rounded_bias(model, model.prefix) for model in launch.models)
     launch = replace(launch, student=student, teacher=teacher)
@@ -76,18 +76,18 @@ def forward_of_core(
 
 @dataclass(frozen=True)
 class _Forward:
-    """What the blocks of positions have in common.
+    """The operands and buffers that all blocks of positions share.
 
     Attributes:
-        launch: of the kernel.
-        sizes: of the launch.
-        schedule: of the core's classes.
+        launch: the launch of the kernel.
+        sizes: the sizes of the launch.
+        schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        streams: of the classes of each model.
-        pairs: tiles of logits.
-        staging: of operands of other types than the products; None without any.
+        streams: the streams of the classes of each model.
+        pairs: the tiles of logits.
+        staging: the staging of operands of other types than the products; None without any.
         second: the second visit; None without one.
-        has_divergence: divergence and moment are stored here.
+        has_divergence: whether divergence and moment are stored here.
     """
 
     launch: PairLaunch
@@ -109,7 +109,7 @@ class _Forward:
         second: SecondVisit | None,
         has_divergence: bool,
     ) -> _Forward:
-        """For blocks of positions as the tiling has them, or as the second visit says."""
+        """Allocate the buffers for the blocks of positions of the tiling, or of the second visit."""
         if second is None:
             plan = sizes.position_plan(*tiling)
             tiles, bodies = plan.tiles, sizes.most_bodies(plan)
@@ -142,18 +142,18 @@ class _Forward:
         )
 
     def open_classes(self) -> None:
-        """Load what the first step takes for loaded."""
+        """Load the classes that the first step expects to be loaded."""
         for stream in self.streams:
             stream.open(self.schedule.opening)
 
     def run(self, block: Block, results: PairResults, opens: bool, reopens: bool) -> None:
-        """The results of a block of positions.
+        """Compute the results of a block of positions.
 
         Args:
             block: the positions.
-            results: of all positions.
-            opens: the first classes are still to be loaded, for which the first tile of positions does not wait.
-            reopens: the first classes are loaded again at the end, for the next block.
+            results: the results of all positions.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
         inputs = (self.inputs[0][0:tiles], self.inputs[1][0:tiles])
@@ -162,8 +162,8 @@ class _Forward:
             self.open_classes()
         of_block = _BlockForward.make(self, block, inputs, reopens)
         if tiles > 1:
-            rest = block.part(PARTITIONS, block.size - PARTITIONS)
-            self._load_inputs((inputs[0][1:], inputs[1][1:]), rest)
+            other_positions = block.part(PARTITIONS, block.size - PARTITIONS)
+            self._load_inputs((inputs[0][1:], inputs[1][1:]), other_positions)
         self.pairs.restart()
         if self.second is not None:
             self.second.begin(tiles)
@@ -182,11 +182,11 @@ class _Forward:
 
 @dataclass(frozen=True)
 class _Pass:
-    """Classes that some tiles of positions go through.
+    """A pass of some tiles of positions over classes.
 
     Attributes:
-        tiles: of the positions, at least one.
-        targets: what is found of the student's scores at the labels of these; None where none is asked for.
+        tiles: the tiles of positions, at least one.
+        targets: the student's scores at the labels of these positions; None if none is wanted.
     """
 
     tiles: range
@@ -201,7 +201,7 @@ class _Pass:
         tiles: range,
         first: int,
     ) -> _Pass:
-        """From class ``first`` of the weights on."""
+        """Set up a pass that starts with class ``first`` of the weights."""
         if labels_sbuf is None or picked_sbuf is None:
             return cls(tiles, None)
         targets = TargetLogits.make(
@@ -217,20 +217,20 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _BlockForward:
-    """A block of positions.
+    """The forward of a block of positions.
 
     Attributes:
-        forward: of the core.
+        forward: the forward of the core.
         block: the positions.
-        inputs: X^T of its tiles, of each model.
-        positions: what the caller says of them.
-        statistics: gathered so far.
-        own, shared: how all tiles go through the core's own classes, and its part of them through shared ones; None
-            without any.
-        shared_picked_sbuf: the student's scores at the labels that are found in shared classes, float32 [128, tiles];
-            None where there are no such classes.
-        part: the tiles whose results the core stores: its part of them, or all where no classes are shared.
-        reopens: the last step loads the first classes again, for another block of positions.
+        inputs: X^T of the tiles, of each model.
+        positions: labels and row weights.
+        statistics: the statistics gathered so far.
+        own, shared: the pass of all tiles over the core's own classes, and the pass of the core's part of the tiles
+            over shared classes; None without any.
+        shared_picked_sbuf: the student's scores at the labels that are in shared classes, float32 [128, tiles]; None if
+            there are no such classes.
+        part: the tiles whose results the core stores: its part of them, or all if no classes are shared.
+        reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
     forward: _Forward
@@ -262,7 +262,7 @@ class _BlockForward:
         return cls(forward, block, inputs, positions, statistics, own, shared, shared_picked_sbuf, part, reopens)
 
     def step(self, step: Step) -> None:
-        """One block of the core's own classes."""
+        """Process one block of the core's own classes."""
         statistics, is_last = self.statistics, step.number == self.forward.schedule.count - 1
         column = statistics.column(step.number)
         self._take(step, self.own, column, is_last and not self.forward.schedule.shared)
@@ -271,7 +271,7 @@ class _BlockForward:
             statistics.combine_window()
 
     def shared_step(self, step: Step) -> None:
-        """One block of the classes that the cores share."""
+        """Process one block of the classes that the cores share."""
         schedule = self.forward.schedule
         number = step.number - schedule.count
         is_last = number + 1 == len(schedule.shared)
@@ -279,33 +279,37 @@ class _BlockForward:
         self.forward.pairs.take_waiting()
 
     def finish(self, results: PairResults) -> None:
-        """Results of all classes. Each core stores those of its part, or all cores those of all positions in turn."""
+        """Compute the results of all classes.
+
+        With shared classes, each core stores the results of its part of the positions; otherwise the cores store
+        alternate results of all positions.
+        """
         forward, statistics, positions = self.forward, self.statistics, self.positions
         launch, second = forward.launch, forward.second
         statistics.finish()
         picked = (statistics.picked_sbuf, statistics.received_picked(), self.shared_picked_sbuf)
-        positions.join_picked(launch, [found_sbuf for found_sbuf in picked if found_sbuf is not None])
-        found = found_of_both(statistics, results)
-        found += found_of_labels(statistics, positions, results)
+        positions.join_picked(launch, [scores_sbuf for scores_sbuf in picked if scores_sbuf is not None])
+        group_results = results_of_models(statistics, results)
+        group_results += label_results(statistics, positions, results)
         if forward.has_divergence:
-            found += found_divergence(launch, statistics, positions, results)
-        self._store(found)
+            group_results += divergence_results(launch, statistics, positions, results)
+        self._store(group_results)
         if second is not None:
             student, teacher = statistics.totals()
             second.finish(PairTotals(self.block, len(self.inputs[0]), student, teacher))
 
-    def _store(self, found: list[Found]) -> None:
+    def _store(self, group_results: list[GroupResult]) -> None:
         first, end = self.part.start * PARTITIONS, min(self.part.stop * PARTITIONS, self.block.size)
-        for number, (vector_hbm, tile_sbuf) in enumerate(found):
+        for number, (vector_hbm, tile_sbuf) in enumerate(group_results):
             is_own = self.forward.schedule.shared or number % nl.num_programs() == nl.program_id()
             if is_own and end > first:
                 of_block_hbm = self.block.part(first, end - first).of(vector_hbm)
                 store_positions(of_block_hbm, tile_sbuf[:, self.part.start : self.part.stop])
 
     def _take(self, step: Step, through: _Pass | None, column: int, is_last: bool) -> None:
-        """One block of classes, whose statistics stand in a column; None: it is loaded, and no tile goes through."""
+        """Process one block of classes, whose statistics go to ``column``; without a pass, only load the block."""
         forward, opening, second = self.forward, self.forward.schedule.opening, self.forward.second
-        # Before W of the next block is loaded: what is kept is needed first.
+        # Before W of the next block is loaded, because the kept scores are needed first.
         beside = iter(()) if second is None else second.beside(step, is_last)
         student, teacher = (stream.advance(step) for stream in forward.streams)
         reopens = is_last and self.reopens
@@ -336,8 +340,8 @@ class _BlockForward:
 
     def _take_group(self, tiles: range, classes: PairClasses, through: _Pass, step: Step, column: int) -> None:
         pairs, second = self.forward.pairs, self.forward.second
-        each = div_ceil(len(self.inputs[0]), pairs.group_tiles) * pairs.group_tiles
-        first = step.number * each + tiles.start - through.tiles.start
+        pairs_of_step = div_ceil(len(self.inputs[0]), pairs.group_tiles) * pairs.group_tiles
+        first = step.number * pairs_of_step + tiles.start - through.tiles.start
         inputs = (self.inputs[0][tiles.start : tiles.stop], self.inputs[1][tiles.start : tiles.stop])
         group = pairs.open(tiles.start, inputs, classes, self.statistics, column, first)
         if through.targets is not None:
@@ -348,6 +352,6 @@ class _BlockForward:
 
 
 def _part_of_core(tiles: int) -> range:
-    """The tiles of positions that a core takes where the cores share classes."""
+    """Return the tiles of positions that a core processes if the cores share classes."""
     core, cores = nl.program_id(), nl.num_programs()
     return range(div_ceil(tiles * core, cores), div_ceil(tiles * (core + 1), cores))

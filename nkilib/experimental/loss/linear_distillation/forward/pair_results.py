@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the totals of a block of positions say of it: divergence, entropy, log-probability and what is saved."""
+"""The results of a block of positions: divergence, entropy, log-probability, and the statistics that are saved."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
 from nkilib.core.rows.tiles import constant, difference, float32_like, product, scaled
-from nkilib.experimental.loss.cross_entropy.results import Found, new_vector
+from nkilib.experimental.loss.cross_entropy.results import GroupResult, new_vector
 from nkilib.experimental.loss.distillation.rows import Exponentials
 from nkilib.experimental.loss.distillation.totals import log_ratio
 from nkilib.experimental.loss.linear_distillation.forward.pair_positions import PairPositions
@@ -18,13 +18,13 @@ from nkilib.nki import nisa, nl
 
 # The overflow of float32.
 _OVERFLOW = 2.0**128
-# What a masked score is infinite times, and no other one.
+# A masked score times this factor is infinite; any other score times it is finite.
 _BEYOND = 2.0**20
 
 
 @dataclass(frozen=True)
 class PairResults:
-    """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for what it does not return."""
+    """Vectors [N] in HBM, float32, in the order in which the forward returns them; None for the others."""
 
     divergence_hbm: nl.NkiTensor
     entropy_hbm: nl.NkiTensor
@@ -38,7 +38,7 @@ class PairResults:
 
     @classmethod
     def of_launch(cls, launch: PairLaunch) -> PairResults:
-        """Not written yet."""
+        """Allocate the vectors of a launch."""
 
         def vector(name: str) -> nl.NkiTensor:
             return new_vector(name, launch.num_positions, nl.float32)
@@ -56,70 +56,70 @@ class PairResults:
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """What the kernel returns."""
-        vectors: list[nl.NkiTensor | None] = [getattr(self, each.name) for each in fields(self)]
+        """Return the vectors that the kernel returns."""
+        vectors: list[nl.NkiTensor | None] = [getattr(self, field.name) for field in fields(self)]
         return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
 
 
-def found_of_both(statistics: PairStatistics, results: PairResults) -> list[Found]:
-    """The entropy, and the statistics of both models, of positions whose logs are there."""
+def results_of_models(statistics: PairStatistics, results: PairResults) -> list[GroupResult]:
+    """Return the entropy, and the statistics of both models, of positions whose logs are computed."""
     student, teacher = statistics.models
-    found = [Found(results.entropy_hbm, statistics.entropy.entropies(student))]
+    group_results = [GroupResult(results.entropy_hbm, statistics.entropy.entropies(student))]
     for side, maximum_hbm, log_sum_hbm in (
         (student, results.student_maximum_hbm, results.student_log_sum_hbm),
         (teacher, results.teacher_maximum_hbm, results.teacher_log_sum_hbm),
     ):
-        found.append(Found(maximum_hbm, scaled(side.row_neg_max_sbuf, -side.scale)))
-        found.append(Found(log_sum_hbm, side.log_sum_sbuf))
-    return found
+        group_results.append(GroupResult(maximum_hbm, scaled(side.row_neg_max_sbuf, -side.scale)))
+        group_results.append(GroupResult(log_sum_hbm, side.log_sum_sbuf))
+    return group_results
 
 
-def found_divergence(
+def divergence_results(
     launch: PairLaunch, statistics: PairStatistics, positions: PairPositions, results: PairResults
-) -> list[Found]:
-    """The Kullback-Leibler divergence and its moment.
+) -> list[GroupResult]:
+    """Return the Kullback-Leibler divergence and its moment.
 
-    Of a mixture neither is known to a shard of the vocabulary: both are 0.
+    For a mixture a shard of the vocabulary cannot know them: both are 0.
     """
     if launch.is_mixed:
         nothing_sbuf = constant(statistics.student.row_sum_sbuf, 0.0)
-        return [Found(results.divergence_hbm, nothing_sbuf), Found(results.moment_hbm, nothing_sbuf)]
+        return [GroupResult(results.divergence_hbm, nothing_sbuf), GroupResult(results.moment_hbm, nothing_sbuf)]
     divergence_sbuf = _divergence(launch, statistics)
     moment_sbuf = divergence_sbuf if launch.is_reverse else constant(divergence_sbuf, 0.0)
     return [
-        Found(results.divergence_hbm, positions.weighted(divergence_sbuf)),
-        Found(results.moment_hbm, moment_sbuf),
+        GroupResult(results.divergence_hbm, positions.weighted(divergence_sbuf)),
+        GroupResult(results.moment_hbm, moment_sbuf),
     ]
 
 
-def found_of_labels(statistics: PairStatistics, positions: PairPositions, results: PairResults) -> list[Found]:
-    """The log-probability of the labels, and the logits there."""
+def label_results(statistics: PairStatistics, positions: PairPositions, results: PairResults) -> list[GroupResult]:
+    """Return the log-probabilities and the logits at the labels."""
     score_sbuf = positions.picked_sbuf
     if score_sbuf is None:
         return []
-    found: list[Found] = []
+    group_results: list[GroupResult] = []
     student = statistics.student
     if results.logprob_hbm is not None:
         distance_sbuf = float32_like(score_sbuf)
         nisa.tensor_tensor(dst=distance_sbuf, data1=score_sbuf, data2=student.row_neg_max_sbuf, op=nl.add)
         logprob_sbuf = difference(student.scaled(distance_sbuf), student.log_sum_sbuf)
-        found.append(Found(results.logprob_hbm, positions.where_held(logprob_sbuf)))
+        group_results.append(GroupResult(results.logprob_hbm, positions.where_local(logprob_sbuf)))
     if results.target_logit_hbm is not None:
         logit_sbuf = student.scaled(score_sbuf)
-        found.append(Found(results.target_logit_hbm, positions.where_held(logit_sbuf)))
-    return found
+        group_results.append(GroupResult(results.target_logit_hbm, positions.where_local(logit_sbuf)))
+    return group_results
 
 
 def add_nan_of_empty(
     launch: PairLaunch, values_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]
 ) -> None:
-    """Add NaN where a model masks every class, as PyTorch has it, or has a logit of +inf or NaN.
+    """Add NaN where a model masks every class, as in PyTorch, or has a logit of +inf or NaN.
 
-    A shard of the vocabulary may mask all that it holds: its probability is 0 then, and so is what it adds.
+    A shard of the vocabulary may mask all of its classes: its probability is 0 then, and it adds 0.
 
     Args:
         values_sbuf: float32 [128, tiles].
-        neg_maxima: minus the largest scores of student and teacher, likewise.
+        neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
     for model, suspects_sbuf in zip(launch.models, neg_maxima, strict=True):
         nan_sbuf = float32_like(suspects_sbuf)
@@ -135,14 +135,17 @@ def add_nan_of_empty(
 
 
 def _beyond(launch: PairLaunch, model: ModelOperands) -> float:
-    """The factor that takes a masked score out of the range of float32; 1 where a shard may mask all classes."""
+    """Return the factor that takes a masked score out of the range of float32; 1 if a shard may mask all classes."""
     if launch.classes.is_shard:
         return 1.0
     return _BEYOND * 2.0**116 / -launch.lowest(model)
 
 
 def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
-    """scale * W / S - log(S' / S''): with the student's weights the mean is that of log Q - log P, and negative."""
+    """Compute scale * W / S - log(S_t / S_s), at least 0, where S is the sum of the weights.
+
+    With the student's weights this expression is the mean of log P - log Q, so its sign is reversed.
+    """
     student, teacher = statistics.models
     if statistics.gap is None:
         raise ValueError(f"{launch.function}: a mixture has no weighted differences")
@@ -164,10 +167,10 @@ def _divergence(launch: PairLaunch, statistics: PairStatistics) -> nl.NkiTensor:
 
 
 def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """A mean of differences of scores times the student's scale: infinite from ``launch.infinite`` on, else exact.
+    """Multiply a mean of differences of scores by the student's scale: infinite from ``launch.infinite``, else exact.
 
-    What becomes infinite overflows before it is multiplied with a unit of less than 1, and after that with a unit of
-    more: so the factor that makes it overflow stays below 2^121 whatever the units are.
+    Large values overflow before they are multiplied by a unit of less than 1, and after they are multiplied by a unit
+    of more than 1. So the factor that makes them overflow stays below 2^121 whatever the units are.
     """
     unit, temperature = launch.student.unit, launch.options.temperature
     if unit < 1.0:
@@ -180,7 +183,7 @@ def _logits_of_scores(launch: PairLaunch, mean_sbuf: nl.NkiTensor) -> nl.NkiTens
 
 
 def _overflown(values_sbuf: nl.NkiTensor, factor: float, inverse: float) -> nl.NkiTensor:
-    """The values times both factors, the first of which takes them out of the range of float32 or not; in place."""
+    """Multiply the values by both factors, in place; the first factor makes large values overflow float32."""
     nisa.tensor_scalar(
         dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor, op1=nl.multiply, operand1=inverse
     )

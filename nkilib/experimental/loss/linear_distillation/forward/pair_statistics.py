@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the first visit gathers of a block of positions, of both models at once.
+"""The statistics that the first visit gathers for a block of positions, of both models at once.
 
 As in linear cross-entropy, the statistics of a few blocks of classes, a window, stand side by side in the columns of
-:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end both cores swap their columns,
-and combine those of both at once.
+:mod:`nkilib.core.rows.statistics`; a full window is combined into column 0. At the end the cores exchange their
+columns, and combine the columns of both at once.
 
-The sum of weighted differences of scores, gathered block by block of classes: the one sum that a divergence needs.
-
-With the teacher's scores t in the unit of the student's, s, the weights e_j = exp(scale * (x_j - m)) of one model, and
-for a block k of classes the difference g_k = max t - max s of its maxima,
+A divergence needs one more sum: the sum of weighted differences of scores, gathered by blocks of classes. With the
+teacher's scores t in the unit of the student's scores s, the weights e_j = exp(scale * (x_j - m)) of one model, and for
+a block k of classes the difference g_k = max t - max s of its maxima,
 
     W_k = sum of e_j * (t_j - s_j - g_k)
 
@@ -20,7 +19,8 @@ the sums of e_j,
     W = sum of w_k * (W_k + S_k * (g_k - g))
 
 so that equal scores give 0 exactly, and large scores cancel before anything is summed. A masked class has a finite
-score far below all others: in the model of the weights it adds 0, in the other one what makes W very large.
+score far below all others: masked in the model of the weights it adds 0, masked in the other model it makes W very
+large.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _MOST = 2.0**126
 
 @dataclass(frozen=True)
 class GapMoment:
-    """W of blocks of classes, float32 [128, tiles, columns], and of positions, [128, tiles].
+    """The sums W_k of blocks of classes, float32 [128, tiles, columns], and W of positions, [128, tiles].
 
     Attributes:
-        columns: how the tiles of blocks are laid out.
+        columns: the layout of the tiles of blocks.
         weighted_sbuf: W_k.
         row_weighted_sbuf: W.
-        gaps_sbuf, terms_sbuf: to compute in, of the shape of W_k.
+        gaps_sbuf, terms_sbuf: scratch tiles of the shape of W_k.
     """
 
     columns: Columns
@@ -61,13 +61,13 @@ class GapMoment:
 
     @classmethod
     def make(cls, columns: Columns, weighted_sbuf: nl.NkiTensor) -> GapMoment:
-        """With the tile of W_k, of which the caller has one."""
+        """Allocate the tiles, given the tile of W_k."""
         return cls(columns, weighted_sbuf, columns.row_tile(), columns.tile(), columns.tile())
 
     def take_gaps(
         self, student_distances_sbuf: nl.NkiTensor, teacher_distances_sbuf: nl.NkiTensor, ratio: float, chunks: int
     ) -> None:
-        """g_k - g, of the distances m_k - m of both models; before these become weights."""
+        """Compute g_k - g from the distances m_k - m of both models, before these become weights."""
         nisa.scalar_tensor_tensor(
             dst=self.columns.in_use(self.gaps_sbuf, chunks),
             data=teacher_distances_sbuf,
@@ -78,7 +78,7 @@ class GapMoment:
         )
 
     def weight(self, weighting: Statistics, chunks: int) -> None:
-        """w_k * W_k, while the weights w_k are there."""
+        """Compute w_k * W_k, while the weights are w_k."""
         nisa.tensor_tensor(
             dst=self.columns.in_use(self.terms_sbuf, chunks),
             data1=self.columns.in_use(self.weighted_sbuf, chunks),
@@ -87,7 +87,7 @@ class GapMoment:
         )
 
     def combine(self, weighting: Statistics, chunks: int) -> None:
-        """W, once the weights have become w_k * S_k: a block without weight adds 0, whatever its gap is."""
+        """Compute W, once the weights have become w_k * S_k: a block without weight adds 0, whatever its gap is."""
         in_use = self.columns.in_use
         gaps_sbuf, terms_sbuf = in_use(self.gaps_sbuf, chunks), in_use(self.terms_sbuf, chunks)
         weights_sbuf = in_use(weighting.weights_sbuf, chunks)
@@ -100,20 +100,20 @@ class GapMoment:
         )
 
     def restart(self) -> None:
-        """Put what was combined into column 0."""
+        """Put the combined sum into column 0."""
         self.columns.restart(self.weighted_sbuf, self.row_weighted_sbuf)
 
 
 @dataclass(frozen=True)
 class GapPass:
-    """The sum W_k of one tile, once another engine has the differences and the weights.
+    """The pass that computes W_k of one tile, once another engine has computed the differences and the weights.
 
     Attributes:
-        moment: with the sums.
+        moment: the sums.
         gap_sbuf: t - s, float32 [128, classes]; it is overwritten.
         center_sbuf: g_k, float32 [128, 1].
         weights_sbuf: e, float32 [128, classes].
-        place: of the tile in the statistics.
+        place: the place of the tile in the statistics.
     """
 
     moment: GapMoment
@@ -123,7 +123,7 @@ class GapPass:
     place: Place
 
     def take(self) -> None:
-        """Issue it."""
+        """Issue the pass."""
         nisa.scalar_tensor_tensor(
             dst=self.gap_sbuf,
             data=self.gap_sbuf,
@@ -139,18 +139,18 @@ class GapPass:
 
 @dataclass(frozen=True)
 class PairStatistics:
-    """Of a block of positions.
+    """The statistics of a block of positions.
 
     Attributes:
-        launch: of the kernel.
+        launch: the launch of the kernel.
         student, teacher: maxima and sums of exponentials.
         entropy: the moment of the student's entropy.
-        entropy_terms_sbuf, distances_sbuf: to compute in, float32 [128, tiles, columns].
-        gap: the weighted differences; None where the divergence is that of a mixture.
-        picked_sbuf: the student's scores at the labels that this core has, float32 [128, tiles]; None where no label
-            is asked for.
-        exchanged_sbuf: all of it, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
-            this one's, the other one's, and those of blocks of classes that the cores share.
+        entropy_terms_sbuf, distances_sbuf: scratch tiles, float32 [128, tiles, columns].
+        gap: the weighted differences; None for the divergence of a mixture.
+        picked_sbuf: the student's scores at the labels in this core's classes, float32 [128, tiles]; None if no label
+            is wanted.
+        exchanged_sbuf: all statistics, [128, columns, statistics, tiles], so that the columns of a core are contiguous:
+            the columns of this core, of the other core, and of blocks of classes that the cores share.
     """
 
     launch: PairLaunch
@@ -165,7 +165,7 @@ class PairStatistics:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, shared: int) -> PairStatistics:
-        """Of no class at all; with columns for so many blocks of classes that the cores share.
+        """Start with the statistics of no class, and columns for ``shared`` blocks of classes that the cores share.
 
         The maximum of no class is a masked score, whose distance from others is finite.
         """
@@ -189,12 +189,12 @@ class PairStatistics:
 
     @property
     def columns(self) -> Columns:
-        """How the tiles of blocks are laid out."""
+        """The layout of the tiles of blocks."""
         return self.student.columns
 
     @property
     def models(self) -> tuple[Statistics, Statistics]:
-        """Student and teacher."""
+        """The statistics of student and teacher."""
         return self.student, self.teacher
 
     @property
@@ -204,16 +204,16 @@ class PairStatistics:
 
     @staticmethod
     def column(number: int) -> int:
-        """Of block number ``number`` of classes."""
+        """Return the column of block ``number`` of classes."""
         return 1 + number % WINDOW
 
     @staticmethod
     def shared_column(number: int) -> int:
-        """Of block number ``number`` of the classes that the cores share."""
+        """Return the column of block ``number`` of the classes that the cores share."""
         return nl.num_programs() * (WINDOW + 1) + number
 
     def combine_window(self) -> None:
-        """Put a full window into column 0."""
+        """Combine a full window into column 0."""
         self._combine(WINDOW + 1)
         for side in self.models:
             side.restart()
@@ -222,7 +222,7 @@ class PairStatistics:
             self.gap.restart()
 
     def exchange(self, number: int) -> None:
-        """Swap what the cores have found in their own classes, of which this one had so many blocks."""
+        """Exchange the statistics of the cores' own classes, ``number`` blocks of this core."""
         self._forget_combined(number)
         if nl.num_programs() == 1:
             return
@@ -236,27 +236,27 @@ class PairStatistics:
         )
 
     def finish(self) -> None:
-        """Combine the statistics of all columns, and take logs."""
+        """Combine the statistics of all columns, and compute logs."""
         self._combine(self.columns.count)
         for side in self.models:
             side.take_logs()
 
     def received_picked(self) -> nl.NkiTensor | None:
-        """The student's scores at the labels that the other core has; None on one core."""
+        """Return the student's scores at the labels in the other core's classes; None on one core."""
         if self.picked_sbuf is None or nl.num_programs() == 1:
             return None
         last = int(self.exchanged_sbuf.shape[2]) - 1
         return self.exchanged_sbuf[:, WINDOW + 1, last]
 
     def totals(self) -> tuple[ModelTotals, ModelTotals]:
-        """Of student and teacher, when all is combined."""
+        """Return the totals of student and teacher, once all columns are combined."""
         student, teacher = (
             ModelTotals(side.row_neg_max_sbuf, side.row_sum_sbuf, side.log_sum_sbuf) for side in self.models
         )
         return student, teacher
 
     def _combine(self, chunks: int) -> None:
-        """Maxima, sums, and the moments, of the columns that so many blocks have taken."""
+        """Combine maxima, sums and moments of the columns of ``chunks`` blocks."""
         distances = [side.take_distances(chunks) for side in self.models]
         kept_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         nisa.tensor_copy(dst=kept_sbuf, src=distances[0])
@@ -274,9 +274,11 @@ class PairStatistics:
             self.gap.combine(self.weighting, chunks)
 
     def _forget_combined(self, number: int) -> None:
-        """Where windows were combined, the columns that the last blocks did not take hold what is in column 0 already.
+        """Reset the columns that the last blocks did not use if windows were combined.
 
-        The last window is not combined by itself: if it is full, nothing is left over.
+        Column 0 already includes these columns.
+
+        The last window is not combined by itself: if it is full, there is nothing to reset.
         """
         left = number % WINDOW
         if left == 0 or number < WINDOW:

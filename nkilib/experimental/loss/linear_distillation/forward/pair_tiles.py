@@ -3,13 +3,13 @@
 
 """Pairs of tiles of logits: products of both models, their maxima, exponentials, and the sums of a divergence.
 
-Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and takes the maximum. Then the bank is
-free for Tensor. Vector has most to do, four passes over a pair of tiles for a Kullback-Leibler divergence; so Scalar
-takes exponentials and tangents, and GpSimd takes the differences of scores. Vector's sums over a pair wait until both
-have done so, and are issued after the maxima of the next pair: :class:`WaitingPasses`.
+Vector reads a bank of PSUM once: it copies the product into SBUF, adds the bias and computes the maximum. Then the bank
+is free for Tensor. Vector has the most work, four passes over a pair of tiles for a Kullback-Leibler divergence; so
+Scalar computes exponentials and tangents, and GpSimd the differences of scores. Vector's sums over a pair wait for
+both, and are issued after the maxima of the next pair: :class:`WaitingPasses`.
 
-Pairs are taken in groups that stand side by side: one pair in a group without a softcap, and several with one, since
-Scalar loads a table each time it goes from tangents to exponentials.
+Pairs are processed in groups that stand side by side: one pair in a group without a softcap, and several with one,
+because Scalar loads a table each time it goes from tangents to exponentials.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds
 from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
 from nkilib.nki import nisa, nl
 
-# Banks of PSUM that tiles take in turn; one is left to transposes of positions.
+# Banks of PSUM that tiles use round-robin; one is left to transposes of positions.
 _BANKS = 7
 _GPSIMD = nisa.engine.gpsimd
 
@@ -41,13 +41,13 @@ PairClasses = tuple[ClassTiles, ClassTiles]
 
 @dataclass(frozen=True)
 class PairGroup:
-    """Pairs of tiles that stand side by side, whose maxima are there.
+    """Pairs of tiles that stand side by side, whose maxima are computed.
 
     Attributes:
-        start: number of the first tile of positions.
-        column: of the statistics.
+        start: the number of the first tile of positions.
+        column: the column of the statistics.
         student, teacher: the tiles of each model.
-        scores: of both models, where they stand in one tile; None where they do not.
+        scores: the scores of both models if they are in one tile; else None.
     """
 
     start: int
@@ -58,7 +58,7 @@ class PairGroup:
 
     @property
     def models(self) -> tuple[ModelGroup, ModelGroup]:
-        """Student and teacher."""
+        """The tiles of student and teacher."""
         return self.student, self.teacher
 
     @property
@@ -68,30 +68,32 @@ class PairGroup:
 
     @property
     def places(self) -> list[Place]:
-        """Of the tiles in the statistics."""
+        """The places of the tiles in the statistics."""
         return [Place(tile, self.column) for tile in range(self.tiles.start, self.tiles.stop)]
 
 
 @dataclass(frozen=True)
 class PairTiles:
-    """Makes one group of pairs after another.
+    """The buffers in which one group of pairs after another is computed.
 
     Attributes:
-        launch: of the kernel.
-        group_tiles: tiles of positions of a group, at most.
-        student, teacher: makers of the tiles of each model.
-        both: of a mixture, the tiles of the scores of both models, float32 [128, models, tiles, classes]; else None.
-        gaps: differences of scores of a group, float32 [128, tiles, classes]; None where there are none to take.
-        ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
-        waiting: passes of Vector that are to be issued next.
-        fresh: those of the last group, which wait for a further one where products are short; None elsewhere.
+        launch: the launch of the kernel.
+        group_tiles: the largest number of tiles of positions of a group.
+        student, teacher: the tiles of each model.
+        pair_scores: for a mixture, a ring buffer of the scores of both models, float32 [128, models, tiles, classes];
+            else None.
+        gaps: a ring buffer of the differences of scores of a group, float32 [128, tiles, classes]; None if there are
+            none.
+        ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
+        waiting: passes of Vector that are issued next.
+        fresh: passes of the last group, which wait for one more group if products are short; else None.
     """
 
     launch: PairLaunch
     group_tiles: int
     student: ModelTiles
     teacher: ModelTiles
-    both: Ring | None
+    pair_scores: Ring | None
     gaps: Ring | None
     ratio_sbuf: nl.NkiTensor | None
     waiting: WaitingPasses
@@ -99,19 +101,19 @@ class PairTiles:
 
     @classmethod
     def make(cls, launch: PairLaunch, needs: PairNeeds, tiles: int, classes: int) -> PairTiles:
-        """For blocks of at most so many tiles of positions, and of so many classes."""
+        """Allocate the buffers for blocks of at most ``tiles`` tiles of positions and ``classes`` classes."""
         group = (PARTITIONS, min(tiles, needs.group_tiles), classes)
         banks = [nl.ndarray((PARTITIONS, classes), dtype=nl.float32, buffer=nl.psum) for _ in range(_BANKS)]
-        both = _both_scores(needs, *group[1:]) if needs.mixed else None
+        pair_scores = _pair_scores(needs, *group[1:]) if needs.mixed else None
         student, teacher = (
             ModelTiles.make(
                 model,
                 of_model,
                 launch.lowest(model),
                 banks,
-                Ring.of_sbuf(needs.turns, group, nl.float32)
-                if both is None
-                else Ring([tile_sbuf[:, which] for tile_sbuf in both.tiles]),
+                Ring.of_sbuf(needs.slots, group, nl.float32)
+                if pair_scores is None
+                else Ring([tile_sbuf[:, which] for tile_sbuf in pair_scores.tiles]),
             )
             for which, (model, of_model) in enumerate(zip(launch.models, needs.models, strict=True))
         )
@@ -119,26 +121,26 @@ class PairTiles:
         if needs.ratio and not needs.mixed:
             ratio_sbuf = nl.ndarray((PARTITIONS, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.memset(dst=ratio_sbuf, value=launch.ratio)
-        gaps = None if needs.mixed else Ring.of_sbuf(needs.turns, group, nl.float32)
+        gaps = None if needs.mixed else Ring.of_sbuf(needs.slots, group, nl.float32)
         fresh = WaitingPasses() if needs.short else None
-        return cls(launch, group[1], student, teacher, both, gaps, ratio_sbuf, WaitingPasses(), fresh)
+        return cls(launch, group[1], student, teacher, pair_scores, gaps, ratio_sbuf, WaitingPasses(), fresh)
 
     @property
     def models(self) -> tuple[ModelTiles, ModelTiles]:
-        """Student and teacher."""
+        """The tiles of student and teacher."""
         return self.student, self.teacher
 
     def restart(self) -> None:
-        """A block of positions begins."""
+        """Begin a block of positions with the first slots of the ring buffers."""
         for model in self.models:
             model.restart()
-        if self.both is not None:
-            self.both.restart()
+        if self.pair_scores is not None:
+            self.pair_scores.restart()
         if self.gaps is not None:
             self.gaps.restart()
 
     def raise_biases(self, classes: PairClasses) -> None:
-        """Once for each block of classes, which are loaded."""
+        """Make the biases of a block of classes finite, once after they are loaded."""
         for model, of_model in zip(self.models, classes, strict=True):
             model.raise_bias(of_model)
 
@@ -151,15 +153,15 @@ class PairTiles:
         column: int,
         first: int,
     ) -> PairGroup:
-        """The scores of a group, and their maxima in the statistics.
+        """Compute the scores of a group, and their maxima in the statistics.
 
         Args:
-            start: number of the first tile of positions.
+            start: the number of the first tile of positions.
             inputs: X^T of the tiles for each model.
-            classes: of the block, for each model.
-            statistics: of the positions.
-            column: of the statistics, which the block of classes takes.
-            first: number of the first pair, by which tiles take the banks in turn.
+            classes: the block of classes, for each model.
+            statistics: the statistics of the positions.
+            column: the column of the statistics that the block of classes uses.
+            first: the number of the first pair, which determines the banks of PSUM, used round-robin.
         """
         tiles, size = len(inputs[0]), int(classes[0].weight_sbuf.shape[2])
         span = slice(start, start + tiles)
@@ -179,12 +181,12 @@ class PairTiles:
             model.take_bias(statistics.models[which], span, column)
         self.waiting.take_all()
         scores = None
-        if self.both is not None:
-            scores = ScoreGroup(start, self.both.next_tile()[:, :, 0:tiles, 0:size])
+        if self.pair_scores is not None:
+            scores = ScoreGroup(start, self.pair_scores.next_tile()[:, :, 0:tiles, 0:size])
         return PairGroup(start, column, groups[0], groups[1], scores)
 
     def take_sums(self, group: PairGroup, statistics: PairStatistics) -> None:
-        """All sums over the classes of a group; those of Vector wait."""
+        """Compute all sums over the classes of a group; the passes of Vector wait."""
         gap_passes = self._gap_passes(group, statistics)
         places, (student, teacher) = group.places, group.models
         for number, place in enumerate(places):
@@ -198,7 +200,7 @@ class PairTiles:
         for number, place in enumerate(places):
             if gap_passes:
                 passes.add(gap_passes[number])
-            # The terms take the place of the exponentials, which nothing reads after them.
+            # The terms overwrite the exponentials, which nothing reads afterwards.
             exponentials_sbuf, scores_sbuf = student.exponentials_sbuf[:, number], student.scores_sbuf[:, number]
             row = statistics.student
             passes.add(
@@ -212,7 +214,7 @@ class PairTiles:
             self.fresh.take_all()
 
     def _gap_passes(self, group: PairGroup, statistics: PairStatistics) -> list[GapPass]:
-        """The differences of the scores of a group, and the passes that sum them; none for a mixture."""
+        """Compute the differences of the scores of a group, and return the passes that sum them; none for a mixture."""
         if self.gaps is None or statistics.gap is None:
             return []
         student, teacher = group.models
@@ -232,13 +234,13 @@ class PairTiles:
     def _subtract(
         self, dst_sbuf: nl.NkiTensor, first_sbuf: nl.NkiTensor, second_sbuf: nl.NkiTensor, *, scales_first: bool
     ) -> None:
-        """first - second, one of which is the teacher's, in the student's unit."""
+        """Compute first - second in the student's unit; one of them belongs to the teacher."""
         if self.ratio_sbuf is not None:
             multiply_by(dst_sbuf, first_sbuf if scales_first else second_sbuf, self.ratio_sbuf)
             first_sbuf, second_sbuf = (dst_sbuf, second_sbuf) if scales_first else (first_sbuf, dst_sbuf)
         nisa.tensor_tensor(dst=dst_sbuf, data1=first_sbuf, data2=second_sbuf, op=nl.subtract, engine=_GPSIMD)
 
 
-def _both_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
-    """Tiles that hold the scores of both models of a group: what is kept of a position is contiguous then."""
-    return Ring.of_sbuf(needs.turns, (PARTITIONS, 2, tiles, classes), nl.float32)
+def _pair_scores(needs: PairNeeds, tiles: int, classes: int) -> Ring:
+    """Allocate tiles with the scores of both models of a group, so that kept scores of a position are contiguous."""
+    return Ring.of_sbuf(needs.slots, (PARTITIONS, 2, tiles, classes), nl.float32)

@@ -1,39 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How far the kernels may be from float64, derived from the very inputs.
+"""Bounds on the error of the kernels against float64, derived from the very inputs.
 
 Notation: u = 2^-23, the unit in the last place of 1; P, Q, M the distributions of teacher, student and mixture; z their
-logits after scale, softcap and temperature T; r = log(P / Q).
+logits after scale, softcap and temperature T; r = log(P / Q); dz and so on the errors of z and so on.
 
-- A z: dz = s dy / T with dy of the product and its bias (``linear.host.bounds``); the operands have the type of the
-  products. A softcap adds 4 u c / T, for its tangent and the product with c. Where logit scales or softcaps of the
-  models differ, the teacher's scores are multiplied with the ratio of both, which is rounded: 2 u |z|.
-- The divergence of exact z: that of ``distillation.host.bounds``, u (a_P + a_Q) (2 + E|r|) with a = 8 + 2 max|z| of
-  each row, and -2 log(beta (1 - beta)) more for a mixture.
-- What dz makes of it: its derivative D at z, times dz, summed over the classes. By teacher's and student's z it is
-  P (r - KL(P||Q)) and Q - P for KL(P||Q); r has the other sign, and P and Q change places, for KL(Q||P);
-  beta P (log(P/M) - KL(P||M)) and (1 - beta) Q (log(Q/M) - KL(Q||M)) for the mixture, of which M's own change is
-  nothing, since the two add up to a constant. At z + dz the derivative is another: P is at most exp(2 m) times as
-  large, with m the sum of both models' largest dz, and log-ratios are off by 2 m. So the whole is at most
-  exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
-- The moment KL(Q||M): likewise; its derivatives have the terms of M too, (1 - beta) Q (Q/M - E_Q[Q/M]) and
+- The error of z: dz = s dy / T, where dy is the error of the product and its bias (``linear.host.bounds``); the
+  operands have the type of the products. A softcap adds 4 u c / T, for its tangent and the product with c. If logit
+  scales or softcaps of the models differ, the teacher's scores are multiplied by the ratio of both, which is rounded:
+  2 u |z|.
+- The error of the divergence for exact z: as in ``distillation.host.bounds``, u (a_P + a_Q) (2 + E|r|) with
+  a = 8 + 2 max|z| of each row, and -2 log(beta (1 - beta)) more for a mixture.
+- The effect of dz on the divergence: its derivative D at z, times dz, summed over the classes. For KL(P||Q) the
+  derivative with respect to the teacher's z is P (r - KL(P||Q)), with respect to the student's z Q - P. For KL(Q||P) r
+  has the other sign, and P and Q change places. For the mixture they are beta P (log(P/M) - KL(P||M)) and
+  (1 - beta) Q (log(Q/M) - KL(Q||M)); the change of M itself has no effect, because the two parts add up to a constant.
+  At z + dz the derivative differs: P is at most exp(2 m) times as large, where m is the sum of both models' largest dz,
+  and log-ratios have an error of 2 m. So the total is at most exp(4 m) (sum |D| dz + 2 m^2), for m <= 0.2.
+- The moment KL(Q||M): likewise; its derivatives also have the terms of M, (1 - beta) Q (Q/M - E_Q[Q/M]) and
   beta P (Q/M - E_P[Q/M]), in which (1 - beta) Q/M and beta P/M are at most 1.
-- Entropy, log-sum-exp, log-probability: those of cross-entropy for the student's exact logits
-  (``cross_entropy.host.extended_bounds``), and what dz makes of them: of lse at most the largest dz, of the
-  log-probability that and the label's own, of the entropy twice sum Q |log Q + H| dz and the square of the largest.
-- Sums of the mixture kernel, whose log-sum-exps are given: a term q log(q/M) is off by u a + dz of itself for q, and
-  by q beta p/M times what r is off by, u a + dz of both. Sums are off by 8 u of their magnitudes. Given log-sum-exps
-  may be larger than the z at hand: their sizes are added to a.
-- The gradient of z: Q - P is off by u a + dz of each of its terms. Q (log(Q/P) - KL) by that of Q, and by Q times what
-  the log-ratio and the given KL are off by: u a + dz of both. That of a mixture likewise, in which dz moves log(Q/M)
-  by beta P/M of itself. A probability below 2^-126 may count as 0. The log-probability's onehot - Q is off by
-  (u a + dz) Q and 4 u of itself. Where the given log-sum-exps and the moment are those that a forward computed, and
-  the truth has exact ones, their errors are added: ``StatisticsErrors``.
-- The gradient G of a product is that of z times s (1 - tanh^2) / T: off by 3 u of s / T, and by 2 |tanh| s dy / c of
-  itself. dX, dW and db from G: ``linear.host.bounds``.
+- Entropy, log-sum-exp, log-probability: the bounds of cross-entropy for the student's exact logits
+  (``cross_entropy.host.extended_bounds``), and the effect of dz: on lse at most the largest dz, on the log-probability
+  that and the label's own dz, on the entropy twice sum Q |log Q + H| dz and the square of the largest dz.
+- Sums of the mixture kernel, which receives log-sum-exps: a term q log(q/M) has a relative error of u a + dz for q, and
+  an error of q beta p/M times the error of r, u a + dz of both models. Sums have an error of 8 u of their magnitudes.
+  The received log-sum-exps may be larger than the z at hand: their sizes are added to a.
+- The gradient of z: Q - P has an error of u a + dz of each of its terms. Q (log(Q/P) - KL) has the error of Q, and Q
+  times the error of the log-ratio and of the received KL: u a + dz of both models. The gradient of a mixture likewise;
+  there dz changes log(Q/M) by beta P/M of itself. A probability below 2^-126 may count as 0. The log-probability's
+  onehot - Q has an error of (u a + dz) Q and 4 u of itself. If the received log-sum-exps and moment are results of a
+  forward, while the reference has exact ones, their errors are added: ``StatisticsErrors``.
+- The gradient G of a product is the gradient of z times s (1 - tanh^2) / T: an error of 3 u of s / T, and of
+  2 |tanh| s dy / c of itself. For dX, dW and db from G see ``linear.host.bounds``.
 
-They hold for the simulator; hardware was never measured.
+The bounds hold for the simulator; hardware was never measured.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ import numpy.typing as npt
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.extended_bounds import CAP_UNITS, extended_forward_bounds
 from nkilib.experimental.loss.cross_entropy.host.reference import ExtendedLoss, Float64Array
-from nkilib.experimental.loss.distillation.host.truth import Distributions
+from nkilib.experimental.loss.distillation.host.reference import Distributions
 from nkilib.experimental.loss.linear.host.bounds import ResultTypes, logit_bounds, product_bounds
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, GradientRows, LinearGradients
 from nkilib.experimental.loss.linear_distillation.host.reference import (
@@ -62,7 +63,7 @@ from nkilib.experimental.loss.linear_distillation.host.reference import (
     z_gradient_of,
 )
 
-# Beside 2 max|z|: the exponential, its argument's rounding, and the sum that it goes into.
+# Besides 2 max|z|: the exponential, the rounding of its argument, and the sum of exponentials.
 _OF_EXPONENTIAL = 8.0
 _SUM_UNITS = 8.0
 _IGNORED = -1
@@ -70,11 +71,11 @@ _IGNORED = -1
 
 @dataclass(frozen=True)
 class StatisticsErrors:
-    """How far the statistics that a backward receives may be from those of the truth, [N] each.
+    """The errors of the statistics that a backward receives, compared with the reference's, [N] each.
 
     Attributes:
-        student_lse, teacher_lse: of the log-sum-exps.
-        moment: of the moment.
+        student_lse, teacher_lse: the errors of the log-sum-exps.
+        moment: the error of the moment.
     """
 
     student_lse: Float64Array
@@ -83,7 +84,7 @@ class StatisticsErrors:
 
     @classmethod
     def of_forward(cls, bounds: dict[str, Float64Array]) -> StatisticsErrors:
-        """Those of :func:`pair_forward_bounds`."""
+        """Take the errors from the result of :func:`pair_forward_bounds`."""
         return cls(bounds["student_lse"], bounds["teacher_lse"], bounds["moment"])
 
 
@@ -99,25 +100,25 @@ class _Rows(NamedTuple):
 
     @property
     def most(self) -> Float64Array:
-        """m: the sum of both models' largest dz, [R]."""
+        """The number m: the sum of both models' largest dz, [R]."""
         return np.asarray(self.of_student.max(axis=1) + self.of_teacher.max(axis=1))
 
 
 def pair_forward_bounds(problem: PairProblem) -> dict[str, Float64Array]:
-    """Largest accepted errors by name of a result, [N] each, for positions whose results are finite.
+    """Return the largest accepted errors by name of a result, [N] each, for positions whose results are finite.
 
     ``student_lse`` and ``teacher_lse``, sums of maximum and log_sum, have bounds as well.
     """
     weights = problem.classes_first
-    found = [_forward_bounds_of(problem, rows, weights) for rows in problem.row_blocks()]
-    return {name: np.concatenate([block[name] for block in found]) for name in found[0]}
+    blocks = [_forward_bounds_of(problem, rows, weights) for rows in problem.row_blocks()]
+    return {name: np.concatenate([block[name] for block in blocks]) for name in blocks[0]}
 
 
 def mixture_bounds(problem: PairProblem, statistics: Statistics) -> MixtureSums:
-    """Largest accepted errors of ``linear_distillation_mixture``, for log-sum-exps as it received them."""
+    """Return the largest accepted errors of ``linear_distillation_mixture`` for the log-sum-exps that it received."""
     weights = problem.classes_first
-    found = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
-    return MixtureSums(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    blocks = [_mixture_bounds_of(problem, statistics, rows, weights) for rows in problem.row_blocks()]
+    return MixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def pair_gradient_bounds(
@@ -129,13 +130,13 @@ def pair_gradient_bounds(
     input_dtype: npt.DTypeLike | None = None,
     weight_dtype: npt.DTypeLike | None = None,
 ) -> LinearGradients:
-    """Largest accepted errors of every element of dX, dW (in its layout) and db.
+    """Return the largest accepted errors of every element of dX, dW (in its layout) and db.
 
     Args:
-        problem: with operands of the type of the products: rounded to it, where the kernel rounds them.
-        upstream, classes: as in ``pair_backward_reference``.
-        errors: of the statistics in ``upstream``; None: the kernel received these very numbers.
-        input_dtype, weight_dtype: of dX and dW; None: that of the products.
+        problem: the problem with operands in the type of the products: rounded to it if the kernel rounds them.
+        upstream, classes: see ``pair_backward_reference``.
+        errors: the errors of the statistics in ``upstream``; None: the kernel received these very numbers.
+        input_dtype, weight_dtype: types of dX and dW; None: the type of the products.
     """
     student = problem.student
     sizes = np.abs(np.where(problem.counts, upstream.grad_divergence.astype(np.float64), 0.0) * problem.weights)
@@ -149,7 +150,7 @@ def pair_gradient_bounds(
 def gradients_of_logits(
     problem: PairProblem, upstream: PairUpstream, errors: StatisticsErrors | None = None
 ) -> Iterator[GradientRows]:
-    """G and how far it may be off before it is rounded, in blocks that cover the positions."""
+    """Yield G and its largest error before it is rounded, in blocks that cover the positions."""
     student, weights = problem.student, problem.classes_first
     cap, unit = student.logit_softcap, student.logit_scale / student.temperature
     for rows in problem.row_blocks():
@@ -165,7 +166,7 @@ def gradients_of_logits(
 
 
 def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float64Array) -> Float64Array:
-    """dz of a model, [R, V]."""
+    """Return dz of a model, [R, V]."""
     off = logit_bounds(model, rows, weight) * model.logit_scale
     if model.logit_softcap is not None:
         off += CAP_UNITS * UNIT * model.logit_softcap
@@ -177,13 +178,13 @@ def _of_z(problem: PairProblem, model: ModelProblem, rows: slice, weight: Float6
 
 
 def _size(z: Float64Array) -> Float64Array:
-    """a: 8 + 2 max|z| of each row, of its finite z."""
+    """Return a: 8 + 2 max|z| of each row, over its finite z."""
     return np.asarray(_OF_EXPONENTIAL + 2.0 * np.where(np.isfinite(z), np.abs(z), 0.0).max(axis=1))
 
 
 def _rows_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> _Rows:
     student, teacher = problem.scores_of(rows, weights)
-    # Of a mixture, the logs that are added to its own and taken away again.
+    # For a mixture, the logs of beta and 1 - beta, which are added to its logs and subtracted again.
     further = -np.log(problem.beta) - np.log1p(-problem.beta) if problem.is_mixed else 0.0
     return _Rows(
         student,
@@ -201,122 +202,127 @@ def _log_softmax(z: Float64Array) -> Float64Array:
 
 
 def _centred(log_p: Float64Array, values: Float64Array) -> Float64Array:
-    """p |value - E_p value|, [R, V]; 0 where p is 0."""
+    """Return p |value - E_p value|, [R, V]; 0 where p is 0."""
     p = np.exp(log_p)
-    taken = np.where(p == 0.0, 0.0, values)
-    return np.asarray(p * np.abs(taken - (p * taken).sum(axis=1, keepdims=True)))
+    finite = np.where(p == 0.0, 0.0, values)
+    return np.asarray(p * np.abs(finite - (p * finite).sum(axis=1, keepdims=True)))
 
 
 def _mean_size(log_p: Float64Array, values: Float64Array) -> Float64Array:
-    """E_p |value|, [R]; 0 where p is 0."""
+    """Return E_p |value|, [R]; 0 where p is 0."""
     p = np.exp(log_p)
     return np.asarray((p * np.abs(np.where(p == 0.0, 0.0, values))).sum(axis=1))
 
 
-def _moved(both: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
-    """What dz makes of a divergence with these sizes of derivatives, [R]."""
-    first = (by_student * both.of_student + by_teacher * both.of_teacher).sum(axis=1)
-    return np.asarray(np.exp(4.0 * both.most) * (first + 2.0 * np.square(both.most)))
+def _moved(models: _Rows, by_student: Float64Array, by_teacher: Float64Array) -> Float64Array:
+    """Return the effect of dz on a divergence with these magnitudes of derivatives, [R]."""
+    first = (by_student * models.of_student + by_teacher * models.of_teacher).sum(axis=1)
+    return np.asarray(np.exp(4.0 * models.most) * (first + 2.0 * np.square(models.most)))
 
 
-def _divergence_bound(problem: PairProblem, both: _Rows, pair: Distributions) -> Float64Array:
-    """Of the unweighted divergence, [R]."""
+def _divergence_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> Float64Array:
+    """Return the bound of the unweighted divergence, [R]."""
     q, p, beta = pair.student_log, pair.teacher_log, problem.beta
     if problem.is_mixed:
         mixture = pair.mixture_log(beta)
         distance = beta * _mean_size(p, p - mixture) + (1.0 - beta) * _mean_size(q, q - mixture)
-        moved = _moved(both, (1.0 - beta) * _centred(q, q - mixture), beta * _centred(p, p - mixture))
+        moved = _moved(models, (1.0 - beta) * _centred(q, q - mixture), beta * _centred(p, p - mixture))
     elif beta == 1.0:
         distance = _mean_size(q, q - p)
-        moved = _moved(both, _centred(q, q - p), np.abs(pair.student - pair.teacher))
+        moved = _moved(models, _centred(q, q - p), np.abs(pair.student - pair.teacher))
     else:
         distance = _mean_size(p, p - q)
-        moved = _moved(both, np.abs(pair.student - pair.teacher), _centred(p, p - q))
-    return np.asarray(moved + UNIT * (both.student_size + both.teacher_size) * (2.0 + distance))
+        moved = _moved(models, np.abs(pair.student - pair.teacher), _centred(p, p - q))
+    return np.asarray(moved + UNIT * (models.student_size + models.teacher_size) * (2.0 + distance))
 
 
-def _moment_bound(problem: PairProblem, both: _Rows, pair: Distributions) -> Float64Array:
-    """Of KL(Q || M), [R]."""
+def _moment_bound(problem: PairProblem, models: _Rows, pair: Distributions) -> Float64Array:
+    """Return the bound of KL(Q || M), [R]."""
     q, p, beta = pair.student_log, pair.teacher_log, problem.beta
     mixture = pair.mixture_log(beta)
     of_mixture = np.exp(np.where(np.isneginf(q), -np.inf, q - mixture))
     by_student = _centred(q, q - mixture) + (1.0 - beta) * _centred(q, of_mixture)
-    moved = _moved(both, by_student, beta * _centred(p, of_mixture))
+    moved = _moved(models, by_student, beta * _centred(p, of_mixture))
     distance = _mean_size(q, q - mixture)
-    return np.asarray(moved + UNIT * (both.student_size + both.teacher_size) * (2.0 + distance))
+    return np.asarray(moved + UNIT * (models.student_size + models.teacher_size) * (2.0 + distance))
 
 
 def _model_bounds(
     model: ModelProblem, z: Float64Array, off: Float64Array, labels: npt.NDArray[np.int64]
 ) -> dict[str, Float64Array]:
-    """Of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R] each."""
-    # Of z itself: scale and softcap are in dz.
+    """Return the bounds of lse, maximum, log_sum, entropy, logprob and target_logit of one model, [R] each."""
+    # The bounds for exact z: scale and softcap are in dz.
     scaled = ExtendedLoss(ignore_index=_IGNORED, temperature=model.temperature / model.logit_scale)
-    found = extended_forward_bounds(z * scaled.temperature, labels, None, scaled)
+    bounds = extended_forward_bounds(z * scaled.temperature, labels, None, scaled)
     log_p = _log_softmax(z)
     most = off.max(axis=1)
     spread = (_centred(log_p, log_p) * off).sum(axis=1)
-    lse = found["lse"] + most
+    lse = bounds["lse"] + most
     at_label = np.where(labels >= 0, off[np.arange(len(z)), labels], 0.0)
     return {
         "lse": lse,
         "maximum": lse + most,
         "log_sum": lse + most,
-        "entropy": found["entropy"] + 2.0 * spread + np.square(most),
-        "logprob": np.where(labels >= 0, found["loss"] + at_label + most, 0.0) + SMALLEST_NORMAL,
-        "target_logit": found["target_logit"] + at_label,
+        "entropy": bounds["entropy"] + 2.0 * spread + np.square(most),
+        "logprob": np.where(labels >= 0, bounds["loss"] + at_label + most, 0.0) + SMALLEST_NORMAL,
+        "target_logit": bounds["target_logit"] + at_label,
     }
 
 
 def _forward_bounds_of(
     problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]
 ) -> dict[str, Float64Array]:
-    both, labels = _rows_of(problem, rows, weights), problem.held_labels[rows]
+    models, labels = _rows_of(problem, rows, weights), problem.local_labels[rows]
     with np.errstate(invalid="ignore", over="ignore"):
-        pair = Distributions(_log_softmax(both.student), _log_softmax(both.teacher))
-        student = _model_bounds(problem.student, both.student, both.of_student, labels)
-        teacher = _model_bounds(problem.teacher, both.teacher, both.of_teacher, labels)
-        divergence, weight = _divergence_bound(problem, both, pair), np.abs(problem.weights[rows])
+        pair = Distributions(_log_softmax(models.student), _log_softmax(models.teacher))
+        student = _model_bounds(problem.student, models.student, models.of_student, labels)
+        teacher = _model_bounds(problem.teacher, models.teacher, models.of_teacher, labels)
+        divergence, weight = _divergence_bound(problem, models, pair), np.abs(problem.weights[rows])
         if problem.is_mixed:
-            moment = _moment_bound(problem, both, pair)
+            moment = _moment_bound(problem, models, pair)
         else:
             moment = divergence if problem.beta == 1.0 else np.zeros_like(divergence)
         weighted = weight * (divergence + UNIT * (np.abs(divergence_of(problem, pair)) + divergence))
-    found = {f"student_{name}": student[name] for name in ("maximum", "log_sum", "lse")}
-    found |= {f"teacher_{name}": teacher[name] for name in ("maximum", "log_sum", "lse")}
-    found |= {name: student[name] for name in ("entropy", "logprob", "target_logit")}
-    return found | {"divergence": weighted + SMALLEST_NORMAL, "moment": moment + SMALLEST_NORMAL}
+    bounds = {f"student_{name}": student[name] for name in ("maximum", "log_sum", "lse")}
+    bounds |= {f"teacher_{name}": teacher[name] for name in ("maximum", "log_sum", "lse")}
+    bounds |= {name: student[name] for name in ("entropy", "logprob", "target_logit")}
+    return bounds | {"divergence": weighted + SMALLEST_NORMAL, "moment": moment + SMALLEST_NORMAL}
 
 
 def _mixture_bounds_of(
     problem: PairProblem, statistics: Statistics, rows: slice, weights: tuple[Float64Array, Float64Array]
 ) -> MixtureSums:
-    both = _rows_of(problem, rows, weights)
-    pair = statistics.distributions(rows, both.student, both.teacher)
-    of_student, of_teacher = _of_log_probabilities(both, statistics, rows)
+    models = _rows_of(problem, rows, weights)
+    pair = statistics.distributions(rows, models.student, models.teacher)
+    of_student, of_teacher = _of_log_probabilities(models, statistics, rows)
     with np.errstate(invalid="ignore", over="ignore"):
         mixture = pair.mixture_log(problem.beta)
         of_ratio = of_student + of_teacher
-        found = []
-        for log_p, other, share, off in (
+        bounds = []
+        for log_p, other_log, share, off in (
             (pair.student_log, pair.teacher_log, problem.beta, of_student),
             (pair.teacher_log, pair.student_log, 1.0 - problem.beta, of_teacher),
         ):
             p = np.exp(log_p)
             relative = np.expm1(off)
-            sensitivity = share * np.exp(np.where(np.isneginf(other), -np.inf, other - mixture))
+            sensitivity = share * np.exp(np.where(np.isneginf(other_log), -np.inf, other_log - mixture))
             distance = np.abs(np.where(p == 0.0, 0.0, log_p - mixture))
             terms = p * (distance * (relative + _SUM_UNITS * UNIT) + sensitivity * of_ratio + 4.0 * UNIT)
-            found.append((terms.sum(axis=1), (p * (relative + _SUM_UNITS * UNIT)).sum(axis=1)))
-    (student_terms, student_mass), (teacher_terms, teacher_mass) = found
-    return MixtureSums(*(each + SMALLEST_NORMAL for each in (student_terms, teacher_terms, student_mass, teacher_mass)))
+            bounds.append((terms.sum(axis=1), (p * (relative + _SUM_UNITS * UNIT)).sum(axis=1)))
+    (student_terms, student_mass), (teacher_terms, teacher_mass) = bounds
+    return MixtureSums(
+        *(bound + SMALLEST_NORMAL for bound in (student_terms, teacher_terms, student_mass, teacher_mass))
+    )
 
 
-def _of_log_probabilities(both: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
-    """What log Q and log P are off by, [R, V], for given log-sum-exps, which may be larger than any z at hand."""
-    of_student = UNIT * (both.student_size + np.abs(statistics.student_lse[rows]))
-    of_teacher = UNIT * (both.teacher_size + np.abs(statistics.teacher_lse[rows]))
-    return both.of_student + of_student[:, np.newaxis], both.of_teacher + of_teacher[:, np.newaxis]
+def _of_log_probabilities(models: _Rows, statistics: Statistics, rows: slice) -> tuple[Float64Array, Float64Array]:
+    """Return the errors of log Q and log P, [R, V].
+
+    The received log-sum-exps may be larger than any z at hand.
+    """
+    of_student = UNIT * (models.student_size + np.abs(statistics.student_lse[rows]))
+    of_teacher = UNIT * (models.teacher_size + np.abs(statistics.teacher_lse[rows]))
+    return models.of_student + of_student[:, np.newaxis], models.of_teacher + of_teacher[:, np.newaxis]
 
 
 def _z_gradient_bound(
@@ -326,30 +332,30 @@ def _z_gradient_bound(
     weights: tuple[Float64Array, Float64Array],
     errors: StatisticsErrors | None,
 ) -> Float64Array:
-    """How far the gradient of the student's z may be off, [R, V]."""
-    both, statistics = _rows_of(problem, rows, weights), upstream.statistics
-    pair = statistics.distributions(rows, both.student, both.teacher)
+    """Return the largest error of the gradient of the student's z, [R, V]."""
+    models, statistics = _rows_of(problem, rows, weights), upstream.statistics
+    pair = statistics.distributions(rows, models.student, models.teacher)
     counts = problem.counts[rows]
     coefficient = np.abs(np.where(counts, upstream.grad_divergence[rows].astype(np.float64), 0.0))
     coefficient = (coefficient * np.abs(problem.weights[rows]))[:, np.newaxis]
-    of_student, of_teacher = _of_log_probabilities(both, statistics, rows)
+    of_student, of_teacher = _of_log_probabilities(models, statistics, rows)
     of_moment = UNIT * (np.abs(upstream.moment[rows].astype(np.float64)) + 4.0)
     if errors is not None:
         of_student += errors.student_lse[rows, np.newaxis]
         of_teacher += errors.teacher_lse[rows, np.newaxis]
         of_moment = of_moment + errors.moment[rows]
     with np.errstate(invalid="ignore", over="ignore"):
-        found = coefficient * _divergence_gradient_bound(
+        bound = coefficient * _divergence_gradient_bound(
             problem, pair, upstream.moment[rows], of_student, of_teacher, of_moment
         )
         if upstream.grad_logprob is not None:
             of_logprob = np.abs(np.where(counts, upstream.grad_logprob[rows].astype(np.float64), 0.0))
-            held, drawn = problem.held_labels[rows], pair.student.copy()
-            labelled = np.flatnonzero(held >= 0)
-            drawn[labelled, held[labelled]] = np.abs(1.0 - drawn[labelled, held[labelled]])
+            labels, drawn = problem.local_labels[rows], pair.student.copy()
+            labelled = np.flatnonzero(labels >= 0)
+            drawn[labelled, labels[labelled]] = np.abs(1.0 - drawn[labelled, labels[labelled]])
             terms = pair.student * np.expm1(of_student) + 4.0 * UNIT * (drawn + pair.student) + SMALLEST_NORMAL
-            found = found + of_logprob[:, np.newaxis] * terms
-    return np.asarray(found)
+            bound = bound + of_logprob[:, np.newaxis] * terms
+    return np.asarray(bound)
 
 
 def _divergence_gradient_bound(
@@ -360,7 +366,7 @@ def _divergence_gradient_bound(
     of_teacher: Float64Array,
     of_moment: Float64Array,
 ) -> Float64Array:
-    """Of an unweighted divergence's, from what log Q, log P and the moment are off by."""
+    """Return the bound of the gradient of an unweighted divergence, from the errors of log Q, log P and the moment."""
     student, rounded = pair.student, 4.0 * UNIT
     if problem.beta == 0.0:
         teacher = pair.teacher
@@ -375,6 +381,6 @@ def _divergence_gradient_bound(
     size = np.abs(divergence_gradient(problem, moment, pair))
     of_ratio = share * (of_student + of_teacher) + rounded * (1.0 + distance) + of_moment[:, np.newaxis]
     floor = SMALLEST_NORMAL * (2.0 + distance + np.abs(moment.astype(np.float64))[:, np.newaxis])
-    # What a ratio is off by meets a probability that is off.
+    # The error of a ratio is multiplied by a probability that has an error too.
     moved = np.exp(of_student)
     return np.asarray(size * (np.expm1(of_student) + rounded) + factor * (student * of_ratio * moved + floor))

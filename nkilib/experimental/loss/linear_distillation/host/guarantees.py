@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels promise; tests hold each claim."""
+"""The guarantees of the kernels; tests check each claim."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def forward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Biases that are rounded, and for a mixture the scores that are kept, as ``memory_limit`` allows them."""
+    """Return the bytes of rounded biases, and for a mixture of kept scores, as ``memory_limit`` allows them."""
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
     copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
     if not 0.0 < beta < 1.0 or num_classes not in (None, classes):
@@ -44,7 +44,7 @@ def forward_workspace_bytes(
 def mixture_workspace_bytes(
     student_bias_hbm: Any = None, teacher_bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
 ) -> int:
-    """Biases that are rounded."""
+    """Return the bytes of rounded biases."""
     return _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores)
 
 
@@ -62,15 +62,16 @@ def backward_workspace_bytes(
     cores: int = 1,
     **_: Any,
 ) -> int:
-    """Float32 sums of dX for each core, and where the positions take several blocks those of dW of a class block.
+    """Return the bytes of the workspace of the backward.
 
-    Both X and the biases that are rounded to ``compute_dtype`` besides; of very many positions what their parts take.
+    These are float32 sums of dX for each core and, if the positions take several blocks, of dW of a class block; both X
+    and the biases if they are rounded to ``compute_dtype``; and for very many positions the workspace of their parts.
     """
     positions, features = student_input_hbm.shape
     classes = student_weight_hbm.shape[0 if student_weight_layout == "vd" else 1]
     copies = _copies((student_bias_hbm, teacher_bias_hbm), compute_dtype, cores, (student_input_hbm, teacher_input_hbm))
     parts = position_parts(positions, max(features, teacher_input_hbm.shape[1]))
-    # Of whatever tiling: a block of positions is whole tiles, and a block of classes no more than all.
+    # The bound for any tiling: a block of positions has whole tiles, and a block of classes at most all classes.
     of_all = LinearTiling(
         PARTITIONS, min(_WEIGHT_SUM_BYTES // (8 * features), PARTITIONS * div_ceil(classes, PARTITIONS))
     )
@@ -89,12 +90,16 @@ def backward_workspace_bytes(
 
 
 def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, inputs_hbm: tuple[Any, ...] = ()) -> int:
-    """What is rounded beforehand: biases of both models, and for gradients X of both."""
+    """Return the bytes of rounded copies: biases of both models, and for gradients X of both."""
     if compute_dtype is None:
         return 0
     name = dtype_name(compute_dtype)
-    rounded = [each.shape[0] for each in biases_hbm if each is not None and dtype_name(each.dtype) != name]
-    elements = sum(prod(each.shape) for each in inputs_hbm if dtype_name(each.dtype) != name)
+    rounded = [
+        tensor_hbm.shape[0]
+        for tensor_hbm in biases_hbm
+        if tensor_hbm is not None and dtype_name(tensor_hbm.dtype) != name
+    ]
+    elements = sum(prod(tensor_hbm.shape) for tensor_hbm in inputs_hbm if dtype_name(tensor_hbm.dtype) != name)
     itemsize = 4 if name == "float32" else 2
     return copied_bytes(itemsize, input_elements=elements, bias_classes=sum(rounded), cores=cores)
 

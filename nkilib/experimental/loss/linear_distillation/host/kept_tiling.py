@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a forward is cut up whose scores are kept for a second visit: room in SBUF, blocks of positions, the program."""
+"""The tiling of a forward whose scores are kept for a second visit: room in SBUF, blocks of positions, the program."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from nkilib.experimental.loss.linear_distillation.host.mixture_blocks import (
 )
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import SUMS, terms_bytes
 
-# Numbers of a position: its sums with a window, the scalars of two blocks, and what results are made of.
+# Numbers of a position: its sums with a window, the scalars of two blocks, and the operands of results.
 _NUMBERS = SUMS * (WINDOW + 3) + 2 * 6 + 24
 # Instructions of the second visit for a pair of tiles, and for a block of classes.
 _OF_PAIR, _OF_STEP = 9, 4
 # A loop's start and end, and the edge of an iteration, us.
-_LOOP_US, _TRIP_US = 25.0, 5.0
+_LOOP_US, _ITERATION_US = 25.0, 5.0
 
 
 @dataclass(frozen=True)
 class KeptSizes:
-    """What a launch is about.
+    """The sizes of a launch that keeps scores.
 
     Attributes:
-        forward: sizes of the first visit.
+        forward: the sizes of the first visit.
         memory_limit: bytes of HBM for kept scores, at least those of two blocks of 128 positions or of the only one.
     """
 
@@ -48,14 +48,14 @@ class KeptSizes:
     memory_limit: int
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of at most so many tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of at most ``tiles`` tiles of positions."""
         second = terms_bytes(tiles, class_block) + tiles * _NUMBERS * FLOAT32_BYTES
         return self.forward.bytes_of(tiles, class_block) + second
 
     def blocks(self, tiling: LinearTiling) -> MixtureBlocks:
-        """Blocks of at most so many positions; with a loop where the program would be too long.
+        """Plan blocks of at most as many positions as the tiling has, in a loop if the program would be too long.
 
-        Of very many positions they are a loop however few classes there are.
+        Very many positions always have a loop, however few classes there are.
         """
         tiles, most = self.forward.position_tiles, tiling.position_block // PARTITIONS
         kept, times = kept_tiles(self.forward.vocab_size, self.memory_limit), self._times(tiling.class_block)
@@ -67,17 +67,17 @@ class KeptSizes:
         return looped_blocks(tiles, most, kept, times) or unrolled
 
     def most_bodies(self, blocks: MixtureBlocks, class_block: int) -> int:
-        """How many blocks of classes the program of a core may have for each block of positions."""
+        """Return the largest number of blocks of classes in the program of a core for each block of positions."""
         return max(2 * WINDOW, self._bodies_that_fit(blocks, class_block))
 
     def time_us(self, tiling: LinearTiling) -> float:
-        """About how long the launch takes, of which a loop over blocks of positions stands once."""
+        """Return the estimated time of the launch, extrapolated from the blocks that the program has one copy of."""
         blocks, steps = self.blocks(tiling), div_ceil(self.forward.class_tiles, tiling.class_block // PARTITIONS)
-        found = blocks_us(blocks.copies, self._times(tiling.class_block))
+        time_us = blocks_us(blocks.copies, self._times(tiling.class_block))
         bodies = self.most_bodies(blocks, tiling.class_block)
         if steps > bodies:
-            found += len(blocks.copies) * (_LOOP_US + _TRIP_US * steps / (bodies - WINDOW))
-        return found * self.forward.position_tiles / sum(blocks.copies)
+            time_us += len(blocks.copies) * (_LOOP_US + _ITERATION_US * steps / (bodies - WINDOW))
+        return time_us * self.forward.position_tiles / sum(blocks.copies)
 
     def _times(self, class_block: int) -> BlockTimes:
         forward = self.forward
@@ -95,19 +95,19 @@ class KeptSizes:
     def _bodies_that_fit(self, blocks: MixtureBlocks, class_block: int) -> int:
         of_pair, of_block = self.forward.pair_instructions, self.forward.block_instructions + _OF_STEP
         copies = blocks.copies
-        # Each block has a second visit, the last one by itself.
-        each = sum(copies) * (of_pair + _OF_PAIR) + (len(copies) + 1) * of_block
-        return limited_instructions(self.forward.most_instructions) // each
+        # Each block has a second visit; the second visit of the last block runs alone.
+        body = sum(copies) * (of_pair + _OF_PAIR) + (len(copies) + 1) * of_block
+        return limited_instructions(self.forward.most_instructions) // body
 
 
 def choose_kept_tiling(sizes: KeptSizes, sbuf_bytes: int) -> LinearTiling:
-    """The tiling that is modelled to be fastest of those that fit so many bytes of a partition."""
-    found = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(PARTITIONS, PARTITIONS)]
-    return min(found, key=sizes.time_us)
+    """Return the tiling that is modelled to be fastest among those that fit ``sbuf_bytes`` of a partition."""
+    tilings = list(_fitting(sizes, sbuf_bytes)) or [LinearTiling(PARTITIONS, PARTITIONS)]
+    return min(tilings, key=sizes.time_us)
 
 
 def _fitting(sizes: KeptSizes, sbuf_bytes: int) -> Iterator[LinearTiling]:
-    """The most positions for each block of classes: smaller blocks of positions are among those it makes of them."""
+    """Yield the most positions for each block of classes: each tiling includes smaller blocks of positions."""
     most = min(sizes.forward.position_tiles, POSITION_TILES_MAX)
     for class_block in CLASS_BLOCKS:
         fits = (tiles for tiles in range(most, 0, -1) if sizes.bytes_of(tiles, class_block) <= sbuf_bytes)

@@ -3,12 +3,12 @@
 
 """Blocks of positions of a divergence from a mixture, whose scores are kept between two visits of the classes.
 
-The second visit of a block has no products and runs beside the first visit of the next one: Scalar then takes four
-functions more of each pair of tiles. That of the last block has nothing to run beside. So blocks get smaller towards
-the end: each has about as many tiles as its products take time for the second visit of the block before it, and the
-last one is small. But each block reads W of both models once more.
+The second visit of a block has no products and runs during the first visit of the next one: then Scalar computes four
+more functions for each pair of tiles. The second visit of the last block has nothing to overlap with. So blocks get
+smaller towards the end: the products of each block take about as long as the second visit of the previous block, and
+the last block is small. But each block reads W of both models once more.
 
-The scores of two blocks are kept at a time, in two scratches that the blocks take in turn.
+The scores of two blocks are kept at a time, in two scratch tensors that blocks use alternately.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from nkilib.experimental.loss.linear.shared.sizes import WINDOW
 from nkilib.experimental.loss.linear_distillation.host.memory import PAIR_BYTES, tile_bytes
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import GROUP_COLUMNS
 
-# Blocks are chosen one by one for up to so many tiles of positions; further ones have the largest size.
+# Blocks are chosen one by one for up to this many tiles of positions; further blocks have the largest size.
 _TILES_CHOSEN = 48
 
-# Rates of trn2 as modelled (docs/performance-model.md), and what a block of positions takes by itself.
+# Rates of trn2 as modelled (docs/explanation/performance_model.md), and the fixed time of a block of positions.
 _COLUMNS_PER_US = 2400.0
 _SCALAR_COLUMNS_PER_US, _VECTOR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 1200.0, 960.0, 164.0, 1.28
 _LOADED_BYTES_PER_US, _KEPT_BYTES_PER_US = 331_000.0, 365_000.0
@@ -38,7 +38,7 @@ _FEWEST_PAIRS = 2
 
 
 class MixtureBlocks(NamedTuple):
-    """How the positions are cut up, in tiles of 128.
+    """The blocks of positions, in tiles of 128.
 
     Attributes:
         leading: blocks before a loop of the device; all of them without a loop.
@@ -54,35 +54,35 @@ class MixtureBlocks(NamedTuple):
 
     @property
     def copies(self) -> tuple[int, ...]:
-        """Blocks as they stand in the program."""
+        """The blocks that the program has a copy of."""
         return (*self.leading, *(self.looped,) * (2 if self.pairs else 0), *self.trailing)
 
     @property
     def largest(self) -> int:
-        """Tiles of the largest block."""
+        """The number of tiles of the largest block."""
         return max(self.copies)
 
     @property
     def slots(self) -> tuple[int, ...]:
-        """Tiles of each scratch: blocks take two in turn, and one by itself has one."""
+        """The number of tiles of each scratch tensor: blocks use two alternately, a single block has one."""
         blocks = self.copies
         return tuple(max(blocks[slot::2]) for slot in range(min(2, len(blocks))))
 
     def scratch_bytes(self, vocab_size: int) -> int:
-        """Bytes of HBM that the kept scores of all cores take."""
+        """Return the bytes of HBM that the kept scores of all cores take."""
         return tile_bytes(vocab_size) * sum(self.slots)
 
 
 class BlockTimes(NamedTuple):
-    """How long a tile of positions takes with all classes of a core, us.
+    """The time of a tile of positions with all classes of a core, us.
 
     Attributes:
-        product: Tensor.
-        first_scalar, first_vector: Scalar and Vector in the first visit.
-        second_scalar, second_vector: in the second one.
-        bare: the second visit with nothing beside it.
-        load: W of both models, of a block of any size.
-        kept: the scores on their way to HBM, or back.
+        product: the time of Tensor.
+        first_scalar, first_vector: the times of Scalar and Vector in the first visit.
+        second_scalar, second_vector: the times of Scalar and Vector in the second visit.
+        bare: the time of the second visit with nothing beside it.
+        load: the time to load W of both models, for a block of any size.
+        kept: the time to store the scores to HBM, or to load them.
     """
 
     product: float
@@ -95,7 +95,12 @@ class BlockTimes(NamedTuple):
     kept: float
 
     def beside(self, tiles: int, before: int) -> float:
-        """The first visit of a block, and the second one of so many tiles before it."""
+        """Return the time of the first visit of a block during the second visit of the previous one.
+
+        Args:
+            tiles: tiles of the block.
+            before: tiles of the previous block.
+        """
         return _BLOCK_US + max(
             tiles * self.product,
             tiles * self.first_scalar + before * self.second_scalar,
@@ -106,14 +111,14 @@ class BlockTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class PairWork:
-    """What decides the times.
+    """The sizes that determine the times.
 
     Attributes:
         products: passes of Tensor over a column of a pair of tiles.
-        loaded_bytes: of a class of both W.
-        vector_passes, scalar_passes: of the first visit over a pair of tiles.
+        loaded_bytes: bytes of a class of both W.
+        vector_passes, scalar_passes: passes of the first visit over a pair of tiles.
         columns: classes of the core that has most.
-        class_block: classes that are worked on at a time.
+        class_block: classes that are processed at a time.
     """
 
     products: int
@@ -124,7 +129,7 @@ class PairWork:
     class_block: int
 
     def times(self) -> BlockTimes:
-        """Of a tile of positions."""
+        """Return the times of a tile of positions."""
         columns = self.columns
         between = div_ceil(columns, self.class_block) * _BETWEEN
         # Without products beside it the second visit takes tiles of several blocks of classes.
@@ -146,26 +151,26 @@ class PairWork:
 
 
 def unrolled_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks:
-    """The blocks that are modelled to be fastest, without a loop.
+    """Return the blocks that are modelled to be fastest, without a loop.
 
     Args:
-        tiles: of all positions.
-        most: tiles of a block.
+        tiles: the number of tiles of all positions.
+        most: the largest number of tiles of a block.
         kept: tiles whose scores fit the memory, at least 2, or 1 for one tile.
-        times: of a tile.
+        times: the times of a tile.
     """
-    found = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
-    return MixtureBlocks(min(found, key=lambda blocks: blocks_us(blocks, times)))
+    candidates = [_unrolled(tiles, slots, times) for slots in _slots(tiles, most, kept)]
+    return MixtureBlocks(min(candidates, key=lambda blocks: blocks_us(blocks, times)))
 
 
 def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> MixtureBlocks | None:
-    """The blocks with a loop of the device over pairs of them; None where there are too few tiles for it.
+    """Return the blocks with a loop of the device over pairs of them; None if there are too few tiles for it.
 
     Args:
-        tiles, most, kept, times: as in :func:`unrolled_blocks`.
+        tiles, most, kept, times: see :func:`unrolled_blocks`.
     """
     size = min(most, kept // 2)
-    # One block before the loop, and some tiles behind it, which are the fastest blocks again.
+    # One block before the loop, and some tiles behind it, which are divided into the fastest blocks.
     pairs = (tiles - 3 * size) // (2 * size) if size > 0 else 0
     if pairs < _FEWEST_PAIRS:
         return None
@@ -174,14 +179,14 @@ def looped_blocks(tiles: int, most: int, kept: int, times: BlockTimes) -> Mixtur
 
 
 def blocks_us(blocks: Sequence[int], times: BlockTimes) -> float:
-    """About how long blocks take, one after the other."""
+    """Return the estimated time of blocks, one after the other."""
     befores = (0, *blocks[:-1])
     beside = sum(times.beside(size, before) for size, before in zip(blocks, befores, strict=True))
     return beside + blocks[-1] * times.bare
 
 
 def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
-    """Tiles of the blocks that take the first scratch, and the second one, at most: the ways to split the memory."""
+    """Yield the ways to split the memory: the most tiles of blocks in the first and in the second scratch tensor."""
     most = min(most, tiles)
     if tiles <= min(most, kept):
         yield tiles, max(0, min(most, kept - tiles))
@@ -192,35 +197,35 @@ def _slots(tiles: int, most: int, kept: int) -> Iterator[tuple[int, int]]:
 
 
 def _unrolled(tiles: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """All blocks: those that are too many to choose have the largest size."""
+    """Return all blocks: if there are too many tiles to choose all blocks, the first ones have the largest size."""
     ahead, leading = max(0, tiles - _TILES_CHOSEN), list[int]()
     while ahead > 0:
         leading.append(min(slots[len(leading) % 2], ahead))
         ahead -= leading[-1]
-    turn = len(leading) % 2
+    slot = len(leading) % 2
     before = leading[-1] if leading else 0
-    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[turn], slots[1 - turn]), times))
+    return (*leading, *_fastest(min(tiles, _TILES_CHOSEN), before, (slots[slot], slots[1 - slot]), times))
 
 
 class _Left(NamedTuple):
-    """What is still to be cut up.
+    """The tiles that are not divided into blocks yet.
 
     Attributes:
-        tiles: how many.
+        tiles: the number of tiles.
         before: tiles of the block before them.
-        turn: the scratch of the next block, 0 or 1.
+        slot: the scratch tensor of the next block, 0 or 1.
     """
 
     tiles: int
     before: int
-    turn: int
+    slot: int
 
 
 class _Choice(NamedTuple):
-    """The best way on.
+    """The best choice of the next block.
 
     Attributes:
-        us: its time.
+        us: the time with this choice.
         block: tiles of the next block; 0 for none.
     """
 
@@ -230,33 +235,35 @@ class _Choice(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def _fastest(tiles: int, before: int, slots: tuple[int, int], times: BlockTimes) -> tuple[int, ...]:
-    """The blocks of the last tiles.
+    """Return the blocks of the last tiles.
 
     Args:
-        tiles: how many, at least 1.
+        tiles: the number of tiles, at least 1.
         before: tiles of the block before them; 0 for none.
-        slots: tiles of the first block, the third one and so on, and of the others, at most.
-        times: of a tile.
+        slots: the most tiles of the first block, the third one and so on, and of the others.
+        times: the times of a tile.
     """
-    # By tiles that are left, tiles of the block before them and the scratch of the next block: time and next block.
-    found: dict[_Left, _Choice] = {}
+    # Time and next block, by the tiles that are left, the tiles of the block before them, and the next block's slot.
+    choices_by_state: dict[_Left, _Choice] = {}
     largest = max(*slots, before)
     beside = [[times.beside(size, last) for size in range(max(slots) + 1)] for last in range(largest + 1)]
     for last in range(largest + 1):
-        for turn in range(2):
-            found[_Left(0, last, turn)] = _Choice(last * times.bare, 0)
+        for slot in range(2):
+            choices_by_state[_Left(0, last, slot)] = _Choice(last * times.bare, 0)
     for left in range(1, tiles + 1):
-        for turn in range(2):
-            most = min(left, slots[turn])
-            after = [_Choice(found[_Left(left - size, size, 1 - turn)].us, size) for size in range(1, most + 1)]
+        for slot in range(2):
+            most = min(left, slots[slot])
+            after = [
+                _Choice(choices_by_state[_Left(left - size, size, 1 - slot)].us, size) for size in range(1, most + 1)
+            ]
             for last in range(largest + 1):
                 of_last = beside[last]
                 choices = (_Choice(of_last[size] + rest_us, size) for rest_us, size in after)
-                found[_Left(left, last, turn)] = min(choices, default=_Choice(_NEVER, 0))
+                choices_by_state[_Left(left, last, slot)] = min(choices, default=_Choice(_NEVER, 0))
     blocks: list[int] = []
-    left, last, turn = tiles, before, 0
+    left, last, slot = tiles, before, 0
     while left > 0:
-        last = found[_Left(left, last, turn)].block
-        left, turn = left - last, 1 - turn
+        last = choices_by_state[_Left(left, last, slot)].block
+        left, slot = left - last, 1 - slot
         blocks.append(last)
     return tuple(blocks)

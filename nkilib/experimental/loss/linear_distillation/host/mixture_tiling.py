@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a second visit that computes the scores again is cut up: what fits SBUF, how long its program is, its time.
+"""The tiling of a second visit that recomputes the scores: the room in SBUF, the length of the program, its time.
 
 The more positions are on chip, the less often W of both models is read.
 """
@@ -18,54 +18,54 @@ from nkilib.experimental.loss.linear_distillation.host.forward_tiling import (
     PairForwardSizes,
 )
 
-# Columns of tiles of which Scalar takes softplus before the exponentials, a group, and groups that are on chip.
+# Columns of a group of tiles, of which Scalar computes softplus before the exponentials, and groups on chip.
 GROUP_COLUMNS, GROUPS = 2048, 2
 # float32 tiles of a pair: scores of both models, both logs.
 TILES_OF_PAIR = 4
-# Sums of a position, each with a window of blocks of classes, a total and one of the other core.
+# Sums of a position, each with a window of blocks of classes, a total and the other core's total.
 SUMS = 4
 _NUMBERS_OF_SUM = WINDOW + 3
-# Further numbers of a position: scalars of the row, what they are made of, results.
+# Further numbers of a position: per-row scalars, their operands, results.
 _OF_POSITION = 40
 
 _SMALL_BYTES = 3072
-# Instructions of a pair of tiles beside its products.
+# Instructions of a pair of tiles besides its products.
 _OF_PAIR = 9
 
-# Rates of trn2 as modelled (docs/performance-model.md): Tensor takes a column a cycle, DMA transposes at 90%; a pass of
-# Vector and of Scalar over a tile takes a column a cycle and what lies between two instructions.
+# Rates of trn2 as modelled (docs/explanation/performance_model.md): Tensor takes a column per cycle, DMA transposes at
+# 90%; a pass of Vector and of Scalar over a tile takes a column per cycle and the gap between two instructions.
 _COLUMNS_PER_US, _BYTES_PER_US = 2400.0, 331_000.0
 _VECTOR_COLUMNS_PER_US, _SCALAR_COLUMNS_PER_US, _BETWEEN, _TABLE_US = 960.0, 1200.0, 164.0, 1.28
-_LOOP_US, _TRIP_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
+_LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 
 def group_tiles(tiles: int, class_block: int) -> int:
-    """Tiles of positions of a group, of blocks of so many."""
+    """Return the number of tiles of positions of a group, for blocks of ``tiles`` tiles."""
     return max(1, min(tiles, GROUP_COLUMNS // class_block))
 
 
 def terms_bytes(tiles: int, class_block: int) -> int:
-    """Bytes of a partition for the pairs of all groups."""
+    """Return the bytes of a partition for the pairs of all groups."""
     return TILES_OF_PAIR * GROUPS * group_tiles(tiles, class_block) * class_block * FLOAT32_BYTES
 
 
 @dataclass(frozen=True)
 class MixtureSizes:
-    """What a second visit is about that computes the scores again.
+    """The sizes of a second visit that recomputes the scores.
 
     Attributes:
-        forward: sizes of both models and needs, as a first visit has them.
+        forward: the sizes of both models and the options, as for a first visit.
     """
 
     forward: PairForwardSizes
 
     @property
     def position_tiles(self) -> int:
-        """Tiles of positions."""
+        """The number of tiles of positions."""
         return self.forward.position_tiles
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Bytes of a partition of SBUF for blocks of so many tiles of positions."""
+        """Return the bytes of a partition of SBUF for blocks of ``tiles`` tiles of positions."""
         forward = self.forward
         operands = (forward.student.chip_bytes + forward.teacher.chip_bytes) * (tiles * PARTITIONS + 2 * class_block)
         biases = 2 * sum(model.bias for model in forward.needs.models) * class_block * FLOAT32_BYTES
@@ -74,25 +74,25 @@ class MixtureSizes:
         return operands + terms_bytes(tiles, class_block) + biases + of_tiles + staging + _SMALL_BYTES
 
     def position_plan(self, tiling: LinearTiling) -> PositionPlan:
-        """Blocks of about equal size; a loop where the program would be too long to have all blocks of classes."""
+        """Plan blocks of about equal size, in a loop if a program with all blocks of classes would be too long."""
         forward = self.forward
         count = div_ceil(self.position_tiles, min(tiling.position_block // PARTITIONS, self.position_tiles))
         size = div_ceil(self.position_tiles, count) * PARTITIONS
-        whole, rest = divmod(forward.num_positions, size)
-        unrolled = PositionPlan(size, whole, rest, False)
+        whole, remainder = divmod(forward.num_positions, size)
+        unrolled = PositionPlan(size, whole, remainder, False)
         steps = div_ceil(forward.class_tiles, tiling.class_block // PARTITIONS)
         is_long = self.most_bodies(unrolled) < steps or forward.num_positions > limited_positions(POSITIONS_UNSPLIT)
         return unrolled._replace(is_loop=whole > 1 and is_long)
 
     def most_bodies(self, plan: PositionPlan) -> int:
-        """How many blocks of classes the program of a core may have for each block of positions."""
+        """Return the largest number of blocks of classes in the program of a core for each block of positions."""
         forward = self.forward
         of_pair = forward.student.depth + forward.teacher.depth + _OF_PAIR + 2 * self._masked_caps
         total = int(limited_instructions(forward.most_instructions) * forward.program_share)
         return max(2 * WINDOW, total // plan.copies // (plan.tiles * of_pair + forward.block_instructions))
 
     def time_us(self, tiles: int, class_block: int) -> float:
-        """About how long the launch takes."""
+        """Return the estimated time of the launch."""
         forward, plan = self.forward, self.position_plan(LinearTiling(tiles * PARTITIONS, class_block))
         needs = forward.needs
         steps, columns = div_ceil(forward.class_tiles, class_block // PARTITIONS), forward.class_tiles * PARTITIONS
@@ -102,14 +102,14 @@ class MixtureSizes:
         scalar = (4 + caps) * (columns + steps * _BETWEEN) / _SCALAR_COLUMNS_PER_US
         scalar += (2 + (caps > 0)) * _TABLE_US * steps / group_tiles(plan.tiles, class_block)
         load = columns * forward.loaded_bytes / _BYTES_PER_US
-        found = max(plan.tiles * max(product, vector, scalar), load) + steps * _STEP_US
-        found += forward.loaded_bytes * PARTITIONS / _BYTES_PER_US + _POSITIONS_US
+        block_us = max(plan.tiles * max(product, vector, scalar), load) + steps * _STEP_US
+        block_us += forward.loaded_bytes * PARTITIONS / _BYTES_PER_US + _POSITIONS_US
         bodies = self.most_bodies(plan)
         if steps > bodies:
-            found += _LOOP_US + _TRIP_US * steps / (bodies - WINDOW)
-        return plan.blocks * found + (_LOOP_US if plan.is_loop else 0.0)
+            block_us += _LOOP_US + _ITERATION_US * steps / (bodies - WINDOW)
+        return plan.blocks * block_us + (_LOOP_US if plan.is_loop else 0.0)
 
     @property
     def _masked_caps(self) -> int:
-        """Models whose tangents are replaced where a class is masked."""
+        """The number of models whose tangents are replaced at masked classes."""
         return sum(model.softcap and model.bias for model in self.forward.needs.models)

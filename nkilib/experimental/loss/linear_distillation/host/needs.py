@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What pairs of tiles of logits take on chip and of a program, by the options of a launch.
+"""The room on chip and the instructions that pairs of tiles of logits need, by the options of a launch.
 
 In the first visit they are tiles of both models; in the backward they become tiles of the gradient of the student's
 logits.
@@ -13,16 +13,16 @@ from dataclasses import dataclass, replace
 
 from nkilib.experimental.loss.linear.backward.tile_needs import TileNeeds
 
-# Tiles of positions whose scores stand side by side where Scalar takes tangents: it loads the tables of a tangent and
+# Tiles of positions whose scores stand side by side if Scalar computes tangents: it loads the tables of a tangent and
 # of an exponential once for a group of pairs. More where products are short.
 _GROUP_OF_CAP, _GROUP_OF_SHORT = 2, 3
 # Groups whose tiles are on chip at a time: one is multiplied while the sums of those before it are taken.
-_TURNS, _TURNS_OF_CAP = 3, 2
-# Products of so many passes of Tensor over a column of a pair of tiles are short.
+_SLOTS, _SLOTS_OF_CAP = 3, 2
+# Products of at most this many passes of Tensor over a column of a pair of tiles are short.
 _SHORT = 16
-# Float32 columns of positions: what stays, and what they are computed from.
+# Float32 columns of positions: those that stay, and those that they are computed from.
 _COLUMNS = 14
-# Tiles that an opened one keeps: the student's scores, and the teacher's or the differences of both.
+# Tiles that an opened tile keeps: the student's scores, and the teacher's or the differences of both.
 _OPENED = 2
 
 
@@ -31,9 +31,9 @@ class ModelNeeds:
     """The options of one model that take room or time.
 
     Attributes:
-        bias: there is one, which may mask classes.
-        softcap: its logits are capped.
-        scale: z is not the scores themselves: there is a cap, a logit scale or a temperature.
+        bias: whether there is a bias, which may mask classes.
+        softcap: whether the logits are capped.
+        scale: whether z differs from the scores: there is a cap, a logit scale or a temperature.
     """
 
     bias: bool = False
@@ -46,12 +46,12 @@ class PairNeeds:
     """The options of a launch that take room or time.
 
     Attributes:
-        student, teacher: of each model.
-        mixed: the divergence is that of a mixture: the first visit takes no differences.
-        reverse: the student's probabilities are the weights of the divergence.
-        target: the student's scores at labels are asked for.
-        ratio: scores of both models have unlike units.
-        short: the products of a pair of tiles take little longer than what follows them.
+        student, teacher: the options of each model.
+        mixed: whether the divergence is that of a mixture: the first visit computes no differences.
+        reverse: whether the student's probabilities are the weights of the divergence.
+        target: whether the student's scores at labels are wanted.
+        ratio: whether the scores of the models have different units.
+        short: whether the products of a pair of tiles take little longer than the work on them.
     """
 
     student: ModelNeeds = ModelNeeds()
@@ -64,108 +64,108 @@ class PairNeeds:
 
     @classmethod
     def everything(cls, mixed: bool = False) -> PairNeeds:
-        """All options at once: what fits with them fits with any of them."""
+        """Return all options at once: sizes that fit with them fit with any of them."""
         model = ModelNeeds(True, True, True)
         return cls(model, model, mixed, False, True, not mixed)
 
     def of_products(self, products: int) -> PairNeeds:
-        """The same for products of so many passes of Tensor over a column of a pair of tiles."""
+        """Return the options for products of ``products`` passes of Tensor over a column of a pair of tiles."""
         return replace(self, short=self.softcap and not self.mixed and products <= _SHORT)
 
     @property
     def models(self) -> tuple[ModelNeeds, ModelNeeds]:
-        """Student and teacher."""
+        """The options of student and teacher."""
         return self.student, self.teacher
 
     @property
     def softcap(self) -> bool:
-        """Scalar takes tangents."""
+        """Whether Scalar computes tangents."""
         return self.student.softcap or self.teacher.softcap
 
     @property
     def group_tiles(self) -> int:
-        """Tiles of positions of a group, at most."""
+        """The largest number of tiles of positions of a group."""
         if not self.softcap:
             return 1
         return _GROUP_OF_SHORT if self.short else _GROUP_OF_CAP
 
     @property
-    def turns(self) -> int:
-        """Groups whose tiles are on chip at a time."""
-        return _TURNS_OF_CAP if self.softcap and not self.short else _TURNS
+    def slots(self) -> int:
+        """The number of groups whose tiles are on chip at a time."""
+        return _SLOTS_OF_CAP if self.softcap and not self.short else _SLOTS
 
     @property
     def rings(self) -> int:
-        """Tiles of float32 that a pair of tiles takes: scores and exponentials of both, and their differences."""
+        """The float32 tiles of a pair of tiles: scores and exponentials of both models, and their differences."""
         return 4 + (not self.mixed)
 
     @property
     def exchanged_statistics(self) -> int:
-        """Numbers of a position and a block of classes that the cores swap."""
+        """The numbers of a position and a block of classes that the cores exchange."""
         return 5 + (not self.mixed) + self.target
 
     @property
     def further_statistics(self) -> int:
-        """Numbers of a position and a block of classes that are made of them when they are combined."""
+        """The numbers of a position and a block of classes that are computed when the exchanged ones are combined."""
         return 4 + sum(model.scale for model in self.models) + 2 * (not self.mixed)
 
     @property
     def vector_passes(self) -> int:
-        """Vector's passes over a pair of tiles: two maxima, the entropy, and the weighted differences."""
+        """The passes of Vector over a pair of tiles: two maxima, the entropy, and the weighted differences."""
         return 3 + (not self.mixed) + sum(model.bias and model.softcap for model in self.models)
 
     @property
     def scalar_passes(self) -> int:
-        """Scalar's passes over a pair of tiles: exponentials, and tangents."""
+        """The passes of Scalar over a pair of tiles: exponentials, and tangents."""
         return 2 + sum(model.softcap for model in self.models)
 
     @property
     def gpsimd_passes(self) -> int:
-        """GpSimd's passes over a pair of tiles, of two elements each; the search for a label is half a one."""
+        """The passes of GpSimd over a pair of tiles, of two elements each; the search for a label is half a pass."""
         return 0 if self.mixed else 1 + self.ratio
 
     @property
     def instructions(self) -> int:
-        """Instructions of a pair of tiles beside its products, with its share of those of a group."""
+        """The instructions of a pair of tiles besides its products, with its share of those of a group."""
         of_gap = 0 if self.mixed else 2 + 2 * self.ratio
         of_models = sum(model.scale + (model.bias or model.softcap) for model in self.models)
         return self.vector_passes + self.scalar_passes + of_gap + of_models + self.target
 
 
 def opens_groups(needs: PairNeeds) -> bool:
-    """Whether Scalar takes tangents or logs of mixtures, for which it loads another table than for exponentials."""
+    """Tell whether Scalar computes tangents or logs of mixtures, which need another table than exponentials."""
     return needs.mixed or needs.softcap
 
 
 def copies_student(needs: PairNeeds) -> bool:
-    """Whether the student's products are copied from PSUM.
+    """Tell whether the student's products are copied from PSUM.
 
-    Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is made.
+    Vector reads one operand from there, and a bank is not kept for a tile that is opened long before it is computed.
     """
     is_plain = not needs.student.bias and not needs.student.softcap
     return is_plain and (opens_groups(needs) or (takes_differences(needs) and teacher_is_plain(needs)))
 
 
 def copies_teacher(needs: PairNeeds) -> bool:
-    """Whether the teacher's products are copied from PSUM, likewise."""
+    """Tell whether the teacher's products are copied from PSUM; see :func:`copies_student`."""
     return teacher_is_plain(needs) and opens_groups(needs) and not takes_differences(needs)
 
 
 def takes_differences(needs: PairNeeds) -> bool:
-    """Whether the gradient needs the differences of both models' scores."""
+    """Tell whether the gradient needs the differences of both models' scores."""
     return needs.mixed or needs.reverse
 
 
 def teacher_is_plain(needs: PairNeeds) -> bool:
-    """Whether the teacher's scores are its products."""
+    """Tell whether the teacher's scores are its products."""
     return not needs.teacher.bias and not needs.teacher.softcap
 
 
 def gradient_needs(needs: PairNeeds) -> TileNeeds:
-    """What the tiles of a launch take.
+    """Return the room and instructions that the tiles of the gradient need.
 
-    Rings are those of biases, of tangents, of copies, of the differences or the teacher's exponentials, and of what a
-    label takes.
+    There are ring buffers of biases, of tangents, of copies, of the differences or the teacher's exponentials, and for
+    the gradient at a label.
     """
     models = sum(model.bias + model.softcap for model in needs.models)
     copies = copies_student(needs) + copies_teacher(needs)

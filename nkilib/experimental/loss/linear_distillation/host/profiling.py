@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels is modelled to take, from shapes alone: for host code, and in the simulator only."""
+"""Modelled times of launches of the kernels, from shapes alone: for host code, and in the simulator only."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KERNELS: Final[dict[str, Launchable[..., Any]]] = {
     BACKWARD: linear_distillation_backward,
     MIXTURE: linear_distillation_mixture,
 }
-# Of each position, from the forward, and what comes upstream.
+# Arguments for each position: results of the forward, and upstream gradients.
 _VECTORS: Final = {FORWARD: 0, MIXTURE: 4, BACKWARD: 6}
 _CORES: Final = 2
 
@@ -45,7 +45,7 @@ def profile_linear_distillation_launch(
     parameters: ModelParameters | None = None,
     **options: Any,
 ) -> Profile:
-    """The profile of a kernel on the operands of both models; modelled, not measured.
+    """Return the profile of a kernel on the operands of both models; modelled, not measured.
 
     Example::
 
@@ -53,20 +53,19 @@ def profile_linear_distillation_launch(
 
     Args:
         num_positions, student_features, teacher_features, vocab_size: N, Ds, Dt, V.
-        dtype: of X and W of the student, and of the teacher's if those have none of their own: an NKI type or the name
-            of one.
+        dtype: type of X and W of the student, and of the teacher's without ``teacher_dtype``: an NKI type or its name.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a shard of the vocabulary.
-        tiling: how the launch is cut up; None: as ``choose_linear_distillation_tiling`` says.
-        teacher_dtype: of X and W of the teacher.
+        tiling: the tiling of the launch; None: the result of ``choose_linear_distillation_tiling``.
+        teacher_dtype: type of X and W of the teacher.
         target: the generation.
-        cores: of the launch.
-        student_weight_layout, teacher_weight_layout: of W.
-        parameters: what the model assumes where nothing is published.
+        cores: the number of cores of the launch.
+        student_weight_layout, teacher_weight_layout: the layouts of W.
+        parameters: the model's assumptions where nothing is published.
         options: further keyword arguments of the kernel, such as ``beta``, shapes of arrays among them.
 
     Raises:
         ValueError: for another direction.
-        AssertionError: if the kernel does not take the sizes.
+        AssertionError: if the kernel does not accept the sizes.
         NkiValidationError: if the hardware does not.
     """
     if direction not in KERNELS:
@@ -80,8 +79,12 @@ def profile_linear_distillation_launch(
     ):
         shape = (vocab_size, features) if layout == "vd" else (features, vocab_size)
         operands += [spec((num_positions, features), as_dtype(of_model)), spec(shape, as_dtype(of_model))]
-    given: dict[str, Any] = {} if tiling is None else tiling._asdict()
-    given |= {"student_weight_layout": student_weight_layout, "teacher_weight_layout": teacher_weight_layout, **options}
+    arguments: dict[str, Any] = {} if tiling is None else tiling._asdict()
+    arguments |= {
+        "student_weight_layout": student_weight_layout,
+        "teacher_weight_layout": teacher_weight_layout,
+        **options,
+    }
     with using(target=target):
         vectors = [spec((num_positions,), "float32")] * _VECTORS[direction]
-        return profile(KERNELS[direction][cores], *operands, *vectors, parameters=parameters, **given)
+        return profile(KERNELS[direction][cores], *operands, *vectors, parameters=parameters, **arguments)

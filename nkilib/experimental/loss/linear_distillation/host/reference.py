@@ -3,7 +3,8 @@
 
 """Distillation from hidden states and its gradients in float64, from the very inputs: the kernels' reference.
 
-Products, divergences and gradients are float64 throughout. Positions are taken in blocks: no [N, V] is in memory.
+Products, divergences and gradients are float64 throughout. Positions are processed in blocks, so that no [N, V] is in
+memory.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from nkilib.experimental.loss.cross_entropy.host.reference import Float64Array
-from nkilib.experimental.loss.distillation.host.truth import Distributions, kl
+from nkilib.experimental.loss.distillation.host.reference import Distributions, kl
 from nkilib.experimental.loss.linear.host.reference import EVERY_CLASS, LinearGradients, OutputLayer
 
 
 @dataclass(frozen=True)
 class ModelProblem(OutputLayer):
-    """The output layer of one model, and what makes z of its product: z = softcap(s * (X W^T + b), c) / T.
+    """The output layer of one model, and the options from which z is computed: z = softcap(s * (X W^T + b), c) / T.
 
     Attributes:
         logit_scale: s.
@@ -35,7 +36,7 @@ class ModelProblem(OutputLayer):
     temperature: float = 1.0
 
     def z_of(self, logits: Float64Array) -> Float64Array:
-        """z of X W^T + b; a masked class stays -inf."""
+        """Compute z from X W^T + b; a masked class stays -inf."""
         scaled = self.logit_scale * logits
         if self.logit_softcap is not None:
             capped = self.logit_softcap * np.tanh(scaled / self.logit_softcap)
@@ -43,7 +44,7 @@ class ModelProblem(OutputLayer):
         return scaled / self.temperature
 
     def slopes_of(self, logits: Float64Array) -> Float64Array:
-        """The derivative of z by X W^T + b; of a masked class under a softcap 0."""
+        """Return the derivative of z with respect to X W^T + b; 0 for a masked class under a softcap."""
         slope = self.logit_scale / self.temperature
         if self.logit_softcap is None:
             return np.full_like(logits, slope)
@@ -56,13 +57,13 @@ class PairProblem:
     """Inputs and options of a launch.
 
     Attributes:
-        student, teacher: over the same positions and classes. Their temperatures are alike.
-        labels: [N] integers, or None; positions of ``ignore_index`` do not count.
+        student, teacher: the models over the same positions and classes. Their temperatures are equal.
+        labels: [N] integers, or None; positions of ``ignore_index`` are ignored.
         row_weight: [N], or None for 1.
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
-        ignore_index: the label of positions that do not count.
-        first_class: of a shard of the vocabulary: the number of its first class.
+        ignore_index: the label of ignored positions.
+        first_class: for a shard of the vocabulary the number of its first class.
     """
 
     student: ModelProblem
@@ -75,47 +76,47 @@ class PairProblem:
 
     @property
     def num_positions(self) -> int:
-        """N."""
+        """The number of positions, N."""
         return len(self.student.input)
 
     @property
     def is_mixed(self) -> bool:
-        """The divergence needs the mixture of both distributions."""
+        """Whether the divergence needs the mixture of both distributions."""
         return 0.0 < self.beta < 1.0
 
     @property
     def counts(self) -> npt.NDArray[np.bool_]:
-        """Which positions count, [N]."""
+        """The mask of the valid positions, [N]."""
         if self.labels is None:
             return np.ones(self.num_positions, np.bool_)
         return np.asarray(self.labels) != self.ignore_index
 
     @property
     def weights(self) -> Float64Array:
-        """The weight of each position, 0 where it does not count, [N]."""
-        given = np.ones(self.num_positions) if self.row_weight is None else self.row_weight.astype(np.float64)
-        return np.where(self.counts, given, 0.0)
+        """The weight of each position, 0 where it is ignored, [N]."""
+        weights = np.ones(self.num_positions) if self.row_weight is None else self.row_weight.astype(np.float64)
+        return np.where(self.counts, weights, 0.0)
 
     @property
-    def held_labels(self) -> npt.NDArray[np.int64]:
-        """Labels counted from the first class at hand; -1 where a position is ignored or has another label."""
+    def local_labels(self) -> npt.NDArray[np.int64]:
+        """The labels counted from the first class at hand; -1 if a position is ignored or its class is not at hand."""
         if self.labels is None:
             return np.full(self.num_positions, -1, np.int64)
-        held = np.asarray(self.labels, np.int64) - self.first_class
-        is_held = self.counts & (held >= 0) & (held < self.student.vocab_size)
-        return np.where(is_held, held, -1)
+        labels = np.asarray(self.labels, np.int64) - self.first_class
+        is_local = self.counts & (labels >= 0) & (labels < self.student.vocab_size)
+        return np.where(is_local, labels, -1)
 
     @property
     def classes_first(self) -> tuple[Float64Array, Float64Array]:
-        """Weights of student and teacher as [V, D]."""
+        """The weights of student and teacher as [V, D]."""
         return self.student.classes_first, self.teacher.classes_first
 
     def row_blocks(self) -> Iterator[slice]:
-        """Slices that cover the positions in order."""
+        """Yield slices that cover the positions in order."""
         return self.student.row_blocks()
 
     def scores_of(self, rows: slice, weights: tuple[Float64Array, Float64Array]) -> tuple[Float64Array, Float64Array]:
-        """z of student and teacher of some positions, [R, V]; ``weights`` are ``classes_first``."""
+        """Return z of student and teacher at some positions, [R, V]; ``weights`` are ``classes_first``."""
         student, teacher = (
             model.z_of(model.logits_of(rows, weight))
             for model, weight in zip((self.student, self.teacher), weights, strict=True)
@@ -134,28 +135,29 @@ class Statistics:
 
     @property
     def student_lse(self) -> Float64Array:
-        """lse of the student, [N]."""
+        """The log-sum-exp of the student, [N]."""
         return self.student_maximum.astype(np.float64) + self.student_log_sum.astype(np.float64)
 
     @property
     def teacher_lse(self) -> Float64Array:
-        """lse of the teacher, [N]."""
+        """The log-sum-exp of the teacher, [N]."""
         return self.teacher_maximum.astype(np.float64) + self.teacher_log_sum.astype(np.float64)
 
     def distributions(self, rows: slice, student: Float64Array, teacher: Float64Array) -> Distributions:
-        """log-probabilities from z of some positions and these log-sum-exps."""
+        """Return log-probabilities from z of some positions and these log-sum-exps."""
         return Distributions(student - self.student_lse[rows, np.newaxis], teacher - self.teacher_lse[rows, np.newaxis])
 
 
 @dataclass(frozen=True)
 class PairResults(Statistics):
-    """What ``linear_distillation_forward`` returns, float64 [N] each.
+    """The results of ``linear_distillation_forward``, float64 [N] each.
 
     Attributes:
-        divergence: weighted, 0 where a position is ignored.
-        entropy: of the student.
+        divergence: the weighted divergence, 0 where a position is ignored.
+        entropy: the entropy of the student.
         moment: KL(student || teacher) for beta 1, KL(student || mixture) between 0 and 1, 0 for beta 0.
-        logprob: of the label, 0 where a position is ignored. Of a shard: by the shard's own log-sum-exp.
+        logprob: the log-probability of the label, 0 where a position is ignored. For a shard it is relative to the
+            shard's own log-sum-exp.
         target_logit: z of the student at the label; 0 where a position is ignored or the label is not at hand.
     """
 
@@ -167,7 +169,7 @@ class PairResults(Statistics):
 
 
 class MixtureSums(NamedTuple):
-    """What ``linear_distillation_mixture`` returns, float64 [N] each, or bounds of it.
+    """The results of ``linear_distillation_mixture``, float64 [N] each, or bounds on their errors.
 
     Attributes:
         student_terms: sum of q log(q / M) over the classes at hand.
@@ -183,11 +185,11 @@ class MixtureSums(NamedTuple):
 
 @dataclass(frozen=True)
 class PairUpstream:
-    """What the backward receives.
+    """The inputs of the backward besides those of the forward.
 
     Attributes:
-        statistics: of all classes, as the kernel received them.
-        moment: [N], likewise.
+        statistics: the log-sum-exps over all classes, as the kernel received them.
+        moment: [N], as the kernel received it.
         grad_divergence: [N].
         grad_logprob: [N], or None.
     """
@@ -201,14 +203,14 @@ class PairUpstream:
     def of_results(
         cls, results: PairResults, grad_divergence: npt.NDArray[Any], grad_logprob: npt.NDArray[Any] | None = None
     ) -> PairUpstream:
-        """After a forward."""
+        """Take statistics and moment from the results of a forward."""
         return cls(results, results.moment, grad_divergence, grad_logprob)
 
 
 def pair_forward_reference(problem: PairProblem) -> PairResults:
-    """All results of ``linear_distillation_forward``, of all classes; of a shard those that it defines.
+    """Compute all results of ``linear_distillation_forward`` over all classes; for a shard the results that it defines.
 
-    PyTorch equivalent, in float64, for beta 0 and labels that say nothing::
+    PyTorch equivalent, in float64, for beta 0 and without ignored labels::
 
         log_q = F.log_softmax(F.linear(student_input, student_weight, student_bias) / temperature, -1)
         log_p = F.log_softmax(F.linear(teacher_input, teacher_weight, teacher_bias) / temperature, -1)
@@ -216,48 +218,51 @@ def pair_forward_reference(problem: PairProblem) -> PairResults:
         entropy = -(log_q.exp() * log_q).sum(-1)
     """
     weights = problem.classes_first
-    found = [_forward_of(problem, rows, weights) for rows in problem.row_blocks()]
+    blocks = [_forward_of(problem, rows, weights) for rows in problem.row_blocks()]
     return PairResults(
-        **{each.name: np.concatenate([getattr(block, each.name) for block in found]) for each in fields(PairResults)}
+        **{
+            field.name: np.concatenate([getattr(block, field.name) for block in blocks])
+            for field in fields(PairResults)
+        }
     )
 
 
 def mixture_reference(problem: PairProblem, statistics: Statistics) -> MixtureSums:
-    """All results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
+    """Compute all results of ``linear_distillation_mixture``, with the log-sum-exps that it received.
 
     Args:
-        problem: with the classes at hand.
-        statistics: over all classes.
+        problem: the problem with the classes at hand.
+        statistics: the log-sum-exps over all classes.
     """
     weights = problem.classes_first
-    found = []
+    blocks = []
     for rows in problem.row_blocks():
-        both = statistics.distributions(rows, *problem.scores_of(rows, weights))
-        mixture = both.mixture_log(problem.beta)
-        found.append(
+        pair = statistics.distributions(rows, *problem.scores_of(rows, weights))
+        mixture = pair.mixture_log(problem.beta)
+        blocks.append(
             MixtureSums(
-                kl(both.student_log, mixture),
-                kl(both.teacher_log, mixture),
-                both.student.sum(axis=1),
-                both.teacher.sum(axis=1),
+                kl(pair.student_log, mixture),
+                kl(pair.teacher_log, mixture),
+                pair.student.sum(axis=1),
+                pair.teacher.sum(axis=1),
             )
         )
-    return MixtureSums(*(np.concatenate(each) for each in zip(*found, strict=True)))
+    return MixtureSums(*(np.concatenate(parts) for parts in zip(*blocks, strict=True)))
 
 
 def pair_backward_reference(
     problem: PairProblem, upstream: PairUpstream, classes: slice = EVERY_CLASS
 ) -> LinearGradients:
-    """All gradients of ``linear_distillation_backward``: of the student's input, weight and bias.
+    """Compute all gradients of ``linear_distillation_backward``: of the student's input, weight and bias.
 
-    PyTorch equivalent, in float64 and where the statistics are exact, with the forward's results::
+    PyTorch equivalent, in float64 and for exact statistics, with the forward's results::
 
         torch.autograd.grad((divergence, logprob), (input, weight, bias), (grad_divergence, grad_logprob))
 
     Args:
-        problem: with all classes.
-        upstream: as the kernel received it.
-        classes: a shard of the vocabulary: its part of the gradient of the input, and its own of the others.
+        problem: the problem with all classes.
+        upstream: the upstream gradients and statistics that the kernel received.
+        classes: a shard of the vocabulary: its part of the gradient of the input, and its own gradients of the others.
     """
     weights = problem.classes_first
     blocks = (
@@ -271,52 +276,52 @@ def pair_backward_reference(
 def z_gradient_of(
     problem: PairProblem, upstream: PairUpstream, rows: slice, weights: tuple[Float64Array, Float64Array]
 ) -> Float64Array:
-    """The gradient with respect to the student's z of some positions, [R, V]; ``weights`` are ``classes_first``."""
-    both = upstream.statistics.distributions(rows, *problem.scores_of(rows, weights))
+    """Return the gradient of the student's z at some positions, [R, V]; ``weights`` are ``classes_first``."""
+    pair = upstream.statistics.distributions(rows, *problem.scores_of(rows, weights))
     coefficient = upstream.grad_divergence[rows].astype(np.float64) * problem.weights[rows]
     coefficient = np.where(problem.counts[rows], coefficient, 0.0)
     gradient = np.where(
-        problem.counts[rows, np.newaxis], divergence_gradient(problem, upstream.moment[rows], both), 0.0
+        problem.counts[rows, np.newaxis], divergence_gradient(problem, upstream.moment[rows], pair), 0.0
     )
     gradient = coefficient[:, np.newaxis] * gradient
     if upstream.grad_logprob is not None:
         of_logprob = np.where(problem.counts[rows], upstream.grad_logprob[rows].astype(np.float64), 0.0)
-        gradient = gradient - of_logprob[:, np.newaxis] * both.student
-        labels = problem.held_labels[rows]
-        held = np.flatnonzero(labels >= 0)
-        gradient[held, labels[held]] += of_logprob[held]
+        gradient = gradient - of_logprob[:, np.newaxis] * pair.student
+        labels = problem.local_labels[rows]
+        labelled = np.flatnonzero(labels >= 0)
+        gradient[labelled, labels[labelled]] += of_logprob[labelled]
     return np.asarray(gradient)
 
 
-def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], both: Distributions) -> Float64Array:
-    """The gradient of an unweighted divergence with respect to the student's z, [R, V].
+def divergence_gradient(problem: PairProblem, moment: npt.NDArray[Any], pair: Distributions) -> Float64Array:
+    """Return the gradient of an unweighted divergence with respect to the student's z, [R, V].
 
-    A class that is masked in the student has the gradient 0, but for beta 0, where it has that of its formula, -P.
+    A class that is masked in the student has the gradient 0, except for beta 0, where it is the formula's -P.
     """
     if problem.beta == 0.0:
-        return both.student - both.teacher
-    against = both.mixture_log(problem.beta) if problem.is_mixed else both.teacher_log
+        return pair.student - pair.teacher
+    against = pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log
     factor = 1.0 - problem.beta if problem.is_mixed else 1.0
     with np.errstate(invalid="ignore"):
-        distance = both.student_log - against - moment.astype(np.float64)[:, np.newaxis]
-        return np.asarray(np.where(np.isneginf(both.student_log), 0.0, factor * both.student * distance))
+        distance = pair.student_log - against - moment.astype(np.float64)[:, np.newaxis]
+        return np.asarray(np.where(np.isneginf(pair.student_log), 0.0, factor * pair.student * distance))
 
 
-def divergence_of(problem: PairProblem, both: Distributions) -> Float64Array:
-    """The unweighted divergence of every position."""
+def divergence_of(problem: PairProblem, pair: Distributions) -> Float64Array:
+    """Return the unweighted divergence of every position."""
     if not problem.is_mixed:
-        student, teacher = both.student_log, both.teacher_log
+        student, teacher = pair.student_log, pair.teacher_log
         return kl(teacher, student) if problem.beta == 0.0 else kl(student, teacher)
-    mixture = both.mixture_log(problem.beta)
-    found = problem.beta * kl(both.teacher_log, mixture) + (1.0 - problem.beta) * kl(both.student_log, mixture)
-    return np.asarray(found)
+    mixture = pair.mixture_log(problem.beta)
+    divergence = problem.beta * kl(pair.teacher_log, mixture) + (1.0 - problem.beta) * kl(pair.student_log, mixture)
+    return np.asarray(divergence)
 
 
-def moment_of(problem: PairProblem, both: Distributions) -> Float64Array:
-    """KL(student || mixture), KL(student || teacher) or 0, by beta."""
+def moment_of(problem: PairProblem, pair: Distributions) -> Float64Array:
+    """Return KL(student || mixture), KL(student || teacher) or 0, by beta."""
     if problem.beta == 0.0:
-        return np.zeros(len(both.student_log))
-    return kl(both.student_log, both.mixture_log(problem.beta) if problem.is_mixed else both.teacher_log)
+        return np.zeros(len(pair.student_log))
+    return kl(pair.student_log, pair.mixture_log(problem.beta) if problem.is_mixed else pair.teacher_log)
 
 
 def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, Float64Array]) -> PairResults:
@@ -326,17 +331,17 @@ def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, 
         np.exp(z - maximum[:, np.newaxis]).sum(axis=1) for z, maximum in zip((student, teacher), maxima, strict=True)
     )
     log_sums = np.log(sums[0]), np.log(sums[1])
-    both = Distributions(
+    pair = Distributions(
         student - maxima[0][:, np.newaxis] - log_sums[0][:, np.newaxis],
         teacher - maxima[1][:, np.newaxis] - log_sums[1][:, np.newaxis],
     )
-    counts, labels = problem.counts[rows], problem.held_labels[rows]
+    counts, labels = problem.counts[rows], problem.local_labels[rows]
     with np.errstate(invalid="ignore"):
-        divergence = np.where(counts, divergence_of(problem, both) * problem.weights[rows], 0.0)
-        terms = np.where(np.isneginf(both.student_log), 0.0, both.student * both.student_log)
-    each = np.arange(len(labels))
-    at_label = np.where(labels >= 0, student[each, labels], 0.0)
-    logprob = np.where(counts & (labels >= 0), both.student_log[each, labels], 0.0)
+        divergence = np.where(counts, divergence_of(problem, pair) * problem.weights[rows], 0.0)
+        terms = np.where(np.isneginf(pair.student_log), 0.0, pair.student * pair.student_log)
+    positions = np.arange(len(labels))
+    at_label = np.where(labels >= 0, student[positions, labels], 0.0)
+    logprob = np.where(counts & (labels >= 0), pair.student_log[positions, labels], 0.0)
     return PairResults(
         maxima[0],
         log_sums[0],
@@ -344,7 +349,7 @@ def _forward_of(problem: PairProblem, rows: slice, weights: tuple[Float64Array, 
         log_sums[1],
         divergence,
         -terms.sum(axis=1),
-        moment_of(problem, both),
+        moment_of(problem, pair),
         logprob,
         at_label,
     )

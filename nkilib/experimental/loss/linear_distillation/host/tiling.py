@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch of the kernels of two models is cut up: arithmetic only.
+"""The choice of the tiling of the kernels of two models: arithmetic only.
 
-Of the blocks that fit SBUF those are taken that are estimated to be fastest. ``nkilib.simulator.profile`` models times;
-tests hold the choice against it.
+Among the blocks that fit SBUF the choice is the one that is estimated to be fastest. ``nkilib.simulator.profile``
+models times; tests check the choice against it.
 
-The estimate of a backward is that of both linear losses (:mod:`nkilib.experimental.loss.linear.host.backward_tiling`),
-with X^T and W^T of the teacher in what Tensor and the DMA engines have to do.
+The estimate of a backward is the one of both linear losses
+(:mod:`nkilib.experimental.loss.linear.host.backward_tiling`), with X^T and W^T of the teacher in the work of Tensor and
+the DMA engines.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from nkilib.experimental.loss.linear_distillation.host.memory import MEMORY_LIMI
 from nkilib.experimental.loss.linear_distillation.host.mixture_tiling import MixtureSizes
 from nkilib.experimental.loss.linear_distillation.host.needs import PairNeeds, gradient_needs
 
-# What X^T and W^T of both models take of a partition for 128 positions and classes, beyond which columns of so many
-# positions leave no room for them; then fewer positions are a part.
+# Bytes of a partition for X^T and W^T of both models, for 128 positions and classes. Above this size the columns of so
+# many positions leave no room for them; then a part has fewer positions.
 _MOST_BYTES_OF_FEATURES, _FEW_POSITIONS = 65536, 16384
 __all__ = ["BACKWARD", "FORWARD", "MIXTURE", "choose_linear_distillation_tiling"]
 
@@ -59,27 +60,27 @@ _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def pair_parts(num_positions: int, student_features: int, teacher_features: int, feature_bytes: int) -> PositionParts:
-    """One part, or several of very many positions.
+    """Return one part, or several for very many positions.
 
     Args:
         num_positions: N.
         student_features, teacher_features: Ds and Dt.
-        feature_bytes: of a row of X of both models, in the types of their products.
+        feature_bytes: bytes of a row of X of both models, in the types of their products.
     """
     unsplit = POSITIONS_UNSPLIT if feature_bytes <= _MOST_BYTES_OF_FEATURES else _FEW_POSITIONS
     return position_parts(num_positions, max(student_features, teacher_features), unsplit=unsplit)
 
 
 def backward_tiling(sizes: BackwardSizes, cores: int, target: str) -> LinearTiling:
-    """The tiling of a backward whose sizes and needs are known. Repeated calls are looked up.
+    """Return the tiling of a backward with known sizes and needs. Results are cached.
 
     Args:
-        sizes: of a part of the positions, where they are split.
-        cores: of the launch.
+        sizes: the sizes of the launch, or of a part of the positions if they are split.
+        cores: the number of cores of the launch.
         target: ``"trn2"`` or ``"trn3"``.
 
     Raises:
-        ValueError: not even the smallest blocks fit.
+        ValueError: if not even the smallest blocks fit.
     """
     return _chosen(BackwardLaunch(sizes, cores, target, limited_sbuf_bytes(SBUF_BYTES[target])), limits_in_force())
 
@@ -101,13 +102,13 @@ def _chosen(launch: BackwardLaunch, limits: PlanLimits) -> LinearTiling:
 
 
 class _Launch(NamedTuple):
-    """A launch, checked.
+    """The checked arguments of a launch.
 
     Attributes:
         num_positions, vocab_size: N and V.
         student, teacher: the operands of each model, as the forward takes them.
-        layouts: of both weights.
-        cores, target, extended, beta, memory_limit: of the launch.
+        layouts: the layouts of both weights.
+        cores, target, extended, beta, memory_limit: the options of the launch.
     """
 
     num_positions: int
@@ -143,33 +144,33 @@ def choose_linear_distillation_tiling(
     teacher_input_dtype: Any = None,
     teacher_weight_dtype: Any = None,
 ) -> LinearTiling:
-    """The tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
+    """Return the tiling with which a kernel is modelled to be fastest, or nearly; the kernels' own default.
 
-    Modelled, not measured. Repeated calls are looked up.
+    Modelled, not measured. Results are cached.
 
     Example::
 
         tiling = choose_linear_distillation_tiling(2048, 1024, 2048, 151936, nl.bfloat16, "forward")
-        found = linear_distillation_forward[2](xs, ws, xt, wt, **tiling._asdict())
+        results = linear_distillation_forward[2](xs, ws, xt, wt, **tiling._asdict())
 
     Args:
         num_positions: N, rows of both inputs, 1 to 2^31 - 1.
         student_features, teacher_features: Ds and Dt, their columns, 16 to 16,384.
         vocab_size: V, classes of both weights, 1 to 2^24.
-        dtype: bfloat16, float16 or float32, of the student's products: as NKI, numpy, torch or a string names it.
+        dtype: bfloat16, float16 or float32, type of the student's products: as NKI, numpy, torch or a string names it.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a mixture over a shard.
-        teacher_dtype: of the teacher's products; None: ``dtype``.
-        cores: of the launch, 1 or 2.
+        teacher_dtype: type of the teacher's products; None: ``dtype``.
+        cores: the number of cores of the launch, 1 or 2.
         target: ``"trn2"`` or ``"trn3"``.
         student_weight_layout, teacher_weight_layout: ``"vd"`` or ``"dv"``.
-        extended: for a launch with a bias, a softcap, a logit scale, a temperature or a result at the labels: the
-            choice fits whichever are there. Ignored positions and row weights need nothing.
-        beta, memory_limit: of the launch: a divergence from a mixture has a second visit of scores that are kept.
-        student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: of the operands where the
-            kernel is given a ``compute_dtype``, which is ``dtype`` then; None: that of the products.
+        extended: whether the launch has a bias, a softcap, a logit scale, a temperature or a result at the labels: the
+            choice fits any of them. Ignored positions and row weights need nothing.
+        beta, memory_limit: the options of the launch: a divergence from a mixture has a second visit of kept scores.
+        student_input_dtype, student_weight_dtype, teacher_input_dtype, teacher_weight_dtype: types of the operands if
+            the kernel has a ``compute_dtype``, which is ``dtype`` then; None: the type of the products.
 
     Returns:
-        What the kernels accept for such a launch on the target.
+        The tiling, which the kernels accept for such a launch on the target.
 
     Raises:
         TypeError: if a size is no integer.
@@ -223,7 +224,7 @@ def choose_linear_distillation_tiling(
 
 
 def forward_tiling(sizes: PairForwardSizes | KeptSizes, target: str) -> LinearTiling:
-    """The tiling of a forward whose sizes and needs are known. Repeated calls are looked up."""
+    """Return the tiling of a forward with known sizes and needs. Results are cached."""
     return _chosen_forward(sizes, limited_sbuf_bytes(SBUF_BYTES[target]), limits_in_force())
 
 
@@ -249,7 +250,7 @@ def _chosen_forward(sizes: PairForwardSizes | KeptSizes, sbuf_bytes: int, limits
 
 
 def _forward_sizes(launch: _Launch, mixed: bool) -> PairForwardSizes:
-    """The sizes of a visit of the classes that has both products."""
+    """Return the sizes of a visit of the classes that has both products."""
     needs = PairNeeds.everything(mixed) if launch.extended else PairNeeds(mixed=mixed, reverse=launch.beta == 1.0)
     return PairForwardSizes(
         launch.num_positions,
@@ -275,7 +276,7 @@ def _forward(launch: _Launch) -> LinearTiling:
 
 
 def _backward(launch: _Launch) -> LinearTiling:
-    """Of a part of the positions where they are split."""
+    """Return the tiling of a backward, or of a part of the positions if they are split."""
     mixed, reverse = 0.0 < launch.beta < 1.0, launch.beta == 1.0
     student, teacher = launch.student, launch.teacher
     first, teacher_first = (layout == CLASSES_FIRST for layout in launch.layouts)

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels work on, whatever the tiling: from it the performance model knows how fast hardware could be.
+"""The work of the kernels, whatever the tiling, from which the performance model derives how fast hardware could be.
 
-For host code, not for kernels. Every operand and every result crosses HBM once; logits do not: those that a divergence
-from a mixture keeps are a choice, and no work. A product of all logits takes N V D multiply-adds of each model, and so
-does each of dX and dW of the student's.
+For host code, not for kernels. Every operand and every result crosses HBM once; logits do not: keeping logits for a
+divergence from a mixture is a choice, and no work. A product of all logits takes N V D multiply-adds of each model, and
+so does each of dX and dW of the student's.
 
-Activation functions for each logit: two exponentials for a divergence of one from the other; for a mixture both again,
-and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student || teacher) the
-student's, those of a mixture the student's and a softplus. Each model's softcap is one more.
+Activation functions for each logit: two exponentials for a divergence of one distribution from the other; for a mixture
+both again, and a softplus. The gradients of KL(teacher || student) take both exponentials, those of KL(student ||
+teacher) the student's, those of a mixture the student's and a softplus. Each model's softcap is one more.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def pair_forward_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_distillation_forward``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_forward``, whose parameters it takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (labels_hbm, student_bias_hbm, teacher_bias_hbm, row_weight_hbm)
     results = (_RESULTS + bool(with_logprob) + bool(with_target)) * student_input_hbm.shape[0]
@@ -73,7 +73,7 @@ def mixture_work(
     compute_dtype: Any = None,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_distillation_mixture``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_mixture``, whose parameters it takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     vectors = (student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     elements = _elements(student_input_hbm, student_weight_hbm)
@@ -113,7 +113,7 @@ def pair_backward_work(
     grad_input_float32: bool = False,
     **_: Any,
 ) -> Work:
-    """The work of ``linear_distillation_backward``, whose parameters it takes."""
+    """Return the work of ``linear_distillation_backward``, whose parameters it takes."""
     operands = (student_input_hbm, student_weight_hbm, teacher_input_hbm, teacher_weight_hbm)
     statistics = (moment_hbm, student_maximum_hbm, student_log_sum_hbm, teacher_maximum_hbm, teacher_log_sum_hbm)
     upstream = (grad_divergence_hbm, grad_logprob_hbm, labels_hbm, row_weight_hbm)
@@ -138,25 +138,25 @@ def pair_backward_work(
 
 
 def _caps(*softcaps: float | None) -> int:
-    return sum(each is not None for each in softcaps)
+    return sum(softcap is not None for softcap in softcaps)
 
 
 def _elements(input_hbm: Any, weight_hbm: Any) -> int:
-    """N V, of logits."""
+    """Return N V, the number of logits."""
     positions, features = input_hbm.shape
-    found: int = positions * prod(weight_hbm.shape) // features
-    return found
+    elements: int = positions * prod(weight_hbm.shape) // features
+    return elements
 
 
 def _bytes(*arrays: Any) -> int:
-    """Bytes of arrays in HBM, none for None."""
+    """Return the bytes of arrays in HBM, 0 for None."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(array.shape) * as_dtype(array.dtype).itemsize for array in arrays if array is not None)
 
 
 def _product_dtype(student_hbm: Any, teacher_hbm: Any, compute_dtype: Any) -> Any:
-    """Of the products; where those of the models differ, the faster one, so that a bound stays a bound."""
+    """Return the type of the products; if the models' types differ, the faster one, so that a bound stays a bound."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
     if compute_dtype is not None:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sums of the mixture from products that are computed for them: nothing is kept of the logits.
+"""The sums of the mixture from recomputed products: no logits are kept.
 
 X^T of both models of a block of positions stays on chip, and W^T of both streams past it, as in the first visit. While
-Scalar and Vector work on a group of tiles, Tensor multiplies the next one.
+Scalar and Vector process a group of tiles, Tensor multiplies the next one.
 
-The scores of both models come from the products to SBUF.
+The scores of both models go from the products to SBUF.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nkilib.experimental.loss.linear_distillation.mixture.sums import (
 from nkilib.experimental.loss.linear_distillation.shared.options import ModelOperands, PairLaunch
 from nkilib.nki import nisa, nl
 
-# Banks of PSUM that products take in turn; one is left for the transposes of results.
+# Banks of PSUM that products use round-robin; one is left for the transposes of results.
 _BANKS = 7
 # Stores the results of a block of positions: its sums, its rows, and the log sums of student and teacher.
 StoreSums = Callable[[Block, nl.NkiTensor, MixtureRows, tuple[nl.NkiTensor, nl.NkiTensor]], None]
@@ -45,9 +45,9 @@ class _ModelScores:
     """The scores of one model.
 
     Attributes:
-        model: with its operands.
+        model: the operands of the model.
         lowest: the score of a masked class.
-        products: tiles of products.
+        products: the tiles of products.
     """
 
     model: ModelOperands
@@ -55,7 +55,7 @@ class _ModelScores:
     products: LogitTiles
 
     def raise_masked(self, classes: ClassTiles) -> None:
-        """Make a bias of -inf finite: as low as the score of a masked class, or twice as low under a cap."""
+        """Make a bias of -inf finite: as low as the score of a masked class, or twice as low under a softcap."""
         if classes.bias_sbuf is None:
             return
         least = self.lowest if self.model.softcap is None else 2.0 * self.lowest
@@ -69,10 +69,10 @@ class _ModelScores:
         input_sbuf: nl.NkiTensor,
         classes: ClassTiles,
     ) -> None:
-        """The scores of a tile.
+        """Compute the scores of a tile.
 
         Args:
-            number: which bank the product takes.
+            number: the number that determines the bank of the product.
             dst_sbuf: float32 [128, classes].
             tangents_sbuf: scratch of that shape.
             input_sbuf, classes: X^T of the tile of positions, and W^T of the block of classes.
@@ -104,7 +104,7 @@ class PairScores:
     """The scores of both models.
 
     Attributes:
-        student, teacher: of each.
+        student, teacher: the scores of each model.
     """
 
     student: _ModelScores
@@ -112,7 +112,7 @@ class PairScores:
 
     @classmethod
     def make(cls, launch: PairLaunch, class_block: int) -> PairScores:
-        """For blocks of at most so many classes."""
+        """Allocate the banks for blocks of at most ``class_block`` classes."""
         banks = [nl.ndarray((PARTITIONS, class_block), dtype=nl.float32, buffer=nl.psum) for _ in range(_BANKS)]
         return cls(
             *(
@@ -133,7 +133,7 @@ class PairScores:
         inputs: tuple[nl.NkiTensor, nl.NkiTensor],
         classes: tuple[ClassTiles, ClassTiles],
     ) -> None:
-        """The scores of pair ``number``."""
+        """Compute the scores of pair ``number``."""
         tangents_sbuf = pair.student_logs_sbuf[:, 0]
         self.student.take(2 * number, pair.student_sbuf[:, 0], tangents_sbuf, inputs[0], classes[0])
         self.teacher.take(2 * number + 1, pair.teacher_sbuf[:, 0], tangents_sbuf, inputs[1], classes[1])
@@ -142,14 +142,14 @@ class PairScores:
 def mixture_of_core(
     launch: PairLaunch, vectors: PairVectors, sizes: MixtureSizes, tiling: LinearTiling, store: StoreSums
 ) -> None:
-    """Go through all positions and classes.
+    """Process all positions and classes.
 
     Args:
-        launch: of the kernel.
+        launch: the launch of the kernel.
         vectors: maxima and log sums of all positions.
-        sizes: of the launch.
-        tiling: that fits SBUF.
-        store: for the sums of each block of positions.
+        sizes: the sizes of the launch.
+        tiling: a tiling that fits SBUF.
+        store: the function that stores the results of each block of positions.
     """
     launch = replace(launch, student=with_rounded_bias(launch.student), teacher=with_rounded_bias(launch.teacher))
     plan = sizes.position_plan(tiling)
@@ -165,7 +165,7 @@ def mixture_of_core(
 
 @dataclass
 class _Group:
-    """Tiles whose scores are there, and whose sums are still to be taken."""
+    """Tiles whose scores are computed, and whose sums are still to be computed."""
 
     pairs: list[MixturePair]
     step: Step
@@ -173,19 +173,19 @@ class _Group:
 
 @dataclass
 class _Products:
-    """What the blocks of positions have in common.
+    """The operands and buffers that all blocks of positions share.
 
     Attributes:
-        launch, vectors, store: of the kernel.
-        schedule: of the core's classes.
+        launch, vectors, store: the arguments of :func:`mixture_of_core`.
+        schedule: the order of the core's classes.
         inputs: X^T of each model, [128, ceil(D / 128), 128] for each tile of a block.
-        staging: for operands of another type than that of the products.
-        streams: of the classes of each model.
-        scores: tiles of scores.
-        terms: what is made of them.
-        rows: the scalars of a block of positions.
-        sums: of a block of positions.
-        waiting: a group whose sums are taken once the scores of the next one are under way.
+        staging: the staging of operands of another type than the products; None without any.
+        streams: the streams of the classes of each model.
+        scores: the tiles of scores.
+        terms: the tiles in which their terms are computed.
+        rows: the per-row scalars of a block of positions.
+        sums: the sums of a block of positions.
+        waiting: a group whose sums are computed once the scores of the next one are under way.
     """
 
     launch: PairLaunch
@@ -211,7 +211,7 @@ class _Products:
         plan: PositionPlan,
         store: StoreSums,
     ) -> _Products:
-        """For blocks of positions as the plan has them."""
+        """Allocate the buffers for the blocks of positions of the plan."""
         student, teacher = launch.models
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), tiling.class_block)
         schedule = ClassSchedule.make(division, nl.program_id(0), tiling.class_block, sizes.most_bodies(plan))
@@ -245,12 +245,12 @@ class _Products:
             stream.open(self.schedule.opening)
 
     def run(self, block: Block, opens: bool, reopens: bool) -> None:
-        """Take and store the sums of a block of positions.
+        """Compute and store the sums of a block of positions.
 
         Args:
             block: the positions.
-            opens: the first classes are still to be loaded, for which the first tile of positions does not wait.
-            reopens: the first classes are loaded again at the end, for the next block.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
         """
         tiles = div_ceil(block.size, PARTITIONS)
         self._load_inputs(0, block.part(0, min(PARTITIONS, block.size)))
@@ -266,13 +266,13 @@ class _Products:
         self.store(block, self.sums.exchanged()[:, :, 0:tiles], rows, log_sums)
 
     def _load_inputs(self, start: int, block: Block) -> None:
-        """X^T of both models, from tile ``start`` on."""
+        """Load X^T of both models, from tile ``start``."""
         end = start + div_ceil(block.size, PARTITIONS)
         for tiles_sbuf, model in zip(self.inputs, self.launch.models, strict=True):
             load_input(tiles_sbuf[start:end], model.input_hbm, block, self.staging)
 
     def _take(self, step: Step, tiles: int, rows: MixtureRows, reopens: bool) -> None:
-        """One block of classes."""
+        """Process one block of classes."""
         opening = self.schedule.opening
         classes = (self.streams[0].advance(step), self.streams[1].advance(step))
         is_last = step.number == self.schedule.count - 1
@@ -292,7 +292,7 @@ class _Products:
             self.open()
 
     def _open(self, tiles: range, step: Step, classes: tuple[ClassTiles, ClassTiles]) -> _Group:
-        """The scores of a group, and their differences."""
+        """Compute the scores of a group, and their differences."""
         pairs = [self.terms.next_pair(tile, 1, step.block.size) for tile in tiles]
         first = step.number * len(self.inputs[0])
         for pair in pairs:
@@ -302,7 +302,7 @@ class _Products:
         return _Group(pairs, step)
 
     def _close_waiting(self, rows: MixtureRows) -> None:
-        """The sums of the group that waits."""
+        """Compute the sums of the group that waits."""
         group, self.waiting = self.waiting, None
         if group is None:
             return

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the sums of a second visit say in the end.
+"""The results of a second visit, from its sums.
 
 With S and A the sums of e and of e * log(M / Q) of the student, KL(student || mixture) is -A / S, and likewise for the
-teacher with log(M / P). A divergence is never negative, though rounding may make it so.
+teacher with log(M / P). A divergence is clamped at 0, because rounding may make it negative.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ class MixtureResults:
 
     @classmethod
     def make(cls, num_positions: int) -> MixtureResults:
-        """Not written yet."""
+        """Allocate the vectors."""
         names = ("student_terms_hbm", "teacher_terms_hbm", "student_mass_hbm", "teacher_mass_hbm")
         return cls(*(nl.ndarray((num_positions,), dtype=nl.float32, buffer=nl.shared_hbm, name=name) for name in names))
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """In the order of the kernel's results."""
+        """Return the vectors in the order of the kernel's results."""
         return (self.student_terms_hbm, self.teacher_terms_hbm, self.student_mass_hbm, self.teacher_mass_hbm)
 
     def store(
@@ -64,9 +64,10 @@ class MixtureResults:
         """Store the results of a block of positions, each core two of them.
 
         Args:
+            block: the positions.
             sums_sbuf: float32 [128, sums, tiles].
-            rows: scalars of the rows.
-            log_sums: of student and teacher over all shards.
+            rows: the per-row scalars.
+            log_sums: the log sums of student and teacher over all shards.
         """
         terms: list[nl.NkiTensor] = []
         masses: list[nl.NkiTensor] = []
@@ -86,10 +87,10 @@ class MixtureResults:
 
 @dataclass(frozen=True)
 class MixtureStore:
-    """Where the divergences from a mixture over all classes belong.
+    """The vectors that the divergences from a mixture over all classes are stored to.
 
     Attributes:
-        launch: of the kernel.
+        launch: the launch of the kernel.
         divergence_hbm, moment_hbm: float32 [N] in HBM.
     """
 
@@ -98,17 +99,18 @@ class MixtureStore:
     moment_hbm: nl.NkiTensor
 
     def store(self, block: Block, sums_sbuf: nl.NkiTensor, neg_maxima: tuple[nl.NkiTensor, nl.NkiTensor]) -> None:
-        """Store the results of a block of positions, whose labels and row weights are loaded for it.
+        """Store the results of a block of positions, after loading its labels and row weights.
 
         Args:
+            block: the positions.
             sums_sbuf: float32 [128, sums, tiles].
             neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
         """
-        found = MixtureDivergences.of_sums(self.launch, sums_sbuf)
-        add_nan_of_empty(self.launch, found.moment_sbuf, neg_maxima)
-        add_nan_of_empty(self.launch, found.divergence_sbuf, neg_maxima)
-        weighted_sbuf = PairPositions.load(self.launch, block).weighted(found.divergence_sbuf)
-        values = ((self.divergence_hbm, weighted_sbuf), (self.moment_hbm, found.moment_sbuf))
+        divergences = MixtureDivergences.of_sums(self.launch, sums_sbuf)
+        add_nan_of_empty(self.launch, divergences.moment_sbuf, neg_maxima)
+        add_nan_of_empty(self.launch, divergences.divergence_sbuf, neg_maxima)
+        weighted_sbuf = PairPositions.load(self.launch, block).weighted(divergences.divergence_sbuf)
+        values = ((self.divergence_hbm, weighted_sbuf), (self.moment_hbm, divergences.moment_sbuf))
         for number, (vector_hbm, values_sbuf) in enumerate(values):
             if number % nl.num_programs() == nl.program_id(0):
                 store_positions(block.of(vector_hbm), values_sbuf)
@@ -120,7 +122,7 @@ class MixtureStore:
         rows: MixtureRows,
         log_sums: tuple[nl.NkiTensor, nl.NkiTensor],
     ) -> None:
-        """Likewise, where the largest z stands in the scalars of the rows."""
+        """Store the results of a block of positions, with the largest scores derived from the per-row scalars."""
         student_sbuf, teacher_sbuf = (
             scaled(bias_sbuf, 1.0 / model.scale)
             for bias_sbuf, model in zip(
@@ -132,7 +134,7 @@ class MixtureStore:
 
 @dataclass(frozen=True)
 class MixtureDivergences:
-    """The results of rows, float32 [128, tiles].
+    """The divergences of rows, float32 [128, tiles].
 
     Attributes:
         divergence_sbuf: beta KL(teacher || mixture) + (1 - beta) KL(student || mixture), not weighted.
@@ -144,7 +146,7 @@ class MixtureDivergences:
 
     @classmethod
     def of_sums(cls, launch: PairLaunch, sums_sbuf: nl.NkiTensor) -> MixtureDivergences:
-        """From sums over all classes, float32 [128, sums, tiles]."""
+        """Compute the divergences from sums over all classes, float32 [128, sums, tiles]."""
         beta = launch.options.beta
         moment_sbuf = _divergence(sums_sbuf[:, STUDENT_LOGS], sums_sbuf[:, STUDENT_MASS])
         teacher_sbuf = _divergence(sums_sbuf[:, TEACHER_LOGS], sums_sbuf[:, TEACHER_MASS])
@@ -162,7 +164,7 @@ class MixtureDivergences:
 
 
 def _divergence(logs_sbuf: nl.NkiTensor, mass_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """-logs / mass, at least 0."""
+    """Return -logs / mass, at least 0."""
     mean_sbuf = float32_like(logs_sbuf)
     nisa.tensor_scalar(dst=mean_sbuf, data=mass_sbuf, op0=nl.maximum, operand0=_LEAST_MASS)
     nisa.reciprocal(dst=mean_sbuf, data=mean_sbuf)

@@ -32,7 +32,7 @@ _FAR_ABOVE = 2.0**100
 
 @dataclass(frozen=True)
 class PairVectors:
-    """What is known of all positions over all classes, float32 [N] in HBM.
+    """The log-sum-exps of all positions over all classes, float32 [N] in HBM.
 
     Attributes:
         student_maximum_hbm, teacher_maximum_hbm: the largest z of each model.
@@ -45,7 +45,7 @@ class PairVectors:
     teacher_log_sum_hbm: nl.NkiTensor
 
     def named(self) -> dict[str, nl.NkiTensor]:
-        """The vectors by the names of the arguments."""
+        """Return the vectors by the names of the arguments."""
         return {
             "student_maximum_hbm": self.student_maximum_hbm,
             "student_log_sum_hbm": self.student_log_sum_hbm,
@@ -54,16 +54,16 @@ class PairVectors:
         }
 
     def of_positions(self, block: Block) -> PairVectors:
-        """Views of some positions."""
+        """Return views of some positions."""
         return PairVectors(*(block.of(vector_hbm) for vector_hbm in self.named().values()))
 
 
 @dataclass(frozen=True)
 class MixtureRows:
-    """The scalars of a block of positions, float32 [128, tiles].
+    """The per-row scalars of a block of positions, float32 [128, tiles].
 
     Attributes:
-        student_bias_sbuf, teacher_bias_sbuf: -m, with the largest z of each model.
+        student_bias_sbuf, teacher_bias_sbuf: -m, where m is the largest z of each model.
         ratio_bias_sbuf: b.
         opposite_bias_sbuf: -b.
     """
@@ -75,16 +75,16 @@ class MixtureRows:
 
     @classmethod
     def make(cls, tiles: int) -> MixtureRows:
-        """Not written yet."""
+        """Allocate the tiles."""
         return cls(*(nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(4)))
 
     def of_tiles(self, tiles: int) -> MixtureRows:
-        """Views of the first tiles."""
+        """Return views of the first tiles."""
         scalars = (self.student_bias_sbuf, self.teacher_bias_sbuf, self.ratio_bias_sbuf, self.opposite_bias_sbuf)
         return MixtureRows(*(scalars_sbuf[:, 0:tiles] for scalars_sbuf in scalars))
 
     def of_totals(self, launch: PairLaunch, student: ModelTotals, teacher: ModelTotals) -> None:
-        """Write the scalars from what a first visit has found."""
+        """Compute the scalars from the statistics of a first visit."""
         scale = launch.student.scale
         for bias_sbuf, totals, model in zip(
             (self.student_bias_sbuf, self.teacher_bias_sbuf), (student, teacher), launch.models, strict=True
@@ -111,7 +111,7 @@ class MixtureRows:
         self._finish(launch)
 
     def of_vectors(self, launch: PairLaunch, vectors: PairVectors) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Write the scalars from vectors of the block of positions.
+        """Compute the scalars from vectors of the block of positions.
 
         Returns:
             The log sums of student and teacher, float32 [128, tiles].
@@ -136,17 +136,17 @@ class MixtureRows:
         return log_sums
 
     def _finish(self, launch: PairLaunch) -> None:
-        """b and -b, where lse_teacher - lse_student stands."""
+        """Compute b and -b from lse_teacher - lse_student, in place."""
         odds = log_odds(launch.options.beta)
         nisa.tensor_scalar(dst=self.opposite_bias_sbuf, data=self.ratio_bias_sbuf, op0=nl.subtract, operand0=odds)
         nisa.tensor_scalar(dst=self.ratio_bias_sbuf, data=self.opposite_bias_sbuf, op0=nl.multiply, operand0=-1.0)
 
 
 def log_odds(beta: float) -> float:
-    """log(beta / (1 - beta))."""
+    """Return log(beta / (1 - beta))."""
     return log(beta) - log1p(-beta)
 
 
 def _exponentials(totals: ModelTotals) -> Exponentials:
-    """The sums, as :func:`log_ratio` takes them; it looks at nothing else."""
+    """Return the sums as an argument of :func:`log_ratio`, which reads nothing else."""
     return Exponentials(1.0, totals.neg_max_sbuf, totals.neg_max_sbuf, totals.sums_sbuf)

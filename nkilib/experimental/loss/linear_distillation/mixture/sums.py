@@ -1,26 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a second visit takes of the scores of both models: sums that give the divergences from the mixture.
+"""The sums that a second visit computes from the scores of both models, which give the divergences from the mixture.
 
 With M = beta P + (1 - beta) Q and x = log(P / Q) + log(beta / (1 - beta)),
 
     log(M / Q) = softplus(x) + log(1 - beta)        log(M / P) = softplus(-x) + log(beta),
 
-so that each of the two divergences is a mean of a function that is never negative, which loses nothing to cancellation
-however far the models are apart, and takes no pass of Vector: GpSimd takes the differences of scores, Scalar two
-softplus and two exponentials, and Vector the sums of their products with the constants added before, so that models
-that are alike cancel element by element. The sums of the exponentials, which the means are
-divided by, are a by-product of Scalar's.
+so that each of the two divergences is a mean of a softplus, which is never negative, and loses nothing to cancellation
+however far the models are apart. The softplus takes no pass of Vector: GpSimd computes the differences of scores,
+Scalar two softplus and two exponentials, and Vector the sums of their products, after it has added the constants, so
+that similar models cancel element by element. The sums of the exponentials, by which the means are divided, are a
+by-product of Scalar's exponentials.
 
-Scalar loads a table for softplus and one for exp, so tiles are taken in groups: first the logs of a group, then its
+Scalar loads a table for softplus and one for exp, so tiles are processed in groups: first the logs of a group, then its
 exponentials.
 
 A class that is masked in one model has a finite score that is far below all others: its exponential is 0, so it adds
 nothing there, and softplus of the other side is 0: it adds log(1 / beta) or log(1 / (1 - beta)) times its probability.
 
-The shifts of the sums are those of whole rows, so sums of blocks of classes are only added up, and in the end those of
-both cores. Those of a window of blocks stand side by side, and are added at once.
+The shifts of the sums apply to whole rows, so the sums of blocks of classes are only added up, and in the end the sums
+of both cores. The sums of a window of blocks stand side by side, and are added at once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from nkilib.experimental.loss.linear_distillation.mixture.rows import MixtureRow
 from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
 from nkilib.nki import nisa, nl
 
-# What is summed: e_student * log(M / Q), e_teacher * log(M / P), and the exponentials themselves.
+# The summands: e_student * log(M / Q), e_teacher * log(M / P), and the exponentials themselves.
 STUDENT_LOGS, TEACHER_LOGS, STUDENT_MASS, TEACHER_MASS = range(4)
 
 
@@ -46,9 +46,9 @@ class MixtureSums:
     """The sums of a block of positions.
 
     Attributes:
-        columns_sbuf: float32 [128, sums, tiles, 1 + window]: column 0 for what is added up, and a window.
+        columns_sbuf: float32 [128, sums, tiles, 1 + window]: column 0 for the accumulated sums, and a window.
         total_sbuf: float32 [128, sums, tiles].
-        others_sbuf: those of the other core, likewise.
+        others_sbuf: the sums of the other core, float32 [128, sums, tiles].
     """
 
     columns_sbuf: nl.NkiTensor
@@ -57,7 +57,7 @@ class MixtureSums:
 
     @classmethod
     def make(cls, tiles: int) -> MixtureSums:
-        """For blocks of at most so many tiles of positions."""
+        """Allocate the tiles for blocks of at most ``tiles`` tiles of positions."""
         shape = (PARTITIONS, SUMS, tiles)
         return cls(
             nl.ndarray((*shape, 1 + WINDOW), dtype=nl.float32, buffer=nl.sbuf),
@@ -66,11 +66,11 @@ class MixtureSums:
         )
 
     def clear(self) -> None:
-        """Nothing is summed yet."""
+        """Set all sums to 0."""
         nisa.memset(dst=self.columns_sbuf, value=0.0)
 
     def place(self, which: int, tile: int, step: Step) -> nl.NkiTensor:
-        """Where a sum of a tile of positions and a block of classes goes, [128, 1]."""
+        """Return the place of a sum of a tile of positions and a block of classes, [128, 1]."""
         column = _column(step)
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
@@ -82,7 +82,7 @@ class MixtureSums:
             nisa.tensor_copy(dst=self.columns_sbuf[:, :, :, 0], src=self.total_sbuf)
 
     def exchanged(self) -> nl.NkiTensor:
-        """The sums over the classes of all cores, float32 [128, sums, tiles]."""
+        """Return the sums over the classes of all cores, float32 [128, sums, tiles]."""
         nisa.tensor_copy(dst=self.total_sbuf, src=self.columns_sbuf[:, :, :, 0])
         if nl.num_programs() > 1:
             other = 1 - nl.program_id(0)
@@ -94,7 +94,7 @@ class MixtureSums:
 
 
 def ends_a_window(step: Step) -> bool:
-    """Whether the sums of a window are added up after a block of classes."""
+    """Tell whether the sums of a window are added up after a block of classes."""
     return _column(step) == WINDOW
 
 
@@ -104,12 +104,14 @@ def _column(step: Step) -> int:
 
 @dataclass(frozen=True)
 class MixturePair:
-    """The scores of a tile of positions and some classes, with a place for what is made of them.
+    """The scores of a tile of positions and some classes, with room for the logs.
 
     Attributes:
-        tile: number of the tile of positions.
-        scores_sbuf: of both models, float32 [128, blocks, models, classes], which their exponentials take the place of.
-        logs: for softplus(x) and softplus(-x), where x stands first, float32 [128, blocks, classes] each.
+        tile: the number of the tile of positions.
+        scores_sbuf: the scores of both models, float32 [128, blocks, models, classes], overwritten by their
+            exponentials.
+        logs: softplus(x) and softplus(-x), float32 [128, blocks, classes] each; the second tile holds the differences
+            of scores first.
     """
 
     tile: int
@@ -123,33 +125,33 @@ class MixturePair:
 
     @property
     def teacher_sbuf(self) -> nl.NkiTensor:
-        """The teacher's scores."""
+        """The teacher's scores, [128, blocks, classes]."""
         return self.scores_sbuf[:, :, 1]
 
     @property
     def student_logs_sbuf(self) -> nl.NkiTensor:
-        """softplus(x)."""
+        """The tile of softplus(x)."""
         return self.logs[0]
 
     @property
     def teacher_logs_sbuf(self) -> nl.NkiTensor:
-        """softplus(-x)."""
+        """The tile of softplus(-x)."""
         return self.logs[1]
 
 
 @dataclass(frozen=True)
 class MixtureTerms:
-    """The tiles on chip, and what is done to them.
+    """The tiles on chip, and the operations on them.
 
     Attributes:
-        launch: of the kernel.
-        group: tiles of positions that are taken at a time.
-        blocks: of classes that a tile has room for, side by side.
-        class_block: classes of each.
-        scores_sbuf: what the tiles of scores are cut from, float32 [128, blocks, models, classes].
-        logs: what the tiles of logs are cut from, float32 [128, blocks, classes] each.
-        ratio_sbuf: what the teacher's scores are multiplied with, float32 [128, 1]; None for 1.
-        taken: tiles that were taken since the last :meth:`restart`, which counts them.
+        launch: the launch of the kernel.
+        group: tiles of positions that are processed at a time.
+        blocks: blocks of classes that a tile has room for, side by side.
+        class_block: classes of each block.
+        scores_sbuf: the memory of the tiles of scores, float32 [128, blocks, models, classes].
+        logs: the memory of the tiles of logs, float32 [128, blocks, classes] each.
+        ratio_sbuf: the factor of the teacher's scores, float32 [128, 1]; None for 1.
+        taken: one element, the number of tiles that were handed out since the last :meth:`restart`.
     """
 
     launch: PairLaunch
@@ -163,7 +165,7 @@ class MixtureTerms:
 
     @classmethod
     def make(cls, launch: PairLaunch, group: int, class_block: int) -> MixtureTerms:
-        """For groups of so many tiles, of at most so many classes."""
+        """Allocate the tiles for groups of ``group`` tiles, of at most ``class_block`` classes."""
         count = GROUPS * group
         scores_sbuf = nl.ndarray((PARTITIONS, count, 2, class_block), dtype=nl.float32, buffer=nl.sbuf)
         student_sbuf, teacher_sbuf = (
@@ -176,17 +178,17 @@ class MixtureTerms:
         return cls(launch, group, 1, class_block, scores_sbuf, (student_sbuf, teacher_sbuf), ratio_sbuf)
 
     def with_wide_tiles(self, blocks: int) -> MixtureTerms:
-        """The same memory in tiles of several blocks of classes, at most as many as a group has tiles of one."""
+        """Return the same memory as tiles of several blocks of classes, at most as many blocks as a group has tiles."""
         return replace(self, group=1, blocks=min(blocks, self.group), taken=[0])
 
     def restart(self) -> None:
-        """Begin with the first tiles: where a loop of the device begins or ends."""
+        """Start with the first tiles again, where a loop of the device begins or ends."""
         self.taken[0] = 0
 
     def next_pair(self, tile: int, blocks: int, classes: int) -> MixturePair:
-        """The place for a tile of positions and so many blocks of so many classes, taken longest ago."""
-        turns = int(self.scores_sbuf.shape[1]) // self.blocks
-        start = self.taken[0] % turns * self.blocks
+        """Return the least recently used place for a tile of positions and ``blocks`` blocks of ``classes`` classes."""
+        slots = int(self.scores_sbuf.shape[1]) // self.blocks
+        start = self.taken[0] % slots * self.blocks
         self.taken[0] += 1
         student_sbuf, teacher_sbuf = (log_sbuf[:, start : start + blocks, 0:classes] for log_sbuf in self.logs)
         return MixturePair(
@@ -194,7 +196,7 @@ class MixtureTerms:
         )
 
     def take_difference(self, pair: MixturePair) -> None:
-        """ratio * teacher - student."""
+        """Compute ratio * teacher - student."""
         teacher_sbuf = pair.teacher_sbuf
         if self.ratio_sbuf is not None:
             teacher_sbuf = pair.teacher_logs_sbuf
@@ -212,9 +214,9 @@ class MixtureTerms:
         )
 
     def take_logs(self, pair: MixturePair, rows: MixtureRows) -> None:
-        """softplus(x) and softplus(-x)."""
+        """Compute softplus(x) and softplus(-x)."""
         scale, of_tile = self.launch.student.scale, slice(pair.tile, pair.tile + 1)
-        # The second one takes the place of the differences, which both read.
+        # Both read the differences; the second one overwrites them.
         for dst_sbuf, factor, bias_sbuf in (
             (pair.student_logs_sbuf, scale, rows.ratio_bias_sbuf),
             (pair.teacher_logs_sbuf, -scale, rows.opposite_bias_sbuf),
@@ -224,7 +226,7 @@ class MixtureTerms:
             )
 
     def take_exponentials(self, pair: MixturePair, rows: MixtureRows, sums: MixtureSums, step: Step) -> None:
-        """The exponentials of both models, and their sums."""
+        """Compute the exponentials of both models, and their sums."""
         of_tile = slice(pair.tile, pair.tile + 1)
         for model, scores_sbuf, bias_sbuf, which in (
             (self.launch.student, pair.student_sbuf, rows.student_bias_sbuf, STUDENT_MASS),
@@ -242,7 +244,7 @@ class MixtureTerms:
             )
 
     def take_products(self, pair: MixturePair, sums: MixtureSums, step: Step) -> None:
-        """The sums of the logs times the exponentials, once there are both."""
+        """Compute the sums of the logs times the exponentials, once both are computed."""
         beta = self.launch.options.beta
         for logs_sbuf, constant, exponentials_sbuf, which in (
             (pair.student_logs_sbuf, log1p(-beta), pair.student_sbuf, STUDENT_LOGS),

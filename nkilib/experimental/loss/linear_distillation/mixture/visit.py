@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second visit of scores that are kept, beside the first visit of the next block of positions.
+"""The second visit of kept scores, during the first visit of the next block of positions.
 
-It has no product: what it takes of Scalar, Vector and GpSimd fits beside the products of another block, between whose
-pairs of tiles it advances. Only the last block's is by itself, and takes wider tiles then.
+It has no product: its work on Scalar, Vector and GpSimd fits beside the products of another block, and it advances
+between that block's pairs of tiles. Only the second visit of the last block runs alone, and uses wider tiles.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from nkilib.experimental.loss.linear_distillation.mixture.sums import (
 from nkilib.experimental.loss.linear_distillation.shared.options import PairLaunch
 from nkilib.nki import nisa, nl
 
-# Tiles of positions with a run of blocks of classes each, which the last second visit unrolls; more are a loop.
+# Tiles of positions times runs of blocks of classes that the last second visit unrolls at most; more are a loop.
 _UNROLLED = 400
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """What is kept of a block of positions between its two visits.
+    """The data that is kept of a block of positions between its two visits.
 
     Attributes:
         kept: the scores; None on a core without classes.
-        rows: scalars of its rows.
+        rows: the per-row scalars.
         neg_maxima: minus the largest scores of student and teacher, float32 [128, tiles].
     """
 
@@ -52,7 +52,7 @@ class _Slot:
 
     @classmethod
     def make(cls, tiles: int, share: Span, number: int) -> _Slot:
-        """For blocks of at most so many tiles."""
+        """Allocate a slot for blocks of at most ``tiles`` tiles."""
         kept = KeptPair.make(tiles, share, number) if share.size > 0 else None
         student_sbuf, teacher_sbuf = (
             nl.ndarray((PARTITIONS, tiles), dtype=nl.float32, buffer=nl.sbuf) for _ in range(2)
@@ -66,8 +66,8 @@ class _Pending:
 
     Attributes:
         block: the positions.
-        tiles: of 128 positions.
-        slot: what is kept of it.
+        tiles: the number of tiles of 128 positions.
+        slot: the kept data of the block.
     """
 
     block: Block
@@ -76,10 +76,10 @@ class _Pending:
 
 
 class _Waiting(NamedTuple):
-    """A tile with exponentials.
+    """A tile whose exponentials are issued.
 
     Attributes:
-        step: with its block of classes.
+        step: the step with its block of classes.
         pair: the tile.
     """
 
@@ -89,10 +89,10 @@ class _Waiting(NamedTuple):
 
 @dataclass(frozen=True)
 class _WaitingProducts:
-    """Vector's passes over tiles, which wait until Scalar is done with these: Vector has other work meanwhile.
+    """The passes of Vector over tiles that wait until Scalar has finished them; meanwhile Vector has other work.
 
     Attributes:
-        terms, sums: of the visit.
+        terms, sums: the terms and sums of the visit.
         waiting: the tiles.
     """
 
@@ -101,7 +101,7 @@ class _WaitingProducts:
     waiting: list[_Waiting] = field(default_factory=list)
 
     def add(self, step: Step, pair: MixturePair) -> None:
-        """Let a tile wait."""
+        """Add a tile that waits."""
         self.waiting.append(_Waiting(step, pair))
 
     def take_all(self) -> None:
@@ -116,17 +116,17 @@ class KeptVisit:
     """The second visit of all blocks of positions.
 
     Attributes:
-        launch: of the kernel.
-        store: of the results.
-        schedule: of the core's classes, in both visits.
-        blocks: of positions.
-        slots: that the blocks take in turn.
-        terms: tiles on chip.
-        sums: of a block of positions.
-        turn: of the next block.
-        pending: whose scores are kept; None at first.
-        tiles_beside: tiles of the block of the first visit.
-        products: passes that wait.
+        launch: the launch of the kernel.
+        store: the vectors of the results.
+        schedule: the order of the core's classes, in both visits.
+        blocks: the blocks of positions.
+        slots: the slots that blocks use round-robin.
+        terms: the tiles on chip.
+        sums: the sums of a block of positions.
+        products: the passes that wait.
+        slot_number: the number of the next block, which determines its slot.
+        pending: the block whose scores are kept; None at first.
+        tiles_beside: the number of tiles of the block of the first visit.
     """
 
     launch: PairLaunch
@@ -137,13 +137,13 @@ class KeptVisit:
     terms: MixtureTerms
     sums: MixtureSums
     products: _WaitingProducts
-    turn: int = 0
+    slot_number: int = 0
     pending: _Pending | None = None
     tiles_beside: int = 0
 
     @classmethod
     def make(cls, launch: PairLaunch, sizes: KeptSizes, tiling: LinearTiling, store: MixtureStore) -> KeptVisit:
-        """For a tiling that fits SBUF."""
+        """Set up the visit for a tiling that fits SBUF."""
         blocks, class_block = sizes.blocks(tiling), tiling.class_block
         division = divide_classes(launch.vocab_size, 0, nl.num_programs(), class_block)
         bodies, core = sizes.most_bodies(blocks, class_block), nl.program_id(0)
@@ -163,11 +163,11 @@ class KeptVisit:
 
     @property
     def tiles(self) -> int:
-        """Tiles of the largest block of positions."""
+        """The number of tiles of the largest block of positions."""
         return self.blocks.largest
 
     def run_blocks(self, run: RunBlock) -> None:
-        """Run the first visit of each block of positions, and at last the second one that has none beside it."""
+        """Run the first visit of each block of positions, and finally the last second visit on its own."""
         blocks = self.blocks
         first = self._run_some(run, 0, blocks.leading)
         if blocks.pairs > 0:
@@ -175,7 +175,7 @@ class KeptVisit:
             end = first + 2 * blocks.pairs * size
 
             def pair(start: nisa.NkiScalar) -> None:
-                # The block before is that of the iteration before, whose place the same slot has.
+                # The pending block is the last one of the previous iteration, which had the same slot.
                 self._resume(Block(start - size, size))
                 run(Block(start, size), False, True)
                 run(Block(start + size, size), False, True)
@@ -186,7 +186,7 @@ class KeptVisit:
         self._end()
 
     def begin(self, tiles: int) -> None:
-        """The first visit of a block of positions begins, and the second one of the block before it, if any."""
+        """Begin the first visit of a block of positions, and the second visit of the previous block, if any."""
         self.tiles_beside = tiles
         if self.pending is not None:
             self.sums.clear()
@@ -199,7 +199,7 @@ class KeptVisit:
             kept.store(scores, step.block)
 
     def beside(self, step: Step, is_last: bool) -> Iterator[None]:
-        """The second visit of a block of classes, for the block of positions before this one."""
+        """Start the second visit of a block of classes, for the previous block of positions."""
         if self.pending is None:
             return iter(())
         visit = _StepVisit(self.pending, self.terms, self.products, step)
@@ -207,7 +207,7 @@ class KeptVisit:
         return self._advance(visit, is_last)
 
     def exchange(self) -> None:
-        """End the second visit of the block of positions before this one."""
+        """End the second visit of the previous block of positions."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
@@ -216,21 +216,21 @@ class KeptVisit:
         self.store.store(pending.block, sums_sbuf, (student_sbuf, teacher_sbuf))
 
     def finish(self, totals: PairTotals) -> None:
-        """The first visit of a block of positions is over."""
+        """End the first visit of a block of positions."""
         slot, tiles = self._next_slot, totals.tiles
         slot.rows.of_tiles(tiles).of_totals(self.launch, totals.student, totals.teacher)
         for neg_max_sbuf, model in zip(slot.neg_maxima, (totals.student, totals.teacher), strict=True):
             nisa.tensor_copy(dst=neg_max_sbuf[:, 0:tiles], src=model.neg_max_sbuf)
         self.pending = _Pending(totals.block, tiles, slot)
-        self.turn += 1
+        self.slot_number += 1
 
     @property
     def _next_slot(self) -> _Slot:
-        """That of the block of the first visit."""
-        return self.slots[self.turn % len(self.slots)]
+        """The slot of the block of the first visit."""
+        return self.slots[self.slot_number % len(self.slots)]
 
     def _run_some(self, run: RunBlock, first: int, blocks: tuple[int, ...]) -> int:
-        """Run blocks of positions from ``first`` on; the position behind them."""
+        """Run blocks of positions from ``first``, and return the position behind them."""
         total = self.launch.num_positions
         for tiles in blocks:
             size = min(tiles * PARTITIONS, total - first)
@@ -239,15 +239,15 @@ class KeptVisit:
         return first
 
     def _resume(self, block: Block) -> None:
-        """The block whose second visit is to come is this one, whose first visit stands in the program once."""
+        """Make ``block`` the pending block if there is one: the program has one copy of its first visit."""
         if self.pending is not None:
             self.pending = _Pending(block, self.pending.tiles, self.pending.slot)
 
     def _advance(self, visit: _StepVisit, is_last: bool) -> Iterator[None]:
-        """As many tiles at a time as spread evenly; none at first, while the scores of the first group are loaded."""
+        """Process the tiles in equal portions, none at first, while the scores of the first group are loaded."""
         advances = self.tiles_beside
         for number in range(advances):
-            # Of tiles that Scalar was given one pair of the first visit ago.
+            # The passes of tiles that Scalar received one pair of the first visit ago.
             self.products.take_all()
             is_over = number + 1 == advances
             visit.take_until(visit.tiles if is_over else visit.tiles * number // (advances - 1))
@@ -256,14 +256,14 @@ class KeptVisit:
             yield
 
     def _close(self, step: Step, is_last: bool) -> None:
-        """A block of classes is over."""
+        """End a block of classes."""
         if is_last or ends_a_window(step):
             # A loop of the device ends with a window, and its body is traced once: nothing may wait there.
             self.products.take_all()
         self.sums.close(step, is_last)
 
     def _end(self) -> None:
-        """The second visit of the last block of positions, in tiles of as many classes as a group has room for."""
+        """Run the second visit of the last block of positions, in tiles of as many classes as a group has room for."""
         pending = self.pending
         if pending is None:
             return
@@ -281,8 +281,11 @@ class KeptVisit:
         self.exchange()
 
     def _visit_run(self, pending: _Pending, terms: MixtureTerms, step: Step, blocks: int, steps: int) -> None:
-        """Some blocks of classes with nothing beside them, from that of a step on; one of so many steps."""
-        # Wide tiles are cut from the memory of others.
+        """Visit ``blocks`` blocks of classes with nothing beside them, from the block of ``step``.
+
+        ``steps`` is the number of all steps.
+        """
+        # Wide tiles use the memory of other tiles.
         self.products.take_all()
         visit = _StepVisit(pending, terms, self.products, step, blocks)
         visit.load_group()
@@ -291,15 +294,15 @@ class KeptVisit:
 
 
 def _spans(schedule: ClassSchedule) -> list[Span]:
-    """All blocks of classes of a core, as the schedule has them."""
+    """Return all blocks of classes of a core, in the order of the schedule."""
     plan = schedule.plan
     head = [] if schedule.head is None else [schedule.head]
-    count = plan.trips * plan.blocks_per_trip
+    count = plan.iterations * plan.blocks_per_iteration
     return [*head, *(Span(plan.first + number * plan.size, plan.size) for number in range(count)), *plan.rest]
 
 
 def _runs(blocks: list[Span], most: int) -> list[list[Span]]:
-    """The blocks in runs of at most so many with as many classes each."""
+    """Group the blocks into runs of at most ``most`` blocks with the same number of classes."""
     runs: list[list[Span]] = []
     for block in blocks:
         if runs and len(runs[-1]) < most and runs[-1][0].size == block.size:
@@ -314,10 +317,10 @@ class _StepVisit:
 
     Attributes:
         pending: the block of positions.
-        terms: tiles on chip.
-        products: passes that wait.
-        step: with the block of classes, or the first one of several blocks of the same size.
-        blocks: how many.
+        terms: the tiles on chip.
+        products: the passes that wait.
+        step: the step with the block of classes, or the first one of several blocks of the same size.
+        blocks: the number of blocks.
     """
 
     def __init__(
@@ -330,11 +333,11 @@ class _StepVisit:
 
     @property
     def tiles(self) -> int:
-        """Tiles of positions."""
+        """The number of tiles of positions."""
         return self.pending.tiles
 
     def load_group(self) -> None:
-        """Load the scores of the next group, if any, and take their differences."""
+        """Load the scores of the next group, if any, and compute their differences."""
         end = min(self._tiles_loaded + self.terms.group, self.tiles)
         kept = self.pending.slot.kept
         if kept is None:
@@ -347,7 +350,7 @@ class _StepVisit:
         self._tiles_loaded = end
 
     def take_until(self, end: int) -> None:
-        """Take logs and exponentials until so many of all tiles are taken; their products wait."""
+        """Compute logs and exponentials of the tiles before ``end``; their products wait."""
         rows = self.pending.slot.rows
         while self._tiles_taken < end:
             opens = not self._opened
@@ -358,7 +361,7 @@ class _StepVisit:
             pair = self._opened.pop(0)
             self.terms.take_exponentials(pair, rows, self.products.sums, self.step)
             if opens:
-                # The next group takes the place of the one before, of which nothing may wait any more.
+                # The next group overwrites the previous one, so nothing of that may wait any more.
                 self.products.take_all()
                 self.load_group()
             self.products.add(self.step, pair)

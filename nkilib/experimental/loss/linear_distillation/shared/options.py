@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a launch of the kernels works on, and what can be chosen.
+"""The operands and options of a launch of the kernels.
 
-A backward is also given results of the forward and gradients of them, :class:`PairUpstream`.
+A backward also receives results of the forward and upstream gradients, :class:`PairUpstream`.
 
 A tile of logits of a model holds scores: the product with its bias, or ``tanh(scale * (product + bias) / cap)`` under a
-softcap. What the scores are multiplied with to give z, :attr:`ModelOperands.scale`, is a constant of the host, so that
-logit scale, softcap and temperature take no instruction but that for the tangents.
+softcap. The factor that turns scores into z, :attr:`ModelOperands.scale`, is a constant of the host, so that logit
+scale, softcap and temperature take no instruction except the one for the tangents.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nkilib.nki import nl
 STUDENT, TEACHER = "student", "teacher"
 # A masked class has this logit, times a scale of at least 1. Sums of its differences over a block stay finite.
 _LOWEST = -(2.0**116)
-# A mean of differences of logits that is as large counts as infinite.
+# A mean of differences of logits of this size counts as infinite.
 _INFINITE = 2.0**48
 
 
@@ -34,7 +34,7 @@ class PairOptions:
         beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
             divergence.
         temperature: T, divides the logits of both models.
-        ignore_index: the label of positions that do not count.
+        ignore_index: the label of ignored positions.
     """
 
     beta: float = 0.0
@@ -43,12 +43,12 @@ class PairOptions:
 
     @property
     def is_mixed(self) -> bool:
-        """The divergence needs the mixture of both distributions."""
+        """Whether the divergence needs the mixture of both distributions."""
         return 0.0 < self.beta < 1.0
 
     @property
     def is_reverse(self) -> bool:
-        """The student's probabilities are the weights of the divergence."""
+        """Whether the student's probabilities are the weights of the divergence."""
         return self.beta == 1.0
 
 
@@ -66,13 +66,13 @@ class PairWanted:
 
     @property
     def needs_target(self) -> bool:
-        """The logit at the label is needed."""
+        """Whether the logit at the label is needed."""
         return self.logprob or self.target
 
 
 @dataclass(frozen=True)
 class ModelOperands(LinearOperands):
-    """The operands of one model, with what makes z of their product: z = softcap(s * (X W^T + b), c) / T.
+    """The operands of one model, and the options from which z is computed: z = softcap(s * (X W^T + b), c) / T.
 
     Attributes:
         name: ``STUDENT`` or ``TEACHER``.
@@ -88,17 +88,17 @@ class ModelOperands(LinearOperands):
 
     @property
     def prefix(self) -> str:
-        """Of the names of its tensors."""
+        """The prefix of the names of its tensors."""
         return f"{self.name}_"
 
     @property
     def unit(self) -> float:
-        """What a score is multiplied with to give a logit: s without a softcap, c with one."""
+        """The factor that turns a score into a logit: s without a softcap, c with one."""
         return self.logit_scale if self.softcap is None else self.softcap
 
     @property
     def scale(self) -> float:
-        """What a score is multiplied with to give z."""
+        """The factor that turns a score into z."""
         return self.unit / self.temperature
 
     @property
@@ -107,7 +107,7 @@ class ModelOperands(LinearOperands):
         return None if self.softcap is None else self.softcap / self.logit_scale
 
     def of_positions(self, block: Block) -> ModelOperands:
-        """The operands for some positions alone."""
+        """Return the operands for some positions alone."""
         return replace(self, input_hbm=block.of(self.input_hbm))
 
 
@@ -116,11 +116,11 @@ class PairLaunch:
     """A launch of any of the kernels.
 
     Attributes:
-        function: that is named in errors.
+        function: the name of the kernel in error messages.
         student, teacher: operands of both models, over the same positions and classes.
-        options: of the loss.
-        classes: which classes of the vocabulary the weights hold.
-        labels_hbm: [N], int32; None: every position counts, and no label is asked for.
+        options: the options of the loss.
+        classes: the classes of the vocabulary that the weights contain.
+        labels_hbm: [N], int32; None: every position is valid, and no label is asked for.
         row_weight_hbm: [N], float32; None for 1.
         wanted: further results of the forward.
     """
@@ -136,39 +136,39 @@ class PairLaunch:
 
     @property
     def models(self) -> tuple[ModelOperands, ModelOperands]:
-        """Student and teacher."""
+        """The operands of student and teacher."""
         return self.student, self.teacher
 
     @property
     def num_positions(self) -> int:
-        """N."""
+        """The number of positions, N."""
         return self.student.num_positions
 
     @property
     def vocab_size(self) -> int:
-        """V: the classes that the weights hold."""
+        """The number of classes of the weights, V."""
         return self.student.vocab_size
 
     @property
     def is_mixed(self) -> bool:
-        """The divergence needs the mixture of both distributions."""
+        """Whether the divergence needs the mixture of both distributions."""
         return self.options.is_mixed
 
     @property
     def is_reverse(self) -> bool:
-        """The student's probabilities are the weights of the divergence."""
+        """Whether the student's probabilities are the weights of the divergence."""
         return self.options.is_reverse
 
     @property
     def ratio(self) -> float:
-        """What the teacher's scores are multiplied with to stand in the unit of the student's.
+        """The factor that converts the teacher's scores to the unit of the student's.
 
-        1 where logit scales and softcaps are alike: then differences of scores are not rounded for it.
+        It is 1 if logit scales and softcaps are equal: then the conversion does not round differences of scores.
         """
         return self.teacher.unit / self.student.unit
 
     def lowest(self, model: ModelOperands) -> float:
-        """The score of a masked class, which is finite, and finite in the student's unit too.
+        """Return the score of a masked class, which is finite, and finite in the student's unit too.
 
         exp(scale * (lowest - m)) is 0 for any score m of a class that is not masked.
         """
@@ -177,14 +177,14 @@ class PairLaunch:
 
     @property
     def infinite(self) -> float:
-        """A mean of differences of logits, before the temperature, from which on a divergence is infinite.
+        """The mean of differences of logits, before the temperature, from which on a divergence is infinite.
 
         A masked class of probability 2^-68 reaches it.
         """
         return _INFINITE * min(1.0, self.student.unit, self.teacher.unit)
 
     def of_positions(self, block: Block) -> PairLaunch:
-        """The launch for some positions alone."""
+        """Return the launch for some positions alone."""
 
         def of(vector_hbm: nl.NkiTensor | None) -> nl.NkiTensor | None:
             return None if vector_hbm is None else block.of(vector_hbm)
@@ -211,17 +211,17 @@ class ModelStatistics:
     log_sum_hbm: nl.NkiTensor
 
     def of_positions(self, block: Block) -> ModelStatistics:
-        """Those of some positions alone."""
+        """Return the statistics of some positions alone."""
         return ModelStatistics(block.of(self.maximum_hbm), block.of(self.log_sum_hbm))
 
 
 @dataclass(frozen=True)
 class PairUpstream:
-    """Vectors [N] in HBM, float32.
+    """Results of the forward and upstream gradients, vectors [N] in HBM, float32.
 
     Attributes:
-        student, teacher: of each model.
-        moment_hbm: KL(student || mixture) or KL(student || teacher), from the forward; not looked at for
+        student, teacher: the statistics of each model.
+        moment_hbm: KL(student || mixture) or KL(student || teacher), from the forward; not read for
             KL(teacher || student).
         grad_divergence_hbm: the gradient of each divergence.
         grad_logprob_hbm: the gradient of each log-probability of a label; None for 0.
@@ -234,7 +234,7 @@ class PairUpstream:
     grad_logprob_hbm: nl.NkiTensor | None
 
     def of_positions(self, block: Block) -> PairUpstream:
-        """What comes to some positions alone."""
+        """Return the vectors of some positions alone."""
         return PairUpstream(
             self.student.of_positions(block),
             self.teacher.of_positions(block),

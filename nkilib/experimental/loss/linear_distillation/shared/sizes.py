@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sizes and the needs of launches, forward and backward, as host code has them that chooses a tiling."""
+"""The sizes and options of launches, forward and backward, in the form in which host code chooses a tiling."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from nkilib.nki import nl
 
 
 def pair_needs(launch: PairLaunch) -> PairNeeds:
-    """What a forward keeps and does."""
+    """Return the options of a forward."""
     student, teacher = (
         ModelNeeds(model.bias_hbm is not None, model.softcap is not None, model.scale != 1.0) for model in launch.models
     )
@@ -43,7 +43,7 @@ def pair_needs(launch: PairLaunch) -> PairNeeds:
 
 
 def stream_sizes(model: ModelOperands) -> StreamSizes:
-    """Of one model's operands in a forward."""
+    """Return the sizes of one model's operands in a forward."""
     return StreamSizes(
         model.num_features,
         dtype_bytes(model.dtype),
@@ -53,7 +53,7 @@ def stream_sizes(model: ModelOperands) -> StreamSizes:
 
 
 def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForwardSizes:
-    """Of a forward that has so large a share of the instructions of a program."""
+    """Return the sizes of a forward that may have ``program_share`` of the instructions of a program."""
     student, teacher = (stream_sizes(model) for model in launch.models)
     return PairForwardSizes(
         launch.num_positions,
@@ -67,18 +67,20 @@ def forward_sizes(launch: PairLaunch, program_share: float = 1.0) -> PairForward
 
 
 def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[int, int], int], chooser: str) -> None:
-    """Refuse a tiling whose tiles do not fit SBUF.
+    """Check that the tiles of a tiling fit SBUF.
 
     Args:
-        bytes_of: bytes of a partition for blocks of so many tiles of positions, and of so many classes.
-        chooser: the function that chooses a tiling.
+        launch: the launch of the kernel.
+        tiling: the tiling.
+        bytes_of: the function that returns the bytes of a partition, given tiles of positions and classes of a block.
+        chooser: the name of the function that chooses a tiling.
 
     Raises:
-        AssertionError: with function, requirement, value and remedy.
+        AssertionError: if they do not fit; the message names function, requirement, value and remedy.
     """
     tiles = min(div_ceil(tiling.position_block, PARTITIONS), div_ceil(launch.num_positions, PARTITIONS))
     needed, most = bytes_of(tiles, tiling.class_block), usable_sbuf_bytes()
-    remedy = f"None takes what {chooser} says"
+    remedy = f"None takes the value of {chooser}"
     if bytes_of(1, PARTITIONS) > most:
         remedy = "no smaller one fits either: pass compute_dtype=nl.bfloat16 for less, or fewer features"
     require(
@@ -90,21 +92,21 @@ def require_room(launch: PairLaunch, tiling: LinearTiling, bytes_of: Callable[[i
 
 
 def backward_needs(launch: PairLaunch, upstream: PairUpstream) -> PairNeeds:
-    """The options that take tiles of the gradient."""
+    """Return the options that need tiles of the gradient."""
     return replace(pair_needs(launch), target=upstream.grad_logprob_hbm is not None)
 
 
 def parts_of_positions(launch: PairLaunch) -> PositionParts:
-    """One part, or several of very many positions."""
+    """Return one part, or several for very many positions."""
     student, teacher = launch.models
     feature_bytes = sum(model.num_features * dtype_bytes(model.dtype) for model in launch.models)
     return pair_parts(launch.num_positions, student.num_features, teacher.num_features, feature_bytes)
 
 
 def backward_sizes(launch: PairLaunch, upstream: PairUpstream, adds_to_weight: bool) -> BackwardSizes:
-    """What the plan of a launch depends on, of a part of its positions where they are split.
+    """Return the sizes that the plan of a launch depends on, or of a part of its positions if they are split.
 
-    ``adds_to_weight``: the caller has a sum that dW is added to.
+    ``adds_to_weight``: whether the caller has a sum that dW is added to.
     """
     parts = parts_of_positions(launch)
     student, teacher = launch.student, PairSizes.of_operands(launch.teacher)

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiling, work, truth, bounds and guarantees of the margins of classes: arithmetic and numpy, never traced."""
+"""Tiling, work, reference, bounds and guarantees of the margins of classes: arithmetic and numpy, never traced."""

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Work, truth, bounds and guarantees of the margins of several targets: arithmetic and numpy, never traced."""
+"""Work, reference, bounds and guarantees of the margins of several targets: arithmetic and numpy, never traced."""

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is never traced."""
+"""Host code of the multi-label soft margin loss, which is never traced."""

@@ -3,8 +3,8 @@
 
 """The passes of a core over its tiles: its losses, their gradients, or both.
 
-A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses and gradients come from one
-pass over the tensors where the upstream gradient is known before the losses.
+A gradient is the derivative of a piece times the upstream gradient, rounded once. Losses and gradients are computed in
+one pass over the tensors if the upstream gradient is known before the losses.
 """
 
 from __future__ import annotations
@@ -14,90 +14,97 @@ from dataclasses import dataclass
 from nkilib.core.losses.upstream import UPSTREAM, Upstream
 from nkilib.core.rows.overlap import run_overlapped
 from nkilib.core.rows.rings import ring_of
-from nkilib.experimental.loss.skeletons.elementwise.kind import Derivative, Kind, Prepared
-from nkilib.experimental.loss.skeletons.elementwise.results import StoredLosses, SummedLosses, sink_of
+from nkilib.experimental.loss.skeletons.elementwise.definition import Derivative, LossDefinition, Prepared
+from nkilib.experimental.loss.skeletons.elementwise.results import StoredLosses, SummedLosses, destination_of
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch, PlacedPiece, Stream
 from nkilib.nki import nisa, nl
 
 
-def forward_of_core(launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
+def forward_of_core(launch: Launch, definition: LossDefinition, loss_hbm: nl.NkiTensor, factor: float | None) -> None:
     """Store the losses, or their sum.
 
     Args:
-        launch, loss_hbm, factor: as for :func:`.results.sink_of`.
-        kind: the loss.
+        launch, loss_hbm, factor: see :func:`.results.destination_of`.
+        definition: the loss definition.
     """
     stream = Stream.make(launch, launch.tensors_hbm)
-    sink = sink_of(launch, loss_hbm, factor, stream.num_tiles)
-    run_overlapped(stream, _Losses(kind, sink))
-    sink.finish()
-    sink.store()
+    destination = destination_of(launch, loss_hbm, factor, stream.num_tiles)
+    run_overlapped(stream, _Losses(definition, destination))
+    destination.finish()
+    destination.store()
 
 
 @dataclass(frozen=True)
 class _Losses:
-    """The losses of a core. What is prepared of a piece is issued before the piece before it is finished.
+    """The losses of a core. The first steps of a piece are issued before the previous piece is finished.
 
     Attributes:
-        kind: the loss.
-        sink: where they go.
+        definition: the loss definition.
+        destination: the destination of the losses.
     """
 
-    kind: Kind
-    sink: StoredLosses | SummedLosses
+    definition: LossDefinition
+    destination: StoredLosses | SummedLosses
 
     def begin(self, placed: PlacedPiece) -> Prepared:
-        """What they begin with."""
-        return self.kind.prepare(placed.piece)
+        """Issue the first steps of a piece's losses."""
+        return self.definition.prepare(placed.piece)
 
     def finish(self, placed: PlacedPiece, begun: Prepared) -> None:
-        """Hand them over."""
-        self.sink.take(placed, self.kind, begun)
+        """Compute the losses of a piece and pass them to their destination."""
+        self.destination.take(placed, self.definition, begun)
 
 
-def backward_of_core(launch: Launch, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]) -> None:
-    """Store the gradients by the tensors whose names ``gradients_hbm`` has."""
-    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, kind.needed(tuple(gradients_hbm))))
-    run_overlapped(stream, Gradients.make(kind, upstream, gradients_hbm, launch))
+def backward_of_core(
+    launch: Launch, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
+) -> None:
+    """Store the gradients with respect to the tensors named in ``gradients_hbm``."""
+    stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, definition.needed(tuple(gradients_hbm))))
+    run_overlapped(stream, Gradients.make(definition, upstream, gradients_hbm, launch))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a core. Derivatives of a piece are issued before those of the piece before it are scaled.
+    """The gradients of a core. Derivatives of a piece are issued before those of the previous piece are scaled.
 
     Attributes:
-        kind: the loss.
-        upstream: gradients of the losses.
-        scales_sbuf: that of all losses times a number, by the number.
-        gradients_hbm: [elements] by name of the tensor.
-        buffers_sbuf: by the same, tiles that the tiles of gradients take in turn.
+        definition: the loss definition.
+        upstream: the gradients of the losses.
+        scales_sbuf: the upstream gradient that all losses share times a number, by the number.
+        gradients_hbm: the gradients, [elements], by the name of the tensor.
+        buffers_sbuf: ring buffers for the tiles of gradients, by the name of the tensor.
     """
 
-    kind: Kind
+    definition: LossDefinition
     upstream: Upstream
     scales_sbuf: dict[float, nl.NkiTensor]
     gradients_hbm: dict[str, nl.NkiTensor]
     buffers_sbuf: dict[str, list[nl.NkiTensor]]
 
     @classmethod
-    def make(cls, kind: Kind, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch) -> Gradients:
-        """Of a launch."""
+    def make(
+        cls, definition: LossDefinition, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor], launch: Launch
+    ) -> Gradients:
+        """Allocate the buffers of a launch."""
         tiling = launch.tiling
-        buffers = {name: ring_of(tiling.buffers, tiling.columns, each.dtype) for name, each in gradients_hbm.items()}
-        flats = {name: each.reshape((launch.elements,)) for name, each in gradients_hbm.items()}
-        return cls(kind, upstream, {}, flats, buffers)
+        buffers = {
+            name: ring_of(tiling.buffers, tiling.columns, gradient_hbm.dtype)
+            for name, gradient_hbm in gradients_hbm.items()
+        }
+        flats = {name: gradient_hbm.reshape((launch.elements,)) for name, gradient_hbm in gradients_hbm.items()}
+        return cls(definition, upstream, {}, flats, buffers)
 
     def begin(self, placed: PlacedPiece) -> dict[str, Derivative]:
-        """Derivatives of the losses, by the name of the tensor."""
-        return self.kind.derivative(placed.piece, tuple(self.gradients_hbm))
+        """Issue the derivatives of the losses and return them by the name of the tensor."""
+        return self.definition.derivative(placed.piece, tuple(self.gradients_hbm))
 
     def finish(self, placed: PlacedPiece, begun: dict[str, Derivative]) -> None:
-        """Scale and store them."""
+        """Scale and store the gradients of a piece."""
         for name in self.gradients_hbm:
             self._take(placed, name, begun[name])
 
     def _take(self, placed: PlacedPiece, name: str, derivative: Derivative) -> None:
-        """The gradient of a piece by a tensor; the last piece of a tile stores them all."""
+        """Scale the gradient of a piece for one tensor; the last piece of a tile stores the whole tile."""
         tile, ring = placed.tile, self.buffers_sbuf[name]
         gradient_sbuf = ring[placed.visit % len(ring)][0 : tile.rows, 0 : tile.columns]
         self._scale(gradient_sbuf[:, placed.start : placed.end], derivative, placed)
@@ -128,35 +135,39 @@ class Gradients:
         return self.scales_sbuf[factor]
 
 
-def both_of_core(
-    launch: Launch, kind: Kind, loss_hbm: nl.NkiTensor, upstream: Upstream, gradients_hbm: dict[str, nl.NkiTensor]
+def forward_backward_of_core(
+    launch: Launch,
+    definition: LossDefinition,
+    loss_hbm: nl.NkiTensor,
+    upstream: Upstream,
+    gradients_hbm: dict[str, nl.NkiTensor],
 ) -> None:
-    """Store the losses, or their sum, and the gradients by the tensors whose names ``gradients_hbm`` has."""
+    """Store the losses, or their sum, and the gradients with respect to the tensors named in ``gradients_hbm``."""
     stream = Stream.make(launch, upstream.with_tensors(launch.tensors_hbm, tuple(launch.tensors_hbm)))
-    sink = sink_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
-    gradients = Gradients.make(kind, upstream, gradients_hbm, launch)
-    run_overlapped(stream, _Both(_Losses(kind, sink), gradients))
-    sink.finish()
-    sink.store()
+    destination = destination_of(launch, loss_hbm, upstream.factor, stream.num_tiles)
+    gradients = Gradients.make(definition, upstream, gradients_hbm, launch)
+    run_overlapped(stream, _ForwardBackward(_Losses(definition, destination), gradients))
+    destination.finish()
+    destination.store()
 
 
 @dataclass(frozen=True)
-class _Both:
+class _ForwardBackward:
     """The losses of a core, and their gradients.
 
     Attributes:
-        losses, gradients: the work on either.
+        losses, gradients: the passes for losses and for gradients.
     """
 
     losses: _Losses
     gradients: Gradients
 
     def begin(self, placed: PlacedPiece) -> tuple[Prepared, dict[str, Derivative]]:
-        """What both begin with."""
+        """Issue the first steps of losses and gradients."""
         return self.losses.begin(placed), self.gradients.begin(placed)
 
     def finish(self, placed: PlacedPiece, begun: tuple[Prepared, dict[str, Derivative]]) -> None:
-        """Hand over the losses, and the gradients."""
+        """Finish the losses and the gradients of a piece."""
         prepared, derivatives = begun
         self.losses.finish(placed, prepared)
         self.gradients.finish(placed, derivatives)

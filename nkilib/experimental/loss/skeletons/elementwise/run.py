@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels of all losses of elements do: check, allocate, compute. A kernel gives names, tensors and a kind."""
+"""The common part of the kernels of all elementwise losses: checks, allocation, and the computation.
+
+A kernel passes names, tensors and a loss definition.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,12 @@ from nkilib.core.plan_limits import usable_sbuf_bytes
 from nkilib.core.rows.checks import FREE_AXIS_MAX, require, require_flag
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.sizes import PARTITIONS
-from nkilib.experimental.loss.skeletons.elementwise.kind import POSITIVE_WEIGHT, WEIGHT, Kind
-from nkilib.experimental.loss.skeletons.elementwise.passes import backward_of_core, both_of_core, forward_of_core
+from nkilib.experimental.loss.skeletons.elementwise.definition import POSITIVE_WEIGHT, WEIGHT, LossDefinition
+from nkilib.experimental.loss.skeletons.elementwise.passes import (
+    backward_of_core,
+    forward_backward_of_core,
+    forward_of_core,
+)
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
 from nkilib.experimental.loss.skeletons.elementwise.tiling import (
     ElementwiseTiling,
@@ -29,9 +36,9 @@ from nkilib.nki import nl
 
 
 def require_tensors(function: str, tensors: dict[str, nl.NkiTensor], shared: tuple[str, ...] = ()) -> None:
-    """Floating tensors of one shape, with at least one element; the first one says which.
+    """Check that the tensors are floating, have the shape of the first one, and at least one element.
 
-    Those that may be ``shared`` among elements may be one number for each row, or for each column, of a matrix.
+    Tensors named in ``shared`` may also have one number for each row, or for each column, of a matrix.
     """
     first, *_ = tensors
     shape = tuple(tensors[first].shape)
@@ -57,15 +64,15 @@ def checked_tiling(
     buffers: int | None,
     row_columns: int | None = None,
 ) -> ElementwiseTiling:
-    """The tiling that was asked for, with what is chosen where nothing was.
+    """Check the requested tiling and return it, with chosen values where none was requested.
 
     Args:
-        function: that is named in errors.
-        elements: of a tensor.
-        dtypes: of all tensors that are read or written, element by element.
-        scratch_tiles: of a piece.
-        columns, buffers: of the kernel; None: chosen.
-        row_columns: elements of a row, where a weight is one of rows or of columns.
+        function: the name of the function in error messages.
+        elements: the number of elements of a tensor.
+        dtypes: the types of all tensors that are read or written, element by element.
+        scratch_tiles: the float32 tiles of a piece.
+        columns, buffers: the arguments of the kernel; None means that a value is chosen.
+        row_columns: elements of a row, if a weight has one value per row or per column.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_elementwise_tiling(elements, bytes_of_element, scratch_tiles, row_columns)
@@ -82,27 +89,27 @@ def checked_tiling(
     tiling = ElementwiseTiling(columns, buffers)
     run = run_columns((dtype_bytes(dtype) for dtype in dtypes), piece_columns(scratch_tiles))
     tiles = num_tiles(elements, tiling.columns, row_columns)
-    taken = partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, run)
+    required = partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, run)
     available = usable_sbuf_bytes()
     remedy = f"pass columns={chosen.columns} and buffers={chosen.buffers}"
     require(
-        taken <= available,
-        f"{function}: {buffers} buffers of {columns} columns take {taken} bytes of an SBUF partition with what stands "
+        required <= available,
+        f"{function}: {buffers} buffers of {columns} columns take {required} bytes of an SBUF partition with the tiles "
         f"beside them, which has {available}; {'split the tensors' if tiling == chosen else remedy}",
     )
     return tiling
 
 
 BATCHMEAN = "batchmean"
-# Losses and derivatives of a piece have tiles of their own.
+# Losses and derivatives of a piece have separate tiles.
 _PASSES = 2
-# Tensors that may be a number for each row, or for each column.
+# Tensors that may have one number per row, or per column.
 _SHARED = (f"{WEIGHT}_hbm", f"{POSITIVE_WEIGHT}_hbm")
 
 
 def run_forward(
     function: str,
-    kind: Kind,
+    definition: LossDefinition,
     tensors_hbm: Mapping[str, nl.NkiTensor | None],
     reduction: str,
     dtype: nl.DType | None,
@@ -110,38 +117,40 @@ def run_forward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor:
-    """The losses, or their sum or mean.
+    """Compute the losses, or their sum or mean.
 
     Args:
         function: the name of the kernel, for errors.
-        kind: the loss, whose options are checked.
-        tensors_hbm: of the kind, by its names for them, of one shape; None where an optional one is not given.
-        reduction: one of all losses, or of the ``further`` ones.
-        dtype: of the losses for ``"none"``; None: that of the first tensor.
-        columns, buffers: of the tiling; None: chosen.
+        definition: the loss definition, whose options have been checked.
+        tensors_hbm: the tensors under the names of the loss definition, of one shape; None for an optional one that
+            is not passed.
+        reduction: a reduction that all losses have, or one of the ``further`` ones.
+        dtype: the type of the losses for ``"none"``; None means that of the first tensor.
+        columns, buffers: the tiling; None means that it is chosen.
+        further: the names of further reductions.
 
     Returns:
-        loss_hbm: of the shape of the tensors for ``"none"``, else [1], float32.
+        loss_hbm: the losses, of the shape of the tensors for ``"none"``, else [1], float32.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.
     """
-    given = _given(function, tensors_hbm)
+    present_hbm = _checked_tensors(function, tensors_hbm)
     require_reduction(function, reduction, further)
-    first_hbm = next(iter(given.values()))
+    first_hbm = next(iter(present_hbm.values()))
     shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
     require_floats(function, "dtype", dtype)
     factor = _factor(reduction, shape)
-    streamed = [each.dtype for each in given.values()] + ([dtype] if factor is None else [])
-    tiling = _tiling(function, given, streamed, kind.scratch_tiles, columns, buffers)
+    streamed = [tensor_hbm.dtype for tensor_hbm in present_hbm.values()] + ([dtype] if factor is None else [])
+    tiling = _tiling(function, present_hbm, streamed, definition.scratch_tiles, columns, buffers)
     loss_hbm = _losses(shape, dtype, factor)
-    forward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, loss_hbm, factor)
+    forward_of_core(Launch(present_hbm, tiling, definition.scratch_tiles), definition, loss_hbm, factor)
     return loss_hbm
 
 
 def run_backward(
     function: str,
-    kind: Kind,
+    definition: LossDefinition,
     tensors_hbm: Mapping[str, nl.NkiTensor | None],
     grad_loss_hbm: nl.NkiTensor,
     wanted: Mapping[str, bool],
@@ -151,39 +160,41 @@ def run_backward(
     buffers: int | None,
     further: tuple[str, ...] = (),
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """The gradients by the tensors that are wanted.
+    """Compute the gradients with respect to the ``wanted`` tensors.
 
     Args:
-        function, kind, tensors_hbm, reduction, columns, buffers, further: as for :func:`run_forward`.
-        grad_loss_hbm: of the shape of the losses for ``"none"``; else one float32.
-        wanted: by name of the tensor, whether its gradient is wanted; in the order in which they are returned.
-        inplace: that of the first tensor is written over it.
+        function, definition, tensors_hbm, reduction, columns, buffers, further: see :func:`run_forward`.
+        grad_loss_hbm: the upstream gradient, of the shape of the losses for ``"none"``; else one float32.
+        wanted: whether the gradient of a tensor is requested, by its name; in the order in which they are returned.
+        inplace: whether the gradient of the first tensor overwrites it.
 
     Returns:
-        The gradients, of shape and type of their tensors.
+        The gradients, with shape and type of their tensors.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
-    given = _given(function, tensors_hbm)
+    present_hbm = _checked_tensors(function, tensors_hbm)
     require_reduction(function, reduction, further)
-    _require_wanted(function, given, wanted, inplace)
-    shape = tuple(next(iter(given.values())).shape)
+    _require_wanted(function, present_hbm, wanted, inplace)
+    shape = tuple(next(iter(present_hbm.values())).shape)
     factor = _factor(reduction, shape)
     require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
     names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    streamed = [given[name].dtype for name in (*kind.needed(names), *names)]
+    streamed = [present_hbm[name].dtype for name in (*definition.needed(names), *names)]
     streamed += [grad_loss_hbm.dtype] if factor is None else []
-    tiling = _tiling(function, given, streamed, kind.scratch_tiles, columns, buffers)
-    gradients = _gradients(given, names, inplace)
-    backward_of_core(Launch(given, tiling, kind.scratch_tiles), kind, Upstream(grad_loss_hbm, factor), gradients)
-    found = tuple(gradients.values())
-    return found[0] if len(found) == 1 else found
+    tiling = _tiling(function, present_hbm, streamed, definition.scratch_tiles, columns, buffers)
+    gradients = _gradients(present_hbm, names, inplace)
+    backward_of_core(
+        Launch(present_hbm, tiling, definition.scratch_tiles), definition, Upstream(grad_loss_hbm, factor), gradients
+    )
+    results = tuple(gradients.values())
+    return results[0] if len(results) == 1 else results
 
 
 def run_forward_backward(
     function: str,
-    kind: Kind,
+    definition: LossDefinition,
     tensors_hbm: Mapping[str, nl.NkiTensor | None],
     grad_loss_hbm: nl.NkiTensor,
     wanted: Mapping[str, bool],
@@ -193,11 +204,11 @@ def run_forward_backward(
     columns: int | None,
     buffers: int | None,
 ) -> tuple[nl.NkiTensor, ...]:
-    """The losses, or their sum or mean, and the gradients by the tensors that are wanted, in one pass.
+    """Compute the losses, or their sum or mean, and the ``wanted`` gradients, in one pass.
 
     Args:
-        function, kind, tensors_hbm, reduction, dtype, columns, buffers: as for :func:`run_forward`.
-        grad_loss_hbm, wanted, inplace: as for :func:`run_backward`.
+        function, definition, tensors_hbm, reduction, dtype, columns, buffers: see :func:`run_forward`.
+        grad_loss_hbm, wanted, inplace: see :func:`run_backward`.
 
     Returns:
         loss_hbm, and the gradients.
@@ -205,37 +216,39 @@ def run_forward_backward(
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.
     """
-    given = _given(function, tensors_hbm)
+    present_hbm = _checked_tensors(function, tensors_hbm)
     require_reduction(function, reduction)
-    _require_wanted(function, given, wanted, inplace)
-    first_hbm = next(iter(given.values()))
+    _require_wanted(function, present_hbm, wanted, inplace)
+    first_hbm = next(iter(present_hbm.values()))
     shape, dtype = tuple(first_hbm.shape), first_hbm.dtype if dtype is None else dtype
     require_floats(function, "dtype", dtype)
     factor = _factor(reduction, shape)
     require_upstream(function, grad_loss_hbm, shape, is_each=factor is None)
     names = tuple(name for name, is_wanted in wanted.items() if is_wanted)
-    streamed = [each.dtype for each in given.values()] + [given[name].dtype for name in names]
+    streamed = [tensor_hbm.dtype for tensor_hbm in present_hbm.values()] + [present_hbm[name].dtype for name in names]
     streamed += [dtype, grad_loss_hbm.dtype] if factor is None else []
-    scratch_tiles = _PASSES * kind.scratch_tiles
-    tiling = _tiling(function, given, streamed, scratch_tiles, columns, buffers)
+    scratch_tiles = _PASSES * definition.scratch_tiles
+    tiling = _tiling(function, present_hbm, streamed, scratch_tiles, columns, buffers)
     loss_hbm = _losses(shape, dtype, factor)
-    gradients = _gradients(given, names, inplace)
-    both_of_core(Launch(given, tiling, scratch_tiles), kind, loss_hbm, Upstream(grad_loss_hbm, factor), gradients)
+    gradients = _gradients(present_hbm, names, inplace)
+    forward_backward_of_core(
+        Launch(present_hbm, tiling, scratch_tiles), definition, loss_hbm, Upstream(grad_loss_hbm, factor), gradients
+    )
     return loss_hbm, *gradients.values()
 
 
 def _tiling(
     function: str,
-    given: Mapping[str, nl.NkiTensor],
+    present_hbm: Mapping[str, nl.NkiTensor],
     streamed: list[nl.DType],
     scratch_tiles: int,
     columns: int | None,
     buffers: int | None,
 ) -> ElementwiseTiling:
-    """Of the streamed types, and once more those of weights of rows, which are on chip twice."""
-    shape = tuple(next(iter(given.values())).shape)
-    shared = [each for each in given.values() if tuple(each.shape) != shape]
-    streamed = streamed + [each.dtype for each in shared if each.shape[1] == 1]
+    """Return the tiling for the streamed types; the types of per-row weights count twice, as they are on chip twice."""
+    shape = tuple(next(iter(present_hbm.values())).shape)
+    shared = [tensor_hbm for tensor_hbm in present_hbm.values() if tuple(tensor_hbm.shape) != shape]
+    streamed = streamed + [tensor_hbm.dtype for tensor_hbm in shared if tensor_hbm.shape[1] == 1]
     row_columns = shape[1] if shared else None
     return checked_tiling(function, prod(shape), streamed, scratch_tiles, columns, buffers, row_columns)
 
@@ -245,21 +258,25 @@ def _losses(shape: tuple[int, ...], dtype: nl.DType, factor: float | None) -> nl
     return nl.ndarray(shape, dtype=dtype, buffer=nl.shared_hbm, name="loss_hbm")
 
 
-def _gradients(given: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool) -> dict[str, nl.NkiTensor]:
-    """By name of the tensor; in place that of the first one is the tensor itself."""
-    first = next(iter(given))
-    return {name: given[name] if inplace and name == first else _gradient(name, given[name]) for name in names}
+def _gradients(
+    present_hbm: Mapping[str, nl.NkiTensor], names: tuple[str, ...], inplace: bool
+) -> dict[str, nl.NkiTensor]:
+    """Allocate the gradients by the name of the tensor; in place, the first one is the tensor itself."""
+    first = next(iter(present_hbm))
+    return {
+        name: present_hbm[name] if inplace and name == first else _gradient(name, present_hbm[name]) for name in names
+    }
 
 
-def _given(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
-    """Those that are not None, checked."""
-    given = {name: each for name, each in tensors_hbm.items() if each is not None}
-    require_tensors(function, {f"{name}_hbm": each for name, each in given.items()}, _SHARED)
-    return given
+def _checked_tensors(function: str, tensors_hbm: Mapping[str, nl.NkiTensor | None]) -> dict[str, nl.NkiTensor]:
+    """Return the tensors that are not None, after checking them."""
+    present_hbm = {name: tensor_hbm for name, tensor_hbm in tensors_hbm.items() if tensor_hbm is not None}
+    require_tensors(function, {f"{name}_hbm": tensor_hbm for name, tensor_hbm in present_hbm.items()}, _SHARED)
+    return present_hbm
 
 
 def _require_wanted(
-    function: str, given: Mapping[str, nl.NkiTensor], wanted: Mapping[str, bool], inplace: bool
+    function: str, present_hbm: Mapping[str, nl.NkiTensor], wanted: Mapping[str, bool], inplace: bool
 ) -> None:
     flags = {f"grad_{name}_wanted": is_wanted for name, is_wanted in wanted.items()}
     for flag, is_wanted in {**flags, "inplace": inplace}.items():
@@ -270,22 +287,23 @@ def _require_wanted(
     )
     for name in [name for name, is_wanted in wanted.items() if is_wanted]:
         require(
-            name in given,
+            name in present_hbm,
             f"{function}: grad_{name}_wanted must be False without {name}_hbm, got True; pass the tensor",
         )
         require(
-            given[name].shape == given[next(iter(given))].shape,
+            present_hbm[name].shape == present_hbm[next(iter(present_hbm))].shape,
             f"{function}: grad_{name}_wanted must be False for a {name} of rows or of columns, got True for "
-            f"{name}_hbm of shape {tuple(given[name].shape)}; expand it",
+            f"{name}_hbm of shape {tuple(present_hbm[name].shape)}; expand it",
         )
     require(
-        wanted[next(iter(given))] or not inplace,
-        f"{function}: inplace must be False without the gradient of {next(iter(given))}, which it is about, got True",
+        wanted[next(iter(present_hbm))] or not inplace,
+        f"{function}: inplace must be False without the gradient of {next(iter(present_hbm))}, which it stores, "
+        f"got True",
     )
 
 
 def _factor(reduction: str, shape: tuple[int, ...]) -> float | None:
-    """Of the sum; None where there is none."""
+    """Return the factor of the sum; None if there is no sum."""
     if reduction == "none":
         return None
     divisors = {"sum": 1, "mean": prod(shape), BATCHMEAN: shape[0] if shape else 1}

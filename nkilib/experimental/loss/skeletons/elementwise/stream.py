@@ -3,9 +3,9 @@
 
 """Tiles of several tensors, loaded ahead of the computation, and cut into pieces.
 
-How each tensor of a launch comes on chip: its own tiles, or numbers of rows or of columns that many elements share.
+Each tensor of a launch comes on chip as its own tiles, or as values per row or per column that many elements share.
 
-A weight of rows or of columns is not copied to the size of the input, neither in HBM nor by DMA.
+A weight per row or per column is not copied to the size of the input, neither in HBM nor by DMA.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nkilib.core.rows.rings import ring_of
 from nkilib.core.rows.sbuf import dtype_bytes
 from nkilib.core.rows.scratch import Scratch
 from nkilib.core.tiling import div_ceil
-from nkilib.experimental.loss.skeletons.elementwise.kind import Piece
+from nkilib.experimental.loss.skeletons.elementwise.definition import Piece
 from nkilib.experimental.loss.skeletons.elementwise.tiles import (
     MatrixTile,
     Tile,
@@ -33,13 +33,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Launch:
-    """Tensors, and how they are cut up.
+    """The tensors of a launch, and the sizes into which they are cut.
 
     Attributes:
-        tensors_hbm: by name, the first one first. All have its shape, but that of one of [rows, columns] some may be
-            [rows, 1] or [1, columns].
-        tiling: of the stream.
-        scratch_tiles: of a piece.
+        tensors_hbm: the tensors by name, the first one first. All have its shape; if that is [rows, columns], some may
+            be [rows, 1] or [1, columns].
+        tiling: the tiling of the stream.
+        scratch_tiles: the float32 tiles of a piece.
     """
 
     tensors_hbm: dict[str, nl.NkiTensor]
@@ -48,44 +48,44 @@ class Launch:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first tensor, and of losses and gradients."""
+        """The shape of the first tensor, and of losses and gradients."""
         return tuple(next(iter(self.tensors_hbm.values())).shape)
 
     @property
     def elements(self) -> int:
-        """Of such a tensor."""
+        """The number of elements of a tensor of that shape."""
         return prod(self.shape)
 
     @property
     def is_by_rows(self) -> bool:
-        """Whether a weight is one of rows or of columns."""
-        return any(tuple(each.shape) != self.shape for each in self.tensors_hbm.values())
+        """Whether a weight has one value per row or per column."""
+        return any(tuple(tensor_hbm.shape) != self.shape for tensor_hbm in self.tensors_hbm.values())
 
     @property
     def run_columns(self) -> int:
-        """Elements that an accumulator adds up before it is read."""
-        sizes = [dtype_bytes(each.dtype) for each in self.tensors_hbm.values()]
+        """The number of elements that an accumulator adds up before it is read."""
+        sizes = [dtype_bytes(tensor_hbm.dtype) for tensor_hbm in self.tensors_hbm.values()]
         return run_columns(sizes, piece_columns(self.scratch_tiles))
 
 
 class Source(Protocol):
-    """A tensor, tile by tile of a core."""
+    """A tensor, read tile by tile of a core."""
 
     def load(self, visit: int) -> None:
-        """Issue the load of the tile with that number in the core."""
+        """Issue the load of tile number ``visit`` of the core."""
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """The loaded tile, [rows, columns] in the type of the tensor; once, when its turn has come."""
+        """Return the loaded tile, [rows, columns] in the type of the tensor; call this once, in the order of visits."""
 
 
 @dataclass(frozen=True)
 class Elements:
-    """A tensor of a number for each element.
+    """A tensor with one number per element.
 
     Attributes:
-        flat_hbm: [elements].
-        tiles: of the core.
-        ring_sbuf: tiles [128, columns] that they take in turn.
+        flat_hbm: the tensor, [elements].
+        tiles: the tiles of the core.
+        ring_sbuf: ring buffers [128, columns] for the tiles.
     """
 
     flat_hbm: nl.NkiTensor
@@ -96,29 +96,29 @@ class Elements:
     def make(
         cls, tensor_hbm: nl.NkiTensor, elements: int, tiles: Sequence[Tile], tiling: ElementwiseTiling
     ) -> Elements:
-        """Of any shape."""
+        """Allocate the ring buffers for a tensor of any shape."""
         ring_sbuf = ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype)
         return cls(tensor_hbm.reshape((elements,)), tiles, ring_sbuf)
 
     def load(self, visit: int) -> None:
-        """As :class:`Source` has it."""
+        """Implement :meth:`Source.load`."""
         nisa.dma_copy(dst=self.take(visit), src=self.tiles[visit].of(self.flat_hbm))
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """As :class:`Source` has it."""
+        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
         return self.ring_sbuf[visit % len(self.ring_sbuf)][0 : tile.rows, 0 : tile.columns]
 
 
 @dataclass(frozen=True)
-class RowNumbers:
-    """A number for each row: an operand without a step where a partition has one row, else copied along rows on chip.
+class RowScalars:
+    """Per-row scalars: a broadcast operand if a partition has one row, else copied along rows on chip.
 
     Attributes:
-        numbers_hbm: [rows].
-        tiles: of the core.
-        ring_sbuf: [128, most rows in a partition], for the numbers of tiles in turn.
-        copies_sbuf: [128, columns], likewise; none where each partition of every tile has one row.
+        numbers_hbm: the scalars, [rows].
+        tiles: the tiles of the core.
+        ring_sbuf: ring buffers [128, most rows in a partition] for the scalars of tiles.
+        copies_sbuf: ring buffers [128, columns] for the copies; empty if each partition of every tile has one row.
     """
 
     numbers_hbm: nl.NkiTensor
@@ -127,19 +127,19 @@ class RowNumbers:
     copies_sbuf: list[nl.NkiTensor]
 
     @classmethod
-    def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> RowNumbers:
-        """Of [rows, 1]."""
+    def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> RowScalars:
+        """Allocate the ring buffers for a tensor [rows, 1]."""
         most = max((tile.each for tile in tiles), default=1)
         ring_sbuf = ring_of(tiling.buffers, most, tensor_hbm.dtype)
         copies_sbuf = ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype) if most > 1 else []
         return cls(tensor_hbm.reshape((tensor_hbm.shape[0],)), tiles, ring_sbuf, copies_sbuf)
 
     def load(self, visit: int) -> None:
-        """As :class:`Source` has it."""
+        """Implement :meth:`Source.load`."""
         nisa.dma_copy(dst=self._numbers(visit), src=self.tiles[visit].of_rows(self.numbers_hbm))
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """As :class:`Source` has it."""
+        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
         if tile.each == 1:
             return self._numbers(visit).broadcast(1, tile.columns)
@@ -154,32 +154,35 @@ class RowNumbers:
 
 
 @dataclass(frozen=True)
-class ColumnNumbers:
-    """A number for each column, loaded into all partitions once for all tiles of the same columns.
+class ColumnScalars:
+    """Per-column scalars, loaded into all partitions once for all tiles of the same columns.
 
     Attributes:
-        numbers_hbm: [1, row_columns].
-        tiles: of the core, those of the same columns next to each other.
-        ring_sbuf: [128, columns], that columns take in turn.
-        turns: by the first of the columns, their place there, once they are loaded.
+        numbers_hbm: the scalars, [1, row_columns].
+        tiles: the tiles of the core; those of the same columns are adjacent.
+        ring_sbuf: ring buffers [128, columns] for ranges of columns.
+        slots: the buffer slot of each loaded range, by its first column.
     """
 
     numbers_hbm: nl.NkiTensor
     tiles: Sequence[MatrixTile]
     ring_sbuf: list[nl.NkiTensor]
-    turns: dict[int, int] = field(default_factory=dict)
+    slots: dict[int, int] = field(default_factory=dict)
 
     @classmethod
-    def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> ColumnNumbers:
-        """Of [1, row_columns]."""
+    def make(cls, tensor_hbm: nl.NkiTensor, tiles: Sequence[MatrixTile], tiling: ElementwiseTiling) -> ColumnScalars:
+        """Allocate the ring buffers for a tensor [1, row_columns]."""
         return cls(tensor_hbm, tiles, ring_of(tiling.buffers, tiling.columns, tensor_hbm.dtype))
 
     def load(self, visit: int) -> None:
-        """As :class:`Source` has it. Of some columns the first tile has the most rows: the later ones find theirs."""
+        """Implement :meth:`Source.load`.
+
+        The first tile of a range of columns has the most rows, so later tiles find their values loaded.
+        """
         tile = self.tiles[visit]
-        if tile.start in self.turns:
+        if tile.start in self.slots:
             return
-        self.turns[tile.start] = len(self.turns) % len(self.ring_sbuf)
+        self.slots[tile.start] = len(self.slots) % len(self.ring_sbuf)
         numbers_sbuf = self.take(visit)
         row_sbuf = numbers_sbuf[:, 0 : tile.end - tile.start]
         nisa.dma_copy(dst=row_sbuf, src=self.numbers_hbm[:, tile.start : tile.end].broadcast(0, tile.rows))
@@ -188,30 +191,30 @@ class ColumnNumbers:
             nisa.tensor_copy(dst=tile.by_row(numbers_sbuf)[:, 1:, :], src=rows_sbuf)
 
     def take(self, visit: int) -> nl.NkiTensor:
-        """As :class:`Source` has it."""
+        """Implement :meth:`Source.take`."""
         tile = self.tiles[visit]
-        return self.ring_sbuf[self.turns[tile.start]][0 : tile.rows, 0 : tile.columns]
+        return self.ring_sbuf[self.slots[tile.start]][0 : tile.rows, 0 : tile.columns]
 
 
 def source_of_matrix(
     tensor_hbm: nl.NkiTensor, shape: tuple[int, ...], tiles: Sequence[MatrixTile], tiling: ElementwiseTiling
 ) -> Source:
-    """Of a tensor [rows, columns], [rows, 1] or [1, columns] of a launch of that shape."""
+    """Return the source of a tensor [rows, columns], [rows, 1] or [1, columns] in a launch of that shape."""
     own = tuple(tensor_hbm.shape)
     if own == shape:
         return Elements.make(tensor_hbm, prod(shape), tiles, tiling)
-    return (RowNumbers if own == (shape[0], 1) else ColumnNumbers).make(tensor_hbm, tiles, tiling)
+    return (RowScalars if own == (shape[0], 1) else ColumnScalars).make(tensor_hbm, tiles, tiling)
 
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece, and where it is.
+    """A piece and its place in the stream.
 
     Attributes:
-        tile: of which it is.
-        visit: how many tiles the core has taken before that.
-        start, end: its columns of the tile.
-        piece: its tensors.
+        tile: the tile that contains the piece.
+        visit: the number of tiles that the core has processed before.
+        start, end: the columns of the piece in the tile.
+        piece: the tensors of the piece.
     """
 
     tile: Tile
@@ -222,7 +225,7 @@ class PlacedPiece:
 
     @property
     def is_last(self) -> bool:
-        """Of its tile."""
+        """Whether the piece is the last one of its tile."""
         return self.end == self.tile.columns
 
 
@@ -231,11 +234,11 @@ class Stream:
     """The tiles of a core.
 
     Attributes:
-        sources: of the tensors, by name.
-        tiles: of the core, in order.
-        num_tiles: of all cores.
-        tiling: of the launch.
-        scratch: of the pieces.
+        sources: the sources of the tensors, by name.
+        tiles: the tiles of the core, in order.
+        num_tiles: the number of tiles of all cores.
+        tiling: the tiling of the launch.
+        scratch: the scratch tiles of the pieces.
     """
 
     sources: dict[str, Source]
@@ -246,7 +249,7 @@ class Stream:
 
     @classmethod
     def make(cls, launch: Launch, tensors_hbm: dict[str, nl.NkiTensor]) -> Stream:
-        """Of those tensors of a launch, with scratch for two pieces at a time."""
+        """Create a stream of tensors of a launch, with scratch for two pieces at a time."""
         tiling, shape = launch.tiling, launch.shape
         share = nl.num_programs(), nl.program_id(0)
         scratch = Scratch.make(launch.scratch_tiles, min(tiling.columns, piece_columns(launch.scratch_tiles)))
@@ -254,22 +257,26 @@ class Stream:
             rows, row_columns = shape
             matrix = matrix_tiles(rows, row_columns, tiling.columns)
             own_rows = tiles_of_core(matrix, *share)
-            by_rows = {name: source_of_matrix(each, shape, own_rows, tiling) for name, each in tensors_hbm.items()}
+            by_rows = {
+                name: source_of_matrix(tensor_hbm, shape, own_rows, tiling) for name, tensor_hbm in tensors_hbm.items()
+            }
             return cls(by_rows, own_rows, len(matrix), tiling, scratch)
         flat = flat_tiles(launch.elements, tiling.columns)
         own = tiles_of_core(flat, *share)
-        sources = {name: Elements.make(each, launch.elements, own, tiling) for name, each in tensors_hbm.items()}
+        sources = {
+            name: Elements.make(tensor_hbm, launch.elements, own, tiling) for name, tensor_hbm in tensors_hbm.items()
+        }
         return cls(dict(sources), own, len(flat), tiling, scratch)
 
     @property
     def visits(self) -> int:
-        """As :class:`nkilib.core.rows.overlap.PieceStream` has it: a tile each."""
+        """The number of visits, one per tile, as required by :class:`nkilib.core.rows.overlap.PieceStream`."""
         return len(self.tiles)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Those of a tile of the core. Also issues loads of later tiles, for which there are buffers.
+        """Return the pieces of a tile of the core, and issue the loads of later tiles for which there are buffers.
 
-        One buffer is left to the tile before, whose last piece is finished after the first one here is begun.
+        One buffer is left to the previous tile, whose last piece is finished after this tile's first piece is begun.
         """
         tile = self.tiles[visit]
         in_flight = self.tiling.buffers - 1

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What every tile of a launch is, however its tensors are cut up: flat (:mod:`.flat`), or by rows (:mod:`.matrix`).
+"""The tiles of a launch, cut from flat tensors or by rows.
 
-Of a flat stream a tile is some elements of any shape, in a matrix whole rows, or some columns of one row in each
-partition. That is what a weight of rows or of columns asks for: in a tile of a flat stream a row begins anywhere. No
-tile depends on the number of cores.
+A tile of a flat stream is a range of elements of any shape; a tile of a matrix is whole rows, or a range of columns of
+one row in each partition. A weight per row or per column requires the latter: in a tile of a flat stream a row begins
+anywhere. No tile depends on the number of cores.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from nkilib.nki import nl
 
 
 class Tile(Protocol):
-    """Some elements of each tensor."""
+    """A set of elements of each tensor."""
 
     @property
     def number(self) -> int:
-        """Among all tiles of the launch."""
+        """The index among all tiles of the launch."""
 
     @property
     def rows(self) -> int:
-        """Partitions that it takes."""
+        """The number of partitions that the tile takes."""
 
     @property
     def columns(self) -> int:
-        """Elements of each."""
+        """The number of elements per partition."""
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The part of a tensor [elements] that the tile is, a view [rows, columns]."""
+        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
 
 
 AnyTile = TypeVar("AnyTile", bound=Tile)
 
 
 def tiles_of_core(tiles: Sequence[AnyTile], cores: int, core: int) -> Sequence[AnyTile]:
-    """Every ``cores``-th tile: shares differ by one tile at most."""
+    """Return every ``cores``-th tile; the shares differ by one tile at most."""
     return tiles[core::cores]
 
 
 @dataclass(frozen=True)
 class FlatTile:
-    """Elements of the stream: ``rows`` runs of ``columns``, one a partition.
+    """A range of elements of the stream: ``rows`` runs of ``columns``, one per partition.
 
     Attributes:
-        number: among all tiles of the launch.
-        first: its first element.
-        rows, columns: of it.
+        number: the index among all tiles of the launch.
+        first: the first element.
+        rows, columns: the shape of the tile.
     """
 
     number: int
@@ -63,12 +63,12 @@ class FlatTile:
     columns: int
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The part of a tensor [elements] that the tile is, a view [rows, columns]."""
+        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
         return flat_hbm[self.first : self.first + self.rows * self.columns].reshape((self.rows, self.columns))
 
 
 def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
-    """All tiles of a stream: full ones, one of all partitions for what is left, and one of less than 128 elements."""
+    """Return all tiles of a stream: full ones, one of all partitions for the rest, and one of under 128 elements."""
     size = PARTITIONS * columns
     tiles = [FlatTile(number, number * size, PARTITIONS, columns) for number in range(elements // size)]
     done = len(tiles) * size
@@ -83,15 +83,15 @@ def flat_tiles(elements: int, columns: int) -> list[FlatTile]:
 
 @dataclass(frozen=True)
 class MatrixTile:
-    """Rows of a matrix, ``each`` of them in a partition; where that is one, some of its columns.
+    """Rows of a matrix, ``each`` of them in a partition; if that is one, a range of its columns.
 
     Attributes:
-        number: among all tiles of the launch.
-        first: its first row.
-        rows: partitions.
-        each: rows in a partition.
-        start, end: columns; all of them where there are several rows in a partition.
-        row_columns: of the matrix.
+        number: the index among all tiles of the launch.
+        first: the first row.
+        rows: the number of partitions.
+        each: the rows in a partition.
+        start, end: the columns; all columns if there are several rows in a partition.
+        row_columns: the columns of the matrix.
     """
 
     number: int
@@ -104,11 +104,11 @@ class MatrixTile:
 
     @property
     def columns(self) -> int:
-        """Elements of a partition."""
+        """The number of elements per partition."""
         return self.each * (self.end - self.start)
 
     def of(self, flat_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The part of a tensor [elements] that the tile is, a view [rows, columns]."""
+        """Return the tile's part of a tensor [elements], a view [rows, columns]."""
         first, last = self.first, self.first + self.rows * self.each
         if self.each > 1:
             part_hbm = flat_hbm[first * self.row_columns : last * self.row_columns]
@@ -117,18 +117,18 @@ class MatrixTile:
         return matrix_hbm[first:last, self.start : self.end]
 
     def of_rows(self, numbers_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """Those of its rows of a tensor [all rows], a view [rows, each]."""
+        """Return the values of the tile's rows in a tensor [all rows], a view [rows, each]."""
         return numbers_hbm[self.first : self.first + self.rows * self.each].reshape((self.rows, self.each))
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """A tile [rows, columns] on chip as [rows, each, columns of a row]."""
+        """Return a tile [rows, columns] on chip as [rows, each, columns of a row]."""
         return tile_sbuf.reshape((self.rows, self.each, self.columns // self.each))
 
 
 def matrix_tiles(rows: int, row_columns: int, columns: int) -> list[MatrixTile]:
-    """All tiles of a matrix, with at most so many elements in a partition.
+    """Return all tiles of a matrix, with at most ``columns`` elements in a partition.
 
-    All rows of some columns come before the next columns, so that a weight of columns is loaded once.
+    All rows of a range of columns come before the next range, so that a per-column weight is loaded once.
     """
     chunk = columns_of_chunk(row_columns, columns)
     spans = [(start, min(start + chunk, row_columns)) for start in range(0, row_columns, chunk)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a launch is cut up, from its size alone: arithmetic only.
+"""The division of a launch into tiles, from its size alone: arithmetic only.
 
-A matrix is cut into rows and columns where a loss has a weight of rows or of columns.
+A matrix is cut into rows and columns if a loss has a weight per row or per column.
 """
 
 from __future__ import annotations
@@ -31,33 +31,33 @@ _BYTES_OF_SHORT: Final = 2
 # Scalar and Vector may each add up one part of the losses.
 SUMS_OF_RUN: Final = 2
 # Tiles whose sums of runs are on chip at a time.
-SUM_TURNS: Final = 3
+SUM_SLOTS: Final = 3
 
 
 def piece_columns(scratch_tiles: int) -> int:
-    """Columns of a piece of a loss that takes so many float32 tiles."""
+    """Return the columns of a piece of a loss that takes ``scratch_tiles`` float32 tiles."""
     if scratch_tiles <= _TILES_OF_LARGE_PIECES:
         return limited_piece_columns(PIECE_COLUMNS)
     return limited_piece_columns(PIECE_COLUMNS // 2 if scratch_tiles <= _TILES_OF_HALF_PIECES else PIECE_COLUMNS // 4)
 
 
 def run_columns(bytes_of_elements: Iterable[int], piece: int) -> int:
-    """Columns of a run.
+    """Return the number of columns of a run.
 
     Args:
-        bytes_of_elements: of each tensor that losses are computed from.
+        bytes_of_elements: the bytes per element of each tensor from which losses are computed.
         piece: columns of a piece, which runs divide.
     """
     return min(LONG_RUN_COLUMNS, piece) if max(bytes_of_elements) <= _BYTES_OF_SHORT else RUN_COLUMNS
 
 
 class RowGroup(NamedTuple):
-    """Rows that a tile has.
+    """The rows of a tile.
 
     Attributes:
-        first: of them.
-        partitions: that they are in.
-        each: rows in a partition.
+        first: the first row.
+        partitions: the number of partitions that hold the rows.
+        each: the rows in a partition.
     """
 
     first: int
@@ -66,7 +66,7 @@ class RowGroup(NamedTuple):
 
 
 def columns_of_chunk(row_columns: int, columns: int) -> int:
-    """Columns of a row that a tile has: all, or about as many as every other tile, and whole runs of a sum."""
+    """Return the columns of a row in a tile: all, or nearly equal shares rounded to whole runs of a sum."""
     if row_columns <= columns:
         return row_columns
     even = div_ceil(row_columns, div_ceil(row_columns, columns))
@@ -74,9 +74,9 @@ def columns_of_chunk(row_columns: int, columns: int) -> int:
 
 
 def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
-    """Those of tiles of at most ``columns`` elements in a partition.
+    """Return the rows of tiles of at most ``columns`` elements in a partition.
 
-    Full groups, one of all partitions for what is left, and one of less than 128 rows.
+    They are full groups, one of all partitions for the remainder, and one of less than 128 rows.
     """
     most = max(1, columns // row_columns)
     size = PARTITIONS * most
@@ -90,16 +90,16 @@ def row_groups(rows: int, row_columns: int, columns: int) -> list[RowGroup]:
 
 
 def num_matrix_tiles(rows: int, row_columns: int, columns: int) -> int:
-    """How many tiles there are."""
+    """Return the number of tiles of a matrix."""
     chunks = div_ceil(row_columns, columns_of_chunk(row_columns, columns))
     return chunks * len(row_groups(rows, row_columns, columns))
 
 
 # Bytes of a partition that buffers of a stream and scratch take at most; sums have the rest.
 _CHIP_BYTES = 176 * 1024
-# What a launch takes at most, of the 208 KiB that trn2 has.
+# The maximum bytes of a launch, of the 208 KiB that trn2 has.
 _MOST_BYTES = 207 * 1024
-# Of constants, upstream gradients and the last sums, with room for alignment.
+# The bytes of constants, upstream gradients and the last sums, with room for alignment.
 _SMALL_BYTES = 8 * 1024
 # Columns of a tile at most. They are a multiple of whole runs of a sum.
 _MOST_COLUMNS = 8192
@@ -108,15 +108,15 @@ _MOST_COLUMNS = 8192
 _FEWEST_TILES = 8
 BUFFERS = 3
 _FEWEST_BUFFERS = 2
-# Of a training, that launches with the same shapes again and again, and on two cores.
+# A training launches the same shapes again and again, and on two cores.
 _MOST_TILINGS = 256
 
 
 class ElementwiseTiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        columns: elements of a partition of a tile.
+        columns: elements per partition of a tile.
         buffers: tiles of each tensor on chip at a time.
     """
 
@@ -127,13 +127,14 @@ class ElementwiseTiling(NamedTuple):
 def choose_elementwise_tiling(
     elements: int, bytes_of_element: int, scratch_tiles: int = 4, row_columns: int | None = None
 ) -> ElementwiseTiling:
-    """From the size of a launch; it does not depend on the number of cores, and so neither do the bits of a sum.
+    """Return the tiling for the size of a launch; it and the bits of a sum do not depend on the number of cores.
 
     Args:
-        elements: of a tensor.
-        bytes_of_element: of one element of all tensors that are read or written.
-        scratch_tiles: that a piece of the loss takes.
-        row_columns: elements of a row, where a weight is one of rows or of columns; None: there is no such weight.
+        elements: the number of elements of a tensor.
+        bytes_of_element: the bytes of one element of all tensors that are read or written.
+        scratch_tiles: the number of scratch tiles that a piece of the loss takes.
+        row_columns: elements of a row, if a weight has one value per row or per column; None if there is no such
+            weight.
     """
     piece = piece_columns(scratch_tiles)
     return _chosen(elements, bytes_of_element, scratch_tiles, row_columns, piece, limited_sbuf_bytes(_MOST_BYTES))
@@ -143,7 +144,7 @@ def choose_elementwise_tiling(
 def _chosen(
     elements: int, bytes_of_element: int, scratch_tiles: int, row_columns: int | None, piece: int, most_bytes: int
 ) -> ElementwiseTiling:
-    """As above; all that obeys limits is among the arguments."""
+    """Return the chosen tiling; every value that obeys limits is among the arguments, for the cache."""
     scratch_bytes = _scratch_bytes(scratch_tiles, piece)
     chip_bytes = _CHIP_BYTES - (_MOST_BYTES - most_bytes)
     fitting = (chip_bytes - scratch_bytes) // (BUFFERS * bytes_of_element) // RUN_COLUMNS * RUN_COLUMNS
@@ -153,7 +154,7 @@ def _chosen(
     chosen = ElementwiseTiling(columns // piece * piece if columns > piece else columns, BUFFERS)
     # The sums of tiles of a thousand million elements want room, too.
     shorter = range(chosen.columns, 0, -RUN_COLUMNS)
-    for tiling in (ElementwiseTiling(*each) for each in product(shorter, (BUFFERS, _FEWEST_BUFFERS))):
+    for tiling in (ElementwiseTiling(*sizes) for sizes in product(shorter, (BUFFERS, _FEWEST_BUFFERS))):
         tiles = num_tiles(elements, tiling.columns, row_columns)
         if partition_bytes(tiling, tiles, bytes_of_element, scratch_tiles, LONG_RUN_COLUMNS) <= most_bytes:
             return tiling
@@ -161,7 +162,7 @@ def _chosen(
 
 
 def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
-    """Of tensors of so many elements, in rows of so many where that is given; at most so many."""
+    """Return the maximum number of tiles for ``elements`` elements, in rows of ``row_columns`` unless that is None."""
     if row_columns is None:
         return div_ceil(elements, PARTITIONS * columns) + 2
     return num_matrix_tiles(elements // row_columns, row_columns, columns)
@@ -170,10 +171,10 @@ def num_tiles(elements: int, columns: int, row_columns: int | None) -> int:
 def partition_bytes(
     tiling: ElementwiseTiling, tiles: int, bytes_of_element: int, scratch_tiles: int, run_columns: int
 ) -> int:
-    """What a launch takes of a partition of SBUF: buffers, scratch, and the sums of runs and tiles."""
+    """Return the bytes of an SBUF partition that a launch takes: buffers, scratch, and the sums of runs and tiles."""
     columns = min(tiling.columns, piece_columns(scratch_tiles))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
-    runs = SUMS_OF_RUN * (SUM_TURNS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)
+    runs = SUMS_OF_RUN * (SUM_SLOTS * div_ceil(tiling.columns, RUN_COLUMNS) + run_columns)
     sums_bytes = FLOAT32_BYTES * (sums + runs) + _SMALL_BYTES
     return tiling.buffers * tiling.columns * bytes_of_element + _scratch_bytes(scratch_tiles, columns) + sums_bytes
 

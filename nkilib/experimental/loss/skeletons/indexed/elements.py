@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The elements at the targets of a batch of positions, and what the positions weigh.
+"""The elements at the targets of a batch of positions, and the weights of the positions.
 
-An invalid target must not touch another element. So it is clamped to a class, and where that changed it and it is not
-the ignored class, ``INDEX_LIMIT`` is added to the index: it leaves the tensor, and the DMA engine reports it.
+An invalid target must not touch another element. So it is clamped to a class, and if that changed it and it is not
+the ignored class, ``INDEX_LIMIT`` is added to the index: the index leaves the tensor, and the DMA engine reports it.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from nkilib.nki import explain_index, nisa, nl
 
 @dataclass(frozen=True)
 class TargetElements:
-    """Of a batch: tiles [positions, 1].
+    """The target elements of a batch: tiles [positions, 1].
 
     Attributes:
-        index_sbuf: int32, of the elements within the block's rows.
+        index_sbuf: int32, the indices of the elements within the block's rows.
         counts_sbuf: uint32, 1 for a target that is not ignored.
-        weight_sbuf: float32, of the targets that count, 0 of the others.
+        weight_sbuf: float32, the weights of valid targets; 0 for ignored ones.
     """
 
     index_sbuf: nl.NkiTensor
@@ -32,30 +32,30 @@ class TargetElements:
     weight_sbuf: nl.NkiTensor
 
     def gathered(self, block_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The elements, in the type of the tensor."""
+        """Gather the elements, in the type of the tensor."""
         positions = self.index_sbuf.shape[0]
         elements_sbuf = nl.ndarray((positions, 1), dtype=block_hbm.dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=elements_sbuf, src=vector_elements(block_hbm, self.index_sbuf))
         return elements_sbuf
 
     def counted(self, elements_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The elements, float32; 0 of an ignored target, whatever stands there."""
+        """Return the elements in float32, with 0 for ignored targets, whatever their elements are."""
         return selected(cast(elements_sbuf, nl.float32), self.counts_sbuf)
 
 
 @dataclass(frozen=True)
 class ElementFinder:
-    """Constants, made once for all batches of a core: int32 tiles [128, 1].
+    """The constants that locate the elements, computed once for all batches of a core: int32 tiles [128, 1].
 
     Attributes:
-        shape: of the input.
-        targets_hbm: int32 [N, D].
-        class_weight_hbm: float32 [C]; None for 1.
-        start_sbuf: the first element of each position of a batch, but for its place.
-        places_sbuf: D.
+        shape: the shape of the input.
+        targets_hbm: the targets, int32 [N, D].
+        class_weight_hbm: the class weights, float32 [C]; None for 1.
+        start_sbuf: the first element of each position of a batch, without its place.
+        places_sbuf: the number of places, D.
         penalty_sbuf: ``INDEX_LIMIT``.
-        ignored_sbuf: the ignored class; None: every target counts.
-        first_sbuf, last_sbuf: classes.
+        ignored_sbuf: the ignored class; None means that every target is valid.
+        first_sbuf, last_sbuf: the first and the last class.
     """
 
     shape: Shape
@@ -72,7 +72,7 @@ class ElementFinder:
     def make(
         cls, shape: Shape, targets_hbm: nl.NkiTensor, class_weight_hbm: nl.NkiTensor | None, ignore_index: int | None
     ) -> ElementFinder:
-        """For all batches; without an ``ignore_index`` every target counts."""
+        """Compute the constants for all batches; without an ``ignore_index`` every target is valid."""
         rows = min(PARTITIONS, shape.rows_of_block if shape.is_along_rows else shape.places)
         return cls(
             shape,
@@ -87,16 +87,16 @@ class ElementFinder:
         )
 
     def find(self, batches: list[PositionBatch]) -> list[TargetElements]:
-        """Those of some batches, whose targets are all loaded before the first index is computed."""
+        """Return the target elements of batches, whose targets are all loaded before the first index is computed."""
         targets = [self._targets(batch) for batch in batches]
-        return [self._found(batch, targets_sbuf) for batch, targets_sbuf in zip(batches, targets, strict=True)]
+        return [self._elements(batch, targets_sbuf) for batch, targets_sbuf in zip(batches, targets, strict=True)]
 
     def _targets(self, batch: PositionBatch) -> nl.NkiTensor:
         targets_sbuf = nl.ndarray((batch.positions, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.dma_copy(dst=targets_sbuf, src=batch.of(self.targets_hbm))
         return targets_sbuf
 
-    def _found(self, batch: PositionBatch, targets_sbuf: nl.NkiTensor) -> TargetElements:
+    def _elements(self, batch: PositionBatch, targets_sbuf: nl.NkiTensor) -> TargetElements:
         tile = (batch.positions, 1)
         class_sbuf = clamped(targets_sbuf, self.first_sbuf, self.last_sbuf)
         counts_sbuf = nl.ndarray(tile, dtype=nl.uint32, buffer=nl.sbuf)

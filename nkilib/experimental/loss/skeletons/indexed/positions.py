@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the positions of [N, C, D] are divided: D are the elements of all dimensions after the classes, 1 where none are.
+"""The division of the positions of [N, C, D]; D is the product of all dimensions after the classes, 1 without any.
 
-A batch is worked on at a time, one position a partition. Its positions lie along N, for one place of D, or along D, for
-one row of N, whichever is longer: the index of an element is then affine in the partition, but for its class.
+A batch is processed at a time, one position per partition. Its positions lie along N, for one place of D, or along D,
+for one row of N, whichever is longer: the index of an element is then affine in the partition, except for its class.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BATCHES_MAX = 8192
 
 @dataclass(frozen=True)
 class Shape:
-    """Rows, classes, and places of each row: [N, C, D]."""
+    """The shape [N, C, D]: rows, classes, and places of each row."""
 
     rows: int
     classes: int
@@ -30,7 +30,7 @@ class Shape:
 
     @classmethod
     def of(cls, shape: tuple[int, ...]) -> Shape:
-        """Of [N, C] or [N, C, d1, ...]."""
+        """Return the shape for an input [N, C] or [N, C, d1, ...]."""
         places = 1
         for size in shape[2:]:
             places *= size
@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def row_size(self) -> int:
-        """Elements of a row."""
+        """The number of elements of a row."""
         return self.classes * self.places
 
     @property
@@ -48,8 +48,10 @@ class Shape:
 
     @property
     def rows_of_block(self) -> int:
-        """Rows of which a core works on all positions: as many as their elements have int32 indices, and at most half
-        of all, so that there is a block for each of two cores.
+        """The number of rows in a block, whose positions are all processed by one core.
+
+        It is the largest number whose elements have int32 indices, and at most half of all rows, so that there is a
+        block for each of two cores.
         """
         if not self.is_along_rows:
             return 1
@@ -58,11 +60,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class Block:
-    """Rows next to each other, all of whose positions one core works on.
+    """Adjacent rows whose positions are all processed by one core.
 
     Attributes:
-        number: among all blocks.
-        first, rows: of N.
+        number: the index among all blocks.
+        first, rows: the first row, and the number of rows.
     """
 
     number: int
@@ -70,7 +72,7 @@ class Block:
     rows: int
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The rows of a tensor [N, elements of a row], a view [rows * elements of a row]."""
+        """Return the rows of a tensor [N, elements of a row], a view [rows * elements of a row]."""
         size = tensor_hbm.shape[1]
         return tensor_hbm[self.first : self.first + self.rows].reshape((self.rows * size,))
 
@@ -94,7 +96,7 @@ class PositionBatch:
     is_along_rows: bool
 
     def of(self, tensor_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The positions of a tensor [N, D], a view [positions, 1]."""
+        """Return the positions of a tensor [N, D], a view [positions, 1]."""
         first = self.block.first
         if self.is_along_rows:
             return tensor_hbm[first : first + self.positions, self.place : self.place + 1]
@@ -103,14 +105,14 @@ class PositionBatch:
 
 
 def blocks_of(shape: Shape) -> list[Block]:
-    """All blocks, in the order of their rows."""
+    """Return all blocks, in the order of their rows."""
     size = shape.rows_of_block
     starts = range(0, shape.rows, size)
     return [Block(number, start, min(size, shape.rows - start)) for number, start in enumerate(starts)]
 
 
 def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
-    """All batches of a block; their numbers go on from those of the block before."""
+    """Return all batches of a block; their numbers continue those of the previous block."""
     if shape.is_along_rows:
         first = block.number * shape.places
         return [PositionBatch(first + place, block, place, block.rows, True) for place in range(shape.places)]
@@ -123,6 +125,6 @@ def batches_of_block(shape: Shape, block: Block) -> list[PositionBatch]:
 
 
 def number_of_batches(shape: Shape) -> int:
-    """Of all blocks."""
+    """Return the number of batches of all blocks."""
     of_block = shape.places if shape.is_along_rows else div_ceil(shape.places, PARTITIONS)
     return len(blocks_of(shape)) * of_block

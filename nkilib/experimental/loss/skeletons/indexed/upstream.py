@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Upstream gradients of the losses of positions: one of their sum, or one of each."""
+"""Upstream gradients of the losses of positions: one for their sum, or one for each loss."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Upstream:
-    """Gradients of the losses.
+    """The upstream gradients of the losses.
 
     Attributes:
-        grad_hbm: one for each loss, [N, D]; or float32 [1].
-        total_weight_hbm: float32 [1], which divides the gradient of a mean; None for none.
-        is_each: one for each loss.
+        grad_hbm: the gradient of each loss, [N, D]; or of their sum or mean, float32 [1].
+        total_weight_hbm: float32 [1], the divisor of the gradient of a mean; None for none.
+        is_each: whether there is a gradient for each loss.
     """
 
     grad_hbm: nl.NkiTensor
@@ -28,7 +28,7 @@ class Upstream:
     is_each: bool
 
     def uniform(self) -> nl.NkiTensor | None:
-        """The gradient of each loss, float32 [128, 1]; None where they differ. No value is looked at by the host."""
+        """Return the gradient that all losses share, float32 [128, 1]; None if they differ. The host reads no value."""
         if self.is_each:
             return None
         scale_sbuf = in_all_partitions(self.grad_hbm)
@@ -39,7 +39,7 @@ class Upstream:
         return product(scale_sbuf, weight_sbuf)
 
     def of_batch(self, batch: PositionBatch, uniform_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-        """Of the positions of a batch, [positions, 1]."""
+        """Return the gradients of the positions of a batch, [positions, 1]."""
         if uniform_sbuf is not None:
             return uniform_sbuf[0 : batch.positions, :]
         grad_sbuf = nl.ndarray((batch.positions, 1), dtype=self.grad_hbm.dtype, buffer=nl.sbuf)

@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The skeleton of losses of rows: of each row one loss, from sums and maxima of its elements.
+"""The skeleton of row-wise losses: one loss per row, from sums and maxima of its elements.
 
-It streams tensors [N, D], makes losses of the statistics of rows, and gradients of coefficients that the forward keeps;
-a loss says what it makes of the pieces of a row. From a kernel down:
+It streams tensors [N, D], computes losses from the statistics of rows, and gradients from coefficients that the forward
+keeps; a loss definition states the computation on the pieces of a row. From a kernel down:
 
-- :mod:`.run`: what kernels accept, and where results and gradients go;
-- :mod:`.kind`: what a loss is to the skeleton; :mod:`.combination`, :mod:`.row_numbers`: arithmetic that kinds share;
+- :mod:`.run`: the checks of the kernels' arguments, and the allocation of results and gradients;
+- :mod:`.definition`: the interface of a loss definition; :mod:`.combination`, :mod:`.row_scalars`: arithmetic that loss
+  definitions share;
 - :mod:`.forward`, :mod:`.backward`: the losses of a core, and their gradients;
 - :mod:`.stream`, :mod:`.piece`: chunks of rows, loaded ahead, and their pieces; :mod:`.geometry`: tiles and groups;
-- :mod:`.host.tiling`, :mod:`.host.truth`, :mod:`.host.row`: for host code: how a launch is cut up, what it should give,
-  and what a loss of rows is, as one row of data.
+- :mod:`.host.tiling`, :mod:`.host.reference`, :mod:`.host.row`: host code: the tiling of a launch, its reference
+  results, and the registry row of a row-wise loss.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of tiles, each times a number a row: what gradients are."""
+"""Gradients as sums of tiles, each times a per-row scalar."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Term:
-    """``(tile + offset) * factor``.
+    """The term ``(tile + offset) * factor``.
 
     Attributes:
-        tile_sbuf: [partitions, elements] of a piece, of any floating type.
-        factor_sbuf: float32 [partitions, rows of the group].
+        tile_sbuf: the tile of a piece, [partitions, elements], of any floating type.
+        factor_sbuf: the factors, float32 [partitions, rows of the group].
         offset: a number.
     """
 
@@ -27,15 +27,15 @@ class Term:
 
 
 def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: nl.NkiTensor | None = None) -> None:
-    """The sum of terms, rounded once to the type of ``dst_sbuf``.
+    """Compute the sum of terms, rounded once to the type of ``dst_sbuf``.
 
-    Of long rows the first term is Scalar's and the others Vector's; of short ones all are Vector's.
+    For long rows, Scalar computes the first term and Vector the others; for short rows, Vector computes all.
 
     Args:
-        piece: with a float32 tile to take for every two terms.
-        dst_sbuf: [partitions, elements].
-        terms: at least one.
-        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None where
+        piece: the piece; one float32 tile of it is taken for every two terms.
+        dst_sbuf: the result, [partitions, elements].
+        terms: the terms, at least one.
+        bias_sbuf: the sum of ``offset * factor`` of all terms, float32 [partitions, rows of the group]; None if
             offsets are 0.
     """
     partial_sbuf = dst_sbuf if len(terms) == 1 else piece.float32()
@@ -56,7 +56,7 @@ def combine(piece: Piece, dst_sbuf: nl.NkiTensor, terms: list[Term], bias_sbuf: 
 
 
 def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
-    """Add a term without offset to float32 numbers, on Vector; its tile, float32 too, is lost."""
+    """Add a term without offset to a float32 sum, on Vector; the term's tile, float32 too, is overwritten."""
     if not piece.is_long:
         multiply(piece, term.tile_sbuf, term)
     nisa.scalar_tensor_tensor(
@@ -70,7 +70,7 @@ def add_to_sum(piece: Piece, sum_sbuf: nl.NkiTensor, term: Term) -> None:
 
 
 def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiTensor) -> None:
-    """What there is so far, and one more term."""
+    """Write the partial sum plus one more term to ``dst_sbuf``."""
     if piece.is_long:
         nisa.scalar_tensor_tensor(
             dst=dst_sbuf,
@@ -89,7 +89,7 @@ def _add(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term, partial_sbuf: nl.NkiT
 
 
 def multiply(piece: Piece, dst_sbuf: nl.NkiTensor, term: Term) -> None:
-    """A term, on Vector."""
+    """Compute a term, on Vector."""
     if piece.is_long:
         nisa.tensor_scalar(
             dst=dst_sbuf,

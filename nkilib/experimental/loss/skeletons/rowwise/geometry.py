@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows of matrices [N, D], cut into tiles that do not depend on the number of cores, and the tiles of a core in groups.
+"""Rows of matrices [N, D], cut into tiles independent of the number of cores, and the tiles of a core in groups.
 
-Long rows: a partition of a tile has one row, which passes in chunks of columns. Short rows: it has several whole rows,
-which follow each other in memory.
+Long rows: a partition of a tile has one row, which is processed in chunks of columns. Short rows: a partition has
+several whole rows, which follow each other in memory.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from nkilib.nki import nl
 PARTITIONS = 128
 # Tiles whose rows are finished together: the small instructions for them cost the same for one and for all.
 GROUP_TILES = 16
-# Rows that a partition of a group has at most, but for a single tile.
+# The maximum rows of a partition of a group of several tiles.
 GROUP_ROWS = 512
 
 
 @dataclass(frozen=True)
 class RowTile:
-    """Rows that lie next to each other: ``each`` of them in each partition.
+    """Adjacent rows, ``each`` of them in each partition.
 
     Attributes:
-        number: among all tiles of the launch.
-        first: its first row.
-        partitions: that it takes.
-        each: rows of a partition.
+        number: the index among all tiles of the launch.
+        first: the first row.
+        partitions: the number of partitions that the tile takes.
+        each: the rows of a partition.
     """
 
     number: int
@@ -39,17 +39,17 @@ class RowTile:
 
     @property
     def end(self) -> int:
-        """The row after its last one."""
+        """The row after the last one."""
         return self.first + self.partitions * self.each
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Columns of its rows, a view [partitions, each * columns]; of several rows all columns."""
+        """Return columns of the tile's rows, a view [partitions, each * columns]; all columns if each > 1."""
         if self.each == 1:
             return matrix_hbm[self.first : self.end, start:end]
         return matrix_hbm[self.first : self.end, :].reshape((self.partitions, self.each * matrix_hbm.shape[1]))
 
     def of_vector(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """A number for each of its rows, a view [partitions, each]."""
+        """Return the scalars of the tile's rows, a view [partitions, each]."""
         return vector_hbm[self.first : self.end].reshape((self.partitions, self.each))
 
 
@@ -58,9 +58,9 @@ class RowGroup:
     """Tiles of a core, of one size, whose rows are finished together.
 
     Attributes:
-        tiles: in order; their numbers are a core apart.
-        start: the number of the first one among the tiles of the core.
-        cores: of the launch.
+        tiles: the tiles in order; their numbers differ by the number of cores.
+        start: the index of the first tile among the tiles of the core.
+        cores: the number of cores of the launch.
     """
 
     tiles: list[RowTile]
@@ -69,32 +69,32 @@ class RowGroup:
 
     @property
     def partitions(self) -> int:
-        """Of each tile."""
+        """The number of partitions of each tile."""
         return self.tiles[0].partitions
 
     @property
     def rows(self) -> int:
-        """Of a partition, in all tiles."""
+        """The number of rows of a partition, over all tiles."""
         return len(self.tiles) * self.tiles[0].each
 
     def columns(self, tile: int) -> tuple[int, int]:
-        """Where the rows of its tile number ``tile`` are among these: the first one, and the end."""
+        """Return the range of tile number ``tile`` among these rows, as (first, end)."""
         each = self.tiles[0].each
         return tile * each, (tile + 1) * each
 
     def lines_of(self, vector_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """A number for each row, where a partition of a tile has one: a view [tiles, partitions]."""
+        """Return the scalars of the rows, if a partition of a tile has one row: a view [tiles, partitions]."""
         first, last, size = self.tiles[0], self.tiles[-1], self.partitions
         lines_hbm = vector_hbm[first.first : last.end].reshape(((last.end - first.first) // size, size))
         return lines_hbm if len(self.tiles) == 1 else lines_hbm[:: self.cores, :]
 
 
 def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
-    """All tiles: full ones; then, of what is left, one of fewer rows a partition, and one of fewer partitions.
+    """Return all tiles: full ones; then, for the rest, one of fewer rows per partition, and one of fewer partitions.
 
     Args:
         rows: N.
-        partitions, each: of a full tile.
+        partitions, each: the partitions and the rows per partition of a full tile.
     """
     tiles: list[RowTile] = []
     done = 0
@@ -112,7 +112,7 @@ def row_tiles(rows: int, partitions: int, each: int) -> list[RowTile]:
 
 
 def groups_of_core(tiles: list[RowTile], cores: int, core: int) -> list[RowGroup]:
-    """Every ``cores``-th tile, in groups of tiles of one size."""
+    """Return every ``cores``-th tile, in groups of tiles of one size."""
     own = tiles[core::cores]
     groups: list[RowGroup] = []
     for number, tile in enumerate(own):
@@ -132,12 +132,12 @@ def _joins(group: RowGroup, tile: RowTile) -> bool:
 
 @dataclass(frozen=True)
 class RowLaunch:
-    """Tensors of one shape, and how they are cut up.
+    """The tensors of a launch, of one shape, and the sizes into which they are cut.
 
     Attributes:
-        matrices_hbm: [N, D] in the order of the kind's numbers; [1, D] for one that all rows share.
-        vectors_hbm: float32 [N], a number for each row, in the order of the kind.
-        tiling: of the rows.
+        matrices_hbm: [N, D] each, in the order of the loss definition's numbers; [1, D] for one that all rows share.
+        vectors_hbm: per-row scalars, float32 [N] each, in the order of the loss definition.
+        tiling: the tiling of the rows.
     """
 
     matrices_hbm: tuple[nl.NkiTensor, ...]
@@ -146,18 +146,18 @@ class RowLaunch:
 
     @property
     def rows(self) -> int:
-        """N."""
+        """The number of rows, N."""
         return int(self.matrices_hbm[0].shape[0])
 
     @property
     def columns(self) -> int:
-        """D."""
+        """The number of columns, D."""
         return int(self.matrices_hbm[0].shape[1])
 
     def tiles(self) -> list[RowTile]:
-        """Of all cores."""
+        """Return the tiles of all cores."""
         return row_tiles(self.rows, partitions_of_tile(self.rows), self.tiling.each)
 
     def groups(self) -> list[RowGroup]:
-        """Of this core."""
+        """Return the groups of this core."""
         return groups_of_core(self.tiles(), nl.num_programs(), nl.program_id(0))

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A piece of some rows on chip, and how numbers of its elements are put together to one a row.
+"""A piece of rows on chip, and the reduction of its elements to one number per row.
 
-Of a long row a piece is some columns, and an engine adds up what it writes: a number a run of columns, of which a
-statistic is made in the end. Of short rows a piece is several, and Vector takes them together along their columns.
+A piece of a long row is a range of columns, and an engine accumulates its results: one number per run of columns, from
+which a statistic is combined in the end. A piece of short rows is several rows, which Vector reduces along their
+columns.
 """
 
 from __future__ import annotations
@@ -25,17 +26,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Piece:
-    """Some columns of a long row in each partition, or several short rows.
+    """A range of columns of a long row in each partition, or several short rows.
 
     Attributes:
         tensors: tiles [partitions, elements] in the types of the tensors, by the number of the tensor.
-        scratch: for float32 tiles of its size.
-        row: where its first row is among those of a partition of the group.
-        rows: in each partition.
+        scratch: the source of float32 tiles of the piece's size.
+        row: the index of the first row among the rows of a partition of the group.
+        rows: the number of rows in each partition.
         is_long: whether a row may have further columns.
-        numbers_sbuf: by number of the statistic, float32 [partitions, runs] of a long row, [partitions, rows] of short
-            ones; none in a backward.
-        later: in a backward, what is issued after the next piece has begun, so that no engine waits for another one.
+        numbers_sbuf: the values of each statistic, float32 [partitions, runs] for a long row, [partitions, rows] for
+            short ones; empty in a backward.
+        later: in a backward, actions issued after the next piece has begun, so that no engine waits for another one.
     """
 
     tensors: dict[int, nl.NkiTensor]
@@ -48,31 +49,31 @@ class Piece:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Partitions and elements of each."""
+        """The shape as (partitions, elements per partition)."""
         partitions, elements = next(iter(self.tensors.values())).shape
         return partitions, elements
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """First element and end of each run of a long row."""
+        """The first element and the end of each run of a long row."""
         elements = self.shape[1]
         return [(start, min(start + RUN_COLUMNS, elements)) for start in range(0, elements, RUN_COLUMNS)]
 
     def float32(self) -> nl.NkiTensor:
-        """A float32 tile, not written yet. A kind says how many it takes."""
+        """Return an uninitialised float32 tile; the loss definition states the number of tiles that it takes."""
         return self.scratch.next(*self.shape)
 
     def by_row(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """A tile of its size as [partitions, rows, columns]."""
+        """Return a tile of the piece's size as [partitions, rows, columns]."""
         partitions, elements = self.shape
         return tile_sbuf.reshape((partitions, self.rows, elements // self.rows))
 
     def of_rows(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Those of its rows of numbers of the rows of the group: [partitions, rows]."""
+        """Return the scalars of the piece's rows from those of the group: [partitions, rows]."""
         return values_sbuf[0 : self.shape[0], self.row : self.row + self.rows]
 
     def of_elements(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The same for each element, as [partitions, rows, columns] without a copy."""
+        """Return the scalar of the row for each element, as [partitions, rows, columns] without a copy."""
         return self.of_rows(values_sbuf).expand_dim(2).broadcast(2, self.shape[1] // self.rows)
 
     def add_function(
@@ -84,12 +85,12 @@ class Piece:
         bias_sbuf: nl.NkiTensor | None = None,
         scale: float = 1.0,
     ) -> None:
-        """Sum up ``op(data * scale + bias)``, on Scalar; of short rows Vector sums it up.
+        """Add ``op(data * scale + bias)`` to a statistic, on Scalar; for short rows Vector computes the sum.
 
         Args:
-            statistic: of which it is a part.
-            op: a function of activation.
-            dst_sbuf: a float32 tile that it goes into; may be the data.
+            statistic: the number of the statistic.
+            op: an activation function.
+            dst_sbuf: a float32 tile for the values; may be the data.
             data_sbuf: a tile of any type.
             bias_sbuf: float32 [partitions or more, 1].
             scale: a number.
@@ -114,7 +115,7 @@ class Piece:
     def add_product(
         self, statistic: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor
     ) -> None:
-        """Sum up ``left * right``, which goes into a float32 tile; on Vector."""
+        """Add ``left * right`` to a statistic, on Vector; the products are written to a float32 tile."""
         if not self.is_long:
             product(dst_sbuf, left_sbuf, right_sbuf)
             self.add(statistic, dst_sbuf)
@@ -133,15 +134,15 @@ class Piece:
             )
 
     def add(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """Sum up a float32 tile, on Vector."""
+        """Add a float32 tile to a statistic, on Vector."""
         self._reduce(statistic, values_sbuf, nl.add)
 
     def take_maximum(self, statistic: int, values_sbuf: nl.NkiTensor) -> None:
-        """The largest number of a tile, on Vector."""
+        """Compute the maximum of a tile for a statistic, on Vector."""
         self._reduce(statistic, values_sbuf, nl.maximum)
 
     def count_equal(self, statistic: int, values_sbuf: nl.NkiTensor, numbers_sbuf: nl.NkiTensor) -> None:
-        """How many elements are that number of their run or row, on Vector; the values are written over."""
+        """Count the elements that equal the number of their run or row, on Vector; the values are overwritten."""
         if not self.is_long:
             columns = self.shape[1] // self.rows
             nisa.tensor_tensor(
@@ -170,5 +171,5 @@ class Piece:
 
 
 def runs_of(elements: int) -> int:
-    """Runs of so many elements of a long row."""
+    """Return the number of runs of ``elements`` elements of a long row."""
     return div_ceil(elements, RUN_COLUMNS)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels of losses of rows have in common: what they accept, reductions, results and gradients.
+"""The common part of the kernels of row-wise losses: checks, reductions, results and gradients.
 
-Everything else is refused here, before the first instruction.
+The checks run before the first instruction.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from nkilib.experimental.loss.skeletons.rowwise.geometry import GROUP_ROWS, row_
 from nkilib.experimental.loss.skeletons.rowwise.host.tiling import (
     MOST_EACH,
     RUN_COLUMNS,
-    RUN_TURNS,
+    RUN_SLOTS,
     RowwiseTiling,
     choose_rowwise_tiling,
     partitions_of_tile,
@@ -30,15 +30,15 @@ from nkilib.experimental.loss.skeletons.rowwise.host.tiling import (
 )
 from nkilib.nki import nl
 
-# Of constants and of numbers of rows, which small tiles hold for one group after the other, with room for alignment.
+# The bytes of constants and of per-row scalars, which small tiles hold for one group at a time, with alignment.
 _SMALL_BYTES: Final = 8 * 1024
 _NUMBERS_OF_ROWS: Final = 4
-# Statistics of a row at most.
+# The maximum number of statistics of a row.
 _STATISTICS = 6
 
 
 def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
-    """Floating tensors [N, D] of one shape, with at least one element; the first one says which."""
+    """Check that the tensors are floating [N, D], have the shape of the first one, and at least one element."""
     first, *_ = matrices
     shape = tuple(matrices[first].shape)
     require(
@@ -55,12 +55,12 @@ def require_matrices(function: str, matrices: dict[str, nl.NkiTensor]) -> None:
 
 
 def require_upstream_of_rows(function: str, grad_hbm: nl.NkiTensor, rows: int, is_each: bool) -> None:
-    """A gradient of each row's loss, or float32 of their sum."""
+    """Check the upstream gradient: one for each row's loss, or float32 for their sum."""
     require_upstream(function, grad_hbm, (rows,), is_each)
 
 
 def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers: int, rows: int) -> None:
-    """Those that the forward returned."""
+    """Check that the coefficients have the shape and type of those that the forward returned."""
     shape = (numbers, rows)
     require(
         tuple(coefficients_hbm.shape) == shape and coefficients_hbm.dtype == nl.float32,
@@ -70,12 +70,12 @@ def require_coefficients(function: str, coefficients_hbm: nl.NkiTensor, numbers:
 
 
 def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> None:
-    """At least one gradient; that of the first tensor for one in place.
+    """Check that at least one gradient is requested, and in place the gradient of the first tensor.
 
     Args:
-        function: that is named in errors.
-        wanted: by the name of the tensor, the first one first.
-        inplace: of the kernel.
+        function: the name of the function in error messages.
+        wanted: whether each gradient is requested, by the name of the tensor, the first one first.
+        inplace: the argument of the kernel.
     """
     flags = {f"grad_{name}_wanted": flag for name, flag in wanted.items()}
     for name, flag in {**flags, "inplace": inplace}.items():
@@ -84,7 +84,7 @@ def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> Non
     first, *_ = wanted
     require(
         wanted[first] or not inplace,
-        f"{function}: inplace must be False without the gradient of {first}, which it is about, got True",
+        f"{function}: inplace must be False without the gradient of {first}, which it stores, got True",
     )
 
 
@@ -97,14 +97,14 @@ def checked_tiling(
     each: int | None,
     buffers: int | None,
 ) -> RowwiseTiling:
-    """The tiling that was asked for, with what is chosen where nothing was.
+    """Check the requested tiling and return it, with chosen values where none was requested.
 
     Args:
-        function: that is named in errors.
-        shape: of a tensor, (rows, columns).
-        dtypes: of all tensors that are read or written, element by element.
-        scratch_tiles: float32 tiles that a piece takes.
-        columns, each, buffers: of the kernel; None: chosen.
+        function: the name of the function in error messages.
+        shape: the shape of a tensor, (rows, columns).
+        dtypes: the types of all tensors that are read or written, element by element.
+        scratch_tiles: the number of float32 tiles that a piece takes.
+        columns, each, buffers: the arguments of the kernel; None means that a value is chosen.
     """
     bytes_of_element = sum(dtype_bytes(dtype) for dtype in dtypes)
     chosen = choose_rowwise_tiling(shape[0], shape[1], bytes_of_element, scratch_tiles)
@@ -128,12 +128,12 @@ def checked_tiling(
         f"{function}: each * columns must be at most {FREE_AXIS_MAX}, the longest free axis of an instruction, "
         f"got {tiling.each} * {tiling.columns}",
     )
-    taken = _taken(shape, tiling, bytes_of_element, scratch_tiles)
+    required = _partition_bytes(shape, tiling, bytes_of_element, scratch_tiles)
     available = usable_sbuf_bytes()
     require(
-        taken <= available,
-        f"{function}: {tiling.buffers} buffers of {tiling.each} x {tiling.columns} elements take {taken} bytes of an "
-        f"SBUF partition with what stands beside them, which has {available}; pass columns={chosen.columns}, "
+        required <= available,
+        f"{function}: {tiling.buffers} buffers of {tiling.each} x {tiling.columns} elements take {required} bytes of "
+        f"an SBUF partition with the tiles beside them, which has {available}; pass columns={chosen.columns}, "
         f"each={chosen.each} and buffers={chosen.buffers}",
     )
     return tiling
@@ -143,12 +143,12 @@ def _or(value: int | None, chosen: int) -> int:
     return chosen if value is None else value
 
 
-def _taken(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int, scratch_tiles: int) -> int:
-    """Bytes of a partition."""
+def _partition_bytes(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int, scratch_tiles: int) -> int:
+    """Return the bytes of a partition that a launch takes."""
     rows, columns = shape
     tiles = len(row_tiles(rows, partitions_of_tile(rows), tiling.each))
     sums = 2 * div_ceil(tiles, LEAF) * LEAF
-    runs = _STATISTICS * RUN_TURNS * div_ceil(columns, min(RUN_COLUMNS, tiling.columns))
+    runs = _STATISTICS * RUN_SLOTS * div_ceil(columns, min(RUN_COLUMNS, tiling.columns))
     numbers = _NUMBERS_OF_ROWS * GROUP_ROWS
     stream = tiling.buffers * tiling.width * bytes_of_element
     float32s = dtype_bytes(nl.float32) * (sums + runs + numbers)
@@ -156,21 +156,21 @@ def _taken(shape: tuple[int, int], tiling: RowwiseTiling, bytes_of_element: int,
 
 
 def factor_of(reduction: str, rows: int) -> float | None:
-    """What the sum of the losses of rows is multiplied by; None where there is none."""
+    """Return the factor of the sum of the losses over rows; None if there is no sum."""
     return None if reduction == "none" else 1.0 / rows if reduction == "mean" else 1.0
 
 
 def new_outputs(
     rows: int, dtype: nl.DType, factor: float | None, coefficients: int, coefficients_wanted: bool
 ) -> RowOutputs:
-    """Results of a forward, in HBM.
+    """Allocate the results of a forward in HBM.
 
     Args:
         rows: N.
-        dtype: of losses that are not summed up.
-        factor: of the sum.
-        coefficients: numbers a row, K.
-        coefficients_wanted: they are returned.
+        dtype: the type of losses that are not summed.
+        factor: the factor of the sum, or None.
+        coefficients: the number of coefficients per row, K.
+        coefficients_wanted: whether the coefficients are returned.
     """
     shape, of_loss = ((rows,), dtype) if factor is None else ((1,), nl.float32)
     loss_hbm = nl.ndarray(shape, dtype=of_loss, buffer=nl.shared_hbm, name="loss_hbm")
@@ -183,18 +183,18 @@ def new_outputs(
 
 
 def returned(outputs: RowOutputs) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """What a forward returns."""
+    """Return the result of a forward kernel: the losses, and the coefficients if requested."""
     if outputs.coefficients_hbm is None:
         return outputs.loss_hbm
     return outputs.loss_hbm, outputs.coefficients_hbm
 
 
 def new_gradients(wanted: dict[str, nl.NkiTensor | None], inplace: bool) -> dict[int, nl.NkiTensor]:
-    """Where gradients go, by the number of the tensor.
+    """Return the tensors for the gradients, by the number of the tensor.
 
     Args:
-        wanted: by name, in the order of the numbers, the tensors; None for those whose gradient is not asked for.
-        inplace: the gradient of the first one is written over it.
+        wanted: the tensors by name, in the order of the numbers; None for a tensor whose gradient is not requested.
+        inplace: whether the gradient of the first tensor overwrites it.
     """
     gradients = {}
     for number, (name, like_hbm) in enumerate(wanted.items()):

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chunks of the rows of several tensors, loaded ahead of the computation, and cut into pieces.
+"""Chunks of the rows of several tensors, loaded ahead and cut into pieces; per-row scalars in HBM and on chip.
 
-Numbers of the rows of a group, in HBM and on chip.
-
-Where a partition of a tile has one row, the numbers of a tile are a line in HBM and a column on chip: Tensor turns the
-lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
+If a partition of a tile has one row, the scalars of a tile are a line in HBM and a column on chip: Tensor transposes
+the lines of all tiles of a group at once, and a transfer has lines of 512 bytes instead of single numbers.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some columns of the rows of a tile, or all columns of several rows.
+    """A range of columns of the rows of a tile, or all columns of several rows.
 
     Attributes:
-        tile: whose rows.
-        group: of the tile.
-        place: of the tile in the group.
-        start, end: columns.
+        tile: the tile that has the rows.
+        group: the group of the tile.
+        place: the index of the tile in the group.
+        start, end: the columns.
     """
 
     tile: RowTile
@@ -40,30 +38,30 @@ class Chunk:
 
     @property
     def columns(self) -> int:
-        """Of a row."""
+        """The number of columns of a row."""
         return self.end - self.start
 
     @property
     def width(self) -> int:
-        """Elements of a partition."""
+        """The number of elements per partition."""
         return self.tile.each * self.columns
 
     @property
     def piece_width(self) -> int:
-        """Elements of a partition of a piece but for the last one: of short rows, whole ones."""
+        """The elements per partition of every piece but the last; short rows are not divided."""
         return width_of_piece(self.columns, self.tile.each)
 
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece, and where it is.
+    """A piece and its place in the stream.
 
     Attributes:
-        chunk: of which it is.
-        visit: how many chunks the core has taken before that.
-        start, end: its elements of a partition of the chunk.
-        piece: its tensors.
-        ends_row: the rows of the tile end with it.
+        chunk: the chunk that contains the piece.
+        visit: the number of chunks that the core has processed before.
+        start, end: the elements of the piece in a partition of the chunk.
+        piece: the tensors of the piece.
+        ends_row: whether the rows of the tile end with the piece.
     """
 
     chunk: Chunk
@@ -75,7 +73,7 @@ class PlacedPiece:
 
     @property
     def ends_chunk(self) -> bool:
-        """The last one of its chunk."""
+        """Whether the piece is the last one of its chunk."""
         return self.end == self.chunk.width
 
 
@@ -84,11 +82,11 @@ class RowStream:
     """The chunks of a core.
 
     Attributes:
-        matrices_hbm: by number, [N, D], or [1, D] for one that all rows share.
-        chunks: of the core, in order.
-        buffers_sbuf: by number of the tensor, tiles [128, elements] that the chunks take in turn.
-        scratch: of the pieces.
-        row_columns: D.
+        matrices_hbm: the matrices by number, [N, D], or [1, D] for one that all rows share.
+        chunks: the chunks of the core, in order.
+        buffers_sbuf: ring buffers [128, elements] for the chunks, by the number of the tensor.
+        scratch: the scratch tiles of the pieces.
+        row_columns: the columns of a row, D.
     """
 
     matrices_hbm: dict[int, nl.NkiTensor]
@@ -106,17 +104,20 @@ class RowStream:
         scratch_tiles: int,
         is_by_columns: bool = False,
     ) -> RowStream:
-        """With buffers as the tiling has them, and scratch for two pieces at a time.
+        """Create a stream with the buffers of the tiling, and scratch for two pieces at a time.
 
         Args:
-            launch: with the tiling.
-            matrices_hbm: what is streamed.
-            groups: of the core.
-            scratch_tiles: float32 tiles that a piece takes.
-            is_by_columns: all rows of some columns come before the next columns.
+            launch: the launch, with the tiling.
+            matrices_hbm: the matrices to stream.
+            groups: the groups of the core.
+            scratch_tiles: the number of float32 tiles that a piece takes.
+            is_by_columns: whether all rows of a range of columns come before the next columns.
         """
         tiling, columns = launch.tiling, launch.columns
-        rings = {number: ring_of(tiling.buffers, tiling.width, each.dtype) for number, each in matrices_hbm.items()}
+        rings = {
+            number: ring_of(tiling.buffers, tiling.width, matrix_hbm.dtype)
+            for number, matrix_hbm in matrices_hbm.items()
+        }
         scratch = Scratch.make(scratch_tiles, tiling.piece_width)
         chunks = [
             Chunk(tile, group, place, start, min(start + tiling.columns, columns))
@@ -130,13 +131,13 @@ class RowStream:
 
     @property
     def visits(self) -> int:
-        """As :class:`nkilib.core.rows.overlap.PieceStream` has it: a chunk each."""
+        """The number of visits, one per chunk, as required by :class:`nkilib.core.rows.overlap.PieceStream`."""
         return len(self.chunks)
 
     def pieces(self, visit: int) -> list[PlacedPiece]:
-        """Those of a chunk of the core. Also issues loads of later chunks, for which there are buffers.
+        """Return the pieces of a chunk of the core, and issue the loads of later chunks for which there are buffers.
 
-        One buffer is left to the chunk before, whose last piece is finished after the first one here is begun.
+        One buffer is left to the previous chunk, whose last piece is finished after this chunk's first piece is begun.
         """
         in_flight = len(next(iter(self.buffers_sbuf.values()))) - 1
         first = 0 if visit == 0 else visit + in_flight - 1
@@ -174,18 +175,18 @@ class RowStream:
 
 
 def _load_shared(dst_sbuf: nl.NkiTensor, row_hbm: nl.NkiTensor, tile: RowTile) -> None:
-    """The same numbers [1, columns] for each row."""
+    """Load the same numbers [1, columns] for each row."""
     columns = row_hbm.shape[1]
     every_hbm = row_hbm.reshape((1, 1, columns)).broadcast(0, tile.partitions).broadcast(1, tile.each)
     nisa.dma_copy(dst=dst_sbuf.reshape((tile.partitions, tile.each, columns)), src=every_hbm)
 
 
 def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
-    """Those of a vector [N] of a floating type, as float32 [partitions, rows]."""
+    """Load the scalars of a group's rows from a vector [N] of a floating type, as float32 [partitions, rows]."""
     values_sbuf = nl.ndarray((group.partitions, group.rows), dtype=nl.float32, buffer=nl.sbuf)
     if group.tiles[0].each == 1:
         lines_sbuf = _loaded((len(group.tiles), group.partitions), group.lines_of(vector_hbm))
-        nisa.tensor_copy(dst=values_sbuf, src=_turned(lines_sbuf))
+        nisa.tensor_copy(dst=values_sbuf, src=_transposed(lines_sbuf))
         return values_sbuf
     for place, tile in enumerate(group.tiles):
         start, end = group.columns(place)
@@ -195,9 +196,9 @@ def loaded_rows(vector_hbm: nl.NkiTensor, group: RowGroup) -> nl.NkiTensor:
 
 
 def store_rows(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor, group: RowGroup) -> None:
-    """Float32 numbers [partitions, rows] as those of a vector [N] of any floating type."""
+    """Store float32 scalars [partitions, rows] of a group in a vector [N] of any floating type."""
     if group.tiles[0].each == 1:
-        lines_sbuf = _cast(_turned(values_sbuf), vector_hbm.dtype)
+        lines_sbuf = _cast(_transposed(values_sbuf), vector_hbm.dtype)
         nisa.dma_copy(dst=group.lines_of(vector_hbm), src=lines_sbuf)
         return
     cast_sbuf = _cast(values_sbuf, vector_hbm.dtype)
@@ -213,15 +214,15 @@ def _loaded(shape: tuple[int, int], src_hbm: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _cast(values: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """A copy in SBUF."""
+    """Return a copy in SBUF of another type."""
     cast_sbuf = nl.ndarray(values.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.tensor_copy(dst=cast_sbuf, src=values)
     return cast_sbuf
 
 
-def _turned(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Float32, its rows as columns, in PSUM."""
+def _transposed(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
+    """Return the float32 transpose, in PSUM."""
     rows, columns = values_sbuf.shape
-    turned_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
-    nisa.nc_transpose(dst=turned_psum, data=values_sbuf)
-    return turned_psum
+    transposed_psum = nl.ndarray((columns, rows), dtype=nl.float32, buffer=nl.psum)
+    nisa.nc_transpose(dst=transposed_psum, data=values_sbuf)
+    return transposed_psum

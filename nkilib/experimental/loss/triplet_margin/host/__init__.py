@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is never traced."""
+"""Host code of the triplet margin loss, which is never traced."""

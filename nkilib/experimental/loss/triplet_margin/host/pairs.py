@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which distances a triplet margin loss takes, and what each gradient needs of them: arithmetic only."""
+"""The distances of a triplet margin loss, and the inputs of each gradient: arithmetic only."""
 
 from __future__ import annotations
 
@@ -13,30 +13,34 @@ PAIRS: Final = ((ANCHOR, POSITIVE), (ANCHOR, NEGATIVE), (POSITIVE, NEGATIVE))
 
 
 def pairs_of(swap: bool) -> tuple[tuple[int, int], ...]:
-    """The distances that there are."""
+    """Return the pairs of tensors whose distances the loss uses."""
     return PAIRS if swap else PAIRS[:2]
 
 
 def needed_pairs(wanted: tuple[int, ...], swap: bool) -> list[int]:
-    """Numbers of the distances whose derivatives gradients by the ``wanted`` tensors are made of."""
+    """Return the numbers of the distances whose derivatives the gradients of the ``wanted`` tensors need."""
     return [number for number, pair in enumerate(pairs_of(swap)) if set(pair) & set(wanted)]
 
 
 def needed_tensors(wanted: tuple[int, ...], swap: bool) -> tuple[int, ...]:
-    """Tensors of these distances."""
+    """Return the tensors of the needed distances."""
     return tuple(sorted({tensor for number in needed_pairs(wanted, swap) for tensor in PAIRS[number]}))
 
 
 def num_coefficients(p: float, swap: bool) -> int:
-    """A number a distance; but for p = 1 and 2 another one, made of the distance, which its derivative takes."""
+    """Return the number of coefficients of a row.
+
+    There is one for each distance; for a p other than 1 and 2 another one, a function of the distance that its
+    derivative needs.
+    """
     return len(pairs_of(swap)) * (1 if p in (1.0, 2.0) else 2)
 
 
 def forward_tiles(swap: bool) -> int:
-    """Float32 tiles of a piece: a difference a pair."""
+    """Return the float32 tiles of a piece: one difference for each pair."""
     return len(pairs_of(swap))
 
 
 def backward_tiles(swap: bool) -> int:
-    """Half of those of a piece: two a pair, and two for each gradient of two terms."""
+    """Return half of the float32 tiles of a piece: two for each pair, and two for each gradient of two terms."""
     return 6 if swap else 4

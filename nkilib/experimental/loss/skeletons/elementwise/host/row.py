@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a loss of elements is, as one row of data, and what follows from it. For host code.
+"""The registry row of an elementwise loss, and the data derived from it. For host code.
 
-A row says what nothing else does: names, kernels, the formula in words, errors, modelled times, and the forms that are
-checked. Tensors, gradients and options are read off the signatures of the kernels, promises and bounds are made here.
+A row states only data found nowhere else: names, kernels, the formula in words, errors, modelled times, and the forms
+that are checked. Tensors, gradients and options are read from the signatures of the kernels; guarantees and bounds are
+derived here.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from nkilib.core.host.launchable import launchable
 from nkilib.core.host.loss import Form, ModelledLaunch, gradients_of, options_of, tensors_of
 from nkilib.core.host.samples import Sample
 from nkilib.core.host.sized_loss import SCALAR, SizedLoss, TensorSize, sized_launch
+from nkilib.experimental.loss.skeletons.elementwise.definition import INPUT, TARGET
 from nkilib.experimental.loss.skeletons.elementwise.host.work import backward_work, forward_backward_work, forward_work
-from nkilib.experimental.loss.skeletons.elementwise.kind import INPUT, TARGET
 
 # Arguments of every kernel.
 _OF_EVERY_LOSS: Final = ("reduction", "dtype", "columns", "buffers")
@@ -34,12 +35,13 @@ NUMBERS: Final = {INPUT: Sample.NUMBERS, TARGET: Sample.NUMBERS}
 
 @dataclass(frozen=True)
 class GradientError:
-    """How far a gradient may be off.
+    """The accepted error of a gradient.
 
     Attributes:
-        bound: in words, with every activation function rounded correctly.
-        functions: by activation function, what each u adds that it is further off, in u of what it is a factor of.
-        notes: what else there is to know.
+        bound: the bound in words, with every activation function rounded correctly.
+        functions: for each activation function, the additional error per u of the function's own error, in u of the
+            quantity that it multiplies.
+        notes: further notes.
     """
 
     bound: str
@@ -47,20 +49,21 @@ class GradientError:
     notes: str = "gradients of other tensors are computed on request"
 
     def __str__(self) -> str:
-        """``"4 u of the gradient, 2 u more for each further u of log; u = 2^-23; and half a ulp"``."""
-        further = "".join(f", {each:g} u more for each further u of {name}" for name, each in self.functions.items())
+        """Return ``"4 u of the gradient, 2 u more for each further u of log; u = 2^-23; and half a ulp"``."""
+        further = "".join(f", {units:g} u more for each further u of {name}" for name, units in self.functions.items())
         return f"{self.bound}{further}; u = 2^-23; and half a ulp"
 
 
 @dataclass(frozen=True)
 class Functions:
-    """Activation functions an element that a kernel needs, whatever its instructions.
+    """The number of activation functions per element that a kernel needs, whatever its instructions.
 
     Attributes:
-        forward: of the losses.
-        backward: of the gradients.
-        flags: arguments of the backward, which needs its functions only where one of them is set; none: always.
-        needed: names of the tensors that the gradients by some tensors are made of; None: all.
+        forward: the number for the losses.
+        backward: the number for the gradients.
+        flags: arguments of the backward; it needs its functions only if one of them is set. Empty means always.
+        needed: returns the names of the tensors from which the gradients of the named tensors are computed; None means
+            all.
     """
 
     forward: int = 1
@@ -71,14 +74,15 @@ class Functions:
 
 @dataclass(frozen=True)
 class ElementwiseLoss(SizedLoss):
-    """A loss of elements.
+    """The registry row of an elementwise loss.
 
     Attributes:
-        both: the kernel that gives losses and gradients in one launch; None: there is none.
-        forms: that are checked.
+        forward_backward: the fused forward-backward kernel, which gives losses and gradients in a single launch; None
+            if there is none.
+        forms: the forms that are checked.
     """
 
-    both: Callable[..., Any] | None = None
+    forward_backward: Callable[..., Any] | None = None
     forms: tuple[Form, ...] = ()
 
 
@@ -93,26 +97,27 @@ def elementwise_loss(
     errors: tuple[TermError, ...],
     gradient_error: GradientError,
     functions: Functions,
-    held: tuple[tuple[float, float], tuple[float, float]],
+    time_limits: tuple[tuple[float, float], tuple[float, float]],
     forms: tuple[Form, ...] = (),
     further_launches: tuple[ModelledLaunch, ...] = (),
-    both: Callable[..., Any] | None = None,
+    forward_backward: Callable[..., Any] | None = None,
     edges: str = "",
     differences: str = "",
     notes: str = "",
 ) -> ElementwiseLoss:
-    """The row of a loss, whose kernels it makes launchable.
+    """Return the row of a loss, and make its kernels launchable.
 
     Args:
-        name, module, formula, derivative, edges, differences: as :class:`nkilib.core.host.loss.Loss` has them.
-        forward, backward, both: the kernel functions.
+        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
+        forward, backward, forward_backward: the kernel functions; the last one is the fused forward-backward kernel.
         errors: bounds on the error of the losses, one for each form.
-        gradient_error: the same of the gradients.
-        functions: what the kernels need.
-        held: times over the bound that forward and backward are held to, each in bfloat16 and in float32.
-        forms: that are checked by :mod:`nkilib.verify` and the tests of all losses of elements.
-        further_launches: whose modelled times the page shows after those of ``held``.
-        notes: what else there is to know of the losses.
+        gradient_error: the bound on the error of the gradients.
+        functions: the activation functions that the kernels need.
+        time_limits: the accepted times of forward and backward in multiples of the bound, each in bfloat16 and in
+            float32.
+        forms: the forms that :mod:`nkilib.verify` and the tests of all elementwise losses check.
+        further_launches: launches whose modelled times the page shows after those of ``time_limits``.
+        notes: further notes on the losses.
     """
     tensors = tensors_of(forward)
     promise = _forward_guarantee(errors, notes)
@@ -125,7 +130,8 @@ def elementwise_loss(
             _backward_guarantee(gradient_error, f"{next(iter(tensors))}_hbm"),
             backward_work(*tensors, needed=functions.needed, functions=functions.backward, flags=functions.flags),
         ),
-        both=both and _launchable_both(both, promise, gradient_error, functions),
+        forward_backward=forward_backward
+        and _launchable_forward_backward(forward_backward, promise, gradient_error, functions),
         formula=formula,
         derivative=derivative,
         differentiated=gradients_of(backward),
@@ -134,8 +140,8 @@ def elementwise_loss(
         edges=edges,
         differences=differences,
         launches=(
-            launch_of("forward, mean", forward, held[0]),
-            launch_of("backward, mean", backward, held[1]),
+            launch_of("forward, mean", forward, time_limits[0]),
+            launch_of("backward, mean", backward, time_limits[1]),
             *further_launches,
         ),
         size_of=size_of,
@@ -144,13 +150,15 @@ def elementwise_loss(
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """All tensors have one shape, but for the upstream gradient of a mean."""
+    """Return the size of a tensor: all tensors have one shape, except the scalar upstream gradient of a mean."""
     return SCALAR if tensor == "grad_loss" else TensorSize(shape)
 
 
-def launch_of(label: str, kernel: Callable[..., Any], held: tuple[float, float], **options: Any) -> ModelledLaunch:
-    """A launch on matrices, without optional tensors, as :func:`nkilib.core.host.sized_loss.sized_launch` has it."""
-    return sized_launch(label, kernel, held, size_of, _SHAPE, **options)
+def launch_of(
+    label: str, kernel: Callable[..., Any], time_limits: tuple[float, float], **options: Any
+) -> ModelledLaunch:
+    """Return a launch on matrices, without optional tensors; see :func:`nkilib.core.host.sized_loss.sized_launch`."""
+    return sized_launch(label, kernel, time_limits, size_of, _SHAPE, **options)
 
 
 def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
@@ -180,14 +188,14 @@ def _backward_guarantee(error: GradientError, in_place: str) -> Guarantee:
     )
 
 
-def _launchable_both(
-    both: Callable[..., Any], of_losses: Guarantee, gradient_error: GradientError, functions: Functions
+def _launchable_forward_backward(
+    forward_backward: Callable[..., Any], of_losses: Guarantee, gradient_error: GradientError, functions: Functions
 ) -> Any:
-    tensors = [name for name in tensors_of(both) if name != "grad_loss"]
+    tensors = [name for name in tensors_of(forward_backward) if name != "grad_loss"]
     bounds = "; ".join(map(str, of_losses.term_errors))
     promise = replace(
         of_losses,
         in_place=f"{tensors[0]}_hbm",
         error=f"{bounds}, 16 bits half a ulp more; {gradient_error.bound}, and half a ulp; u = 2^-23",
     )
-    return launchable(both, promise, forward_backward_work(*tensors, functions=functions.forward))
+    return launchable(forward_backward, promise, forward_backward_work(*tensors, functions=functions.forward))

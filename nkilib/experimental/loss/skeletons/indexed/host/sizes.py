@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tensors of a launch are: of one target a row."""
+"""The shapes and types of the tensors of a launch with one target per row."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from nkilib.core.host.sized_loss import SCALAR, TensorSize
 
 
 def size_of(tensor: str, shape: tuple[int, ...], options: Mapping[str, Any]) -> TensorSize:
-    """Of a tensor of a launch on an input [N, C]: a target a row; what belongs to a mean is one number."""
+    """Return the size of a tensor of a launch on an input [N, C].
+
+    There is one target per row; the tensors of a mean are scalars.
+    """
     if tensor == "targets":
         return TensorSize(shape[:1], "int32")
     return TensorSize(shape) if tensor == "input" else SCALAR

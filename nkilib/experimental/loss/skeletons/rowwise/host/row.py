@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a loss of rows is, as one row of data, and what follows from it.
+"""The registry row of a row-wise loss, and the data derived from it.
 
-A row says what nothing else does; tensors, gradients and options are read off the signatures of the kernels. What the
-kernels work on is stated here: whatever the tiling, every tensor that is needed crosses HBM once. The simulator is
-imported where a profile asks for the work: on hardware the kernels do without it.
+A row states only data found nowhere else; tensors, gradients and options are read from the signatures of the kernels.
+The work of the kernels is stated here: whatever the tiling, every tensor that is needed crosses HBM once. The simulator
+is imported only when a profile asks for the work: on hardware the kernels do not need it.
 """
 
 from __future__ import annotations
@@ -41,14 +41,15 @@ def _none(arguments: Arguments) -> int:
 
 @dataclass(frozen=True)
 class RowTensors:
-    """What tensors of a loss are, beside matrices [N, D] of one shape.
+    """The tensors of a loss besides matrices [N, D] of one shape.
 
     Attributes:
-        vectors: names of those of a float32 for each row, which the forward takes.
-        shared: the name of one of a number for each column, which may be None.
-        coefficients: from the arguments of a kernel, numbers a row that the forward keeps for the backward.
-        needed: from the numbers of the tensors whose gradients are wanted and the arguments, the numbers of those that
-            they are computed from; None: all.
+        vectors: the names of vectors with one float32 per row, which the forward takes.
+        shared: the name of a tensor with one number per column, which may be None.
+        coefficients: returns, for the arguments of a kernel, the number of scalars per row that the forward keeps for
+            the backward.
+        needed: returns, for the numbers of the tensors whose gradients are requested and the arguments, the numbers of
+            the tensors from which they are computed; None means all.
     """
 
     vectors: tuple[str, ...] = ()
@@ -59,12 +60,12 @@ class RowTensors:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """What the backward promises beside what all do.
+    """The guarantees of the backward besides those that all losses share.
 
     Attributes:
         error: the bound on the error of gradients, in words.
-        notes: what else there is to know.
-        accumulator: precision of sums of rows, where a gradient is one.
+        notes: further notes.
+        accumulator: precision of sums of rows, if a gradient is one.
     """
 
     error: str
@@ -74,11 +75,11 @@ class RowGradients:
 
 @dataclass(frozen=True)
 class RowwiseLoss(SizedLoss):
-    """A loss of rows.
+    """The registry row of a row-wise loss.
 
     Attributes:
-        rows: what its tensors are.
-        forms: that are checked.
+        rows: the tensors besides matrices.
+        forms: the forms that are checked.
     """
 
     rows: RowTensors = RowTensors()
@@ -96,7 +97,7 @@ def rowwise_loss(
     errors: tuple[TermError, ...],
     gradients: RowGradients,
     rows: RowTensors,
-    held: tuple[tuple[float, float], tuple[float, float]],
+    time_limits: tuple[tuple[float, float], tuple[float, float]],
     forms: tuple[Form, ...],
     functions: int = 0,
     functions_of: tuple[str, ...] = (),
@@ -104,20 +105,21 @@ def rowwise_loss(
     differences: str = "",
     notes: str = "",
 ) -> RowwiseLoss:
-    """The row of a loss, whose kernels it makes launchable.
+    """Return the row of a loss, and make its kernels launchable.
 
     Args:
-        name, module, formula, derivative, edges, differences: as :class:`nkilib.core.host.loss.Loss` has them.
+        name, module, formula, derivative, edges, differences: see :class:`nkilib.core.host.loss.Loss`.
         forward, backward: the kernel functions.
-        errors: bounds on the error of the losses, one for each form; functions are meant to be rounded correctly, and n
-            are the additions in a row of the sum of a row.
-        gradients: what the backward promises.
-        rows: what the tensors are.
-        held: times over the bound that forward and backward are held to, each in bfloat16 and in float32.
-        forms: that are checked by :mod:`nkilib.verify` and the tests of all losses of rows.
-        functions: activation functions an element that the losses need.
-        functions_of: tensors whose gradients need one each.
-        notes: what else there is to know of the losses.
+        errors: bounds on the error of the losses, one for each form; functions are assumed to be correctly rounded, and
+            n is the number of consecutive additions in the sum of a row.
+        gradients: the guarantees of the backward.
+        rows: the tensors besides matrices.
+        time_limits: the accepted times of forward and backward in multiples of the bound, each in bfloat16 and in
+            float32.
+        forms: the forms that :mod:`nkilib.verify` and the tests of all row-wise losses check.
+        functions: activation functions per element that the losses need.
+        functions_of: the tensors whose gradients need one activation function each.
+        notes: further notes on the losses.
     """
     size_of = partial(_size_of, forward, rows)
     tests = ("tests/experimental/loss/skeletons/rowwise", "tests/torch/functions")
@@ -138,8 +140,8 @@ def rowwise_loss(
         edges=edges,
         differences=differences,
         launches=(
-            sized_launch("forward, mean", forward, held[0], size_of, _SHAPE),
-            sized_launch("backward, mean", backward, held[1], size_of, _SHAPE),
+            sized_launch("forward, mean", forward, time_limits[0], size_of, _SHAPE),
+            sized_launch("backward, mean", backward, time_limits[1], size_of, _SHAPE),
         ),
         size_of=size_of,
         rows=rows,
@@ -153,7 +155,7 @@ def _size_of(
     if tensor == _UPSTREAM:
         return SCALAR
     if tensor == _COEFFICIENTS:
-        defaults = {name: each.default for name, each in inspect.signature(forward).parameters.items()}
+        defaults = {name: parameter.default for name, parameter in inspect.signature(forward).parameters.items()}
         return TensorSize((rows.coefficients({**defaults, **options}), shape[0]), "float32")
     if tensor in rows.vectors:
         return TensorSize(shape[:1], "float32")
@@ -188,7 +190,7 @@ def _backward_guarantee(gradients: RowGradients, in_place: str) -> Guarantee:
 
 
 def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int) -> StatesWork:
-    """All matrices, a number a row of each vector, and what is stored."""
+    """Return the work of the forward: all matrices, one number per row of each vector, and the stored results."""
     matrices = _matrices(forward, rows)
 
     def work(**arguments: Any) -> Work:
@@ -206,7 +208,7 @@ def _forward_work(forward: Callable[..., Any], rows: RowTensors, functions: int)
 
 
 def _backward_work(backward: Callable[..., Any], rows: RowTensors, functions_of: tuple[str, ...]) -> StatesWork:
-    """The tensors that gradients are computed from, coefficients, upstream gradients and what is stored."""
+    """Return the work of the backward: the tensors it needs, coefficients, upstream gradients and stored results."""
     matrices = _matrices(backward, rows)
     names = (*matrices, *filter(None, [rows.shared]))
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How rows are cut up: arithmetic only, for host code."""
+"""The division of rows into tiles: arithmetic only, for host code."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import NamedTuple
 from nkilib.core.plan_limits import limited_piece_columns, limited_sbuf_bytes
 from nkilib.core.tiling import div_ceil
 
-# Bytes of a partition that buffers of a stream take at most, and what they take with scratch at most: statistics have
-# the rest, which is left for them where a partition has fewer bytes, too.
+# The maximum bytes of a partition for buffers of a stream, and for buffers and scratch: statistics have the rest,
+# which is reserved for them if a partition has fewer bytes, too.
 _STREAM_BYTES, _BYTES, _REST_BYTES = 112 * 1024, 160 * 1024, 40 * 1024
-# Columns of a tile at most, and what those of a long row are a multiple of: whole runs of a sum.
+# The maximum columns of a tile, and the divisor of those of a long row: whole runs of a sum.
 _MOST_COLUMNS, _ROUND = 8192, 512
-# Rows of at most so many columns are taken several at a time by a partition: an instruction a row would be mostly
-# overhead.
+# A partition takes several rows at a time if they have at most this many columns: one instruction per row would be
+# mostly overhead.
 SHORT_COLUMNS = 512
 # A launch is cut into at least so many tiles, where they stay long enough for DMA.
 _FEWEST_TILES, _PARTITIONS = 8, 128
@@ -27,16 +27,16 @@ BUFFERS = 3
 PIECE_COLUMNS = 2048
 # Elements that an accumulator of an engine adds up before it is read: their order is the engine's.
 RUN_COLUMNS = 1024
-# Tiles whose runs are on chip at a time: one is summed up, one waits to be put together.
-RUN_TURNS = 3
+# Tiles whose runs are on chip at a time: one is being summed, one waits to be combined.
+RUN_SLOTS = 3
 
 
 class RowwiseTiling(NamedTuple):
-    """How a launch is cut up; ``kernel[2](..., **tiling._asdict())``.
+    """The sizes into which a launch is cut; use ``kernel[2](..., **tiling._asdict())``.
 
     Attributes:
-        columns: of a chunk of a row; where ``each`` is over 1, of a row.
-        each: rows of a partition of a tile; 1: a row passes in chunks.
+        columns: the columns of a chunk of a row; if ``each`` is over 1, of a row.
+        each: rows per partition of a tile; 1 means that a row is processed in chunks.
         buffers: tiles of each tensor on chip at a time.
     """
 
@@ -46,17 +46,17 @@ class RowwiseTiling(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements of a partition of a tile."""
+        """The number of elements per partition of a tile."""
         return self.each * self.columns
 
     @property
     def piece_width(self) -> int:
-        """Of a piece of a tile."""
+        """The number of elements per partition of a piece of a tile."""
         return width_of_piece(self.columns, self.each)
 
 
 def width_of_piece(columns: int, each: int) -> int:
-    """Elements of a partition that instructions take at a time; of several rows, whole ones."""
+    """Return the elements of a partition that an instruction processes; several rows are not divided."""
     most = limited_piece_columns(PIECE_COLUMNS)
     if each == 1:
         return min(columns, most)
@@ -64,12 +64,12 @@ def width_of_piece(columns: int, each: int) -> int:
 
 
 def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratch_tiles: int) -> RowwiseTiling:
-    """How a launch is cut up, whatever the number of cores: so the bits of a sum do not depend on it either.
+    """Return the tiling of a launch; it and the bits of a sum do not depend on the number of cores.
 
     Args:
-        rows, columns: shape of a tensor.
-        bytes_of_element: of one element of all tensors that are read or written.
-        scratch_tiles: float32 tiles that a piece takes.
+        rows, columns: the shape of a tensor.
+        bytes_of_element: the bytes of one element of all tensors that are read or written.
+        scratch_tiles: the number of float32 tiles that a piece takes.
     """
     most_bytes = limited_sbuf_bytes(_BYTES + _REST_BYTES) - _REST_BYTES
     stream_bytes = min(_STREAM_BYTES, most_bytes - scratch_bytes(scratch_tiles, limited_piece_columns(PIECE_COLUMNS)))
@@ -82,10 +82,10 @@ def choose_rowwise_tiling(rows: int, columns: int, bytes_of_element: int, scratc
 
 
 def partitions_of_tile(rows: int) -> int:
-    """Rows in as many partitions as there are, but for few rows: half of them for each of two cores."""
+    """Return the partitions of a tile: all, but with few rows only half of the rows, for each of two cores."""
     return min(_PARTITIONS, div_ceil(rows, 2))
 
 
 def scratch_bytes(tiles: int, piece_width: int) -> int:
-    """Bytes of a partition that so many float32 tiles take for two pieces."""
+    """Return the bytes of a partition that ``tiles`` float32 tiles take for two pieces."""
     return 2 * tiles * piece_width * 4

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on numbers of rows, float32 [partitions, rows]: each function makes the tile that it returns."""
+"""Arithmetic on per-row scalars, float32 [partitions, rows]; each function allocates the tile that it returns."""
 
 from __future__ import annotations
 
@@ -23,62 +23,62 @@ _SMALLEST_NORMAL = 2.0**-126
 
 
 def compared(values_sbuf: nl.NkiTensor, op: Operator, number: float) -> nl.NkiTensor:
-    """1 where ``value <op> number`` holds, else 0."""
+    """Return 1 where ``value <op> number`` holds, else 0."""
     is_true_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=is_true_sbuf, data=values_sbuf, op0=op, operand0=number)
     return is_true_sbuf
 
 
 def mask_of(is_true_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """1 and 0 as uint32, as predicates are."""
+    """Return 1 and 0 as uint32, the type of predicates."""
     mask_sbuf = nl.ndarray(is_true_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_copy(dst=mask_sbuf, src=is_true_sbuf)
     return mask_sbuf
 
 
 def shifted(values_sbuf: nl.NkiTensor, number: float) -> nl.NkiTensor:
-    """value + number."""
+    """Return value + number."""
     shifted_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=shifted_sbuf, data=values_sbuf, op0=nl.add, operand0=number)
     return shifted_sbuf
 
 
 def at_least_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """max(value, 0); NaN of NaN."""
+    """Return max(value, 0); NaN for NaN."""
     limited_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=limited_sbuf, data=values_sbuf, op0=nl.maximum, operand0=0.0)
     return limited_sbuf
 
 
 def combined(left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor, op: Operator) -> nl.NkiTensor:
-    """left <op> right."""
+    """Return left <op> right."""
     combined_sbuf = float32_like(left_sbuf)
     nisa.tensor_tensor(dst=combined_sbuf, data1=left_sbuf, data2=right_sbuf, op=op)
     return combined_sbuf
 
 
 def square_root(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Of numbers of at least 0, in the whole range of float32; of infinity and NaN they themselves."""
-    brought = _brought(values_sbuf, _SMALL, _STEP)
-    root_sbuf = brought.values_sbuf
+    """Return the square root of numbers of at least 0, in the whole range of float32; infinity and NaN stay."""
+    rescaled = _rescaled(values_sbuf, _SMALL, _STEP)
+    root_sbuf = rescaled.values_sbuf
     nisa.tensor_scalar(
         dst=root_sbuf, data=root_sbuf, op0=nl.maximum, operand0=_LEAST_OF_SQRT, op1=nl.minimum, operand1=1.0 / _SMALL
     )
     nisa.activation(dst=root_sbuf, op=nl.sqrt, data=root_sbuf)
-    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(1.0 / _ROOT_OF_STEP)))
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(1.0 / _ROOT_OF_STEP)))
 
 
 def root(values_sbuf: nl.NkiTensor, p: float) -> nl.NkiTensor:
-    """The p-th one, p > 0, as :func:`square_root`: ``exp(log(value) / p)``."""
-    brought = _brought(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
-    root_sbuf = brought.values_sbuf
+    """Return the p-th root, p > 0, with the range of :func:`square_root`: ``exp(log(value) / p)``."""
+    rescaled = _rescaled(values_sbuf, 1.0 / LIMIT_OF_LOG**0.5, LIMIT_OF_LOG)
+    root_sbuf = rescaled.values_sbuf
     take_logarithm(root_sbuf)
     nisa.activation(dst=root_sbuf, op=nl.exp, data=root_sbuf, scale=1.0 / p)
-    return _of_positive_numbers(values_sbuf, product(root_sbuf, brought.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
+    return _of_positive_numbers(values_sbuf, product(root_sbuf, rescaled.factor_sbuf(LIMIT_OF_LOG ** (-1.0 / p))))
 
 
 def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
-    """Of a tile, written over it; of what NKI documents none of, that of the nearer end of the range."""
+    """Compute the logarithm of a tile in place, after clamping it to the range for which NKI documents ``log``."""
     nisa.tensor_scalar(
         dst=values_sbuf,
         data=values_sbuf,
@@ -91,11 +91,11 @@ def take_logarithm(values_sbuf: nl.NkiTensor) -> None:
 
 
 @dataclass(frozen=True)
-class _Brought:
-    """Numbers that a power of two brought to where a function is documented.
+class _Rescaled:
+    """Numbers scaled by a power of two into the range in which a function is documented.
 
     Attributes:
-        values_sbuf: the products.
+        values_sbuf: the scaled numbers.
         is_small_sbuf, is_large_sbuf: 1 where a number was small or large, else 0.
     """
 
@@ -104,35 +104,35 @@ class _Brought:
     is_large_sbuf: nl.NkiTensor
 
     def factor_sbuf(self, step: float) -> nl.NkiTensor:
-        """``step`` where a number was small, its inverse where it was large, else 1."""
+        """Return ``step`` where a number was small, its inverse where it was large, else 1."""
         return _power(self.is_small_sbuf, self.is_large_sbuf, step)
 
 
-def _brought(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Brought:
-    """Numbers below ``small`` times ``step``, and those above ``1 / small`` divided by it."""
+def _rescaled(values_sbuf: nl.NkiTensor, small: float, step: float) -> _Rescaled:
+    """Multiply numbers below ``small`` by ``step``, and divide numbers above ``1 / small`` by it."""
     is_small, is_large = compared(values_sbuf, nl.less, small), compared(values_sbuf, nl.greater, 1.0 / small)
-    return _Brought(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
+    return _Rescaled(product(values_sbuf, _power(is_small, is_large, step)), is_small, is_large)
 
 
 def _of_positive_numbers(values_sbuf: nl.NkiTensor, root_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The root; 0, infinity and NaN are their own."""
+    """Return the root; 0, infinity and NaN are returned unchanged."""
     is_finite_sbuf = compared(values_sbuf, nl.less_equal, FLOAT32_HIGHEST)
     is_proper_sbuf = product(compared(values_sbuf, nl.greater, 0.0), is_finite_sbuf)
-    found_sbuf = scaled(values_sbuf, 1.0)
-    nisa.tensor_copy_predicated(dst=found_sbuf, src=root_sbuf, predicate=mask_of(is_proper_sbuf))
-    return found_sbuf
+    result_sbuf = scaled(values_sbuf, 1.0)
+    nisa.tensor_copy_predicated(dst=result_sbuf, src=root_sbuf, predicate=mask_of(is_proper_sbuf))
+    return result_sbuf
 
 
 def _power(is_small: nl.NkiTensor, is_large: nl.NkiTensor, step: float) -> nl.NkiTensor:
-    """``step`` where a number is small, its inverse where it is large, else 1."""
+    """Return ``step`` where a number is small, its inverse where it is large, else 1."""
     factor_sbuf = constant(is_small, 1.0)
-    for is_meant, factor in ((is_small, step), (is_large, 1.0 / step)):
-        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(is_meant))
+    for mask_source, factor in ((is_small, step), (is_large, 1.0 / step)):
+        nisa.tensor_copy_predicated(dst=factor_sbuf, src=constant(is_small, factor), predicate=mask_of(mask_source))
     return factor_sbuf
 
 
 def inverse_or_zero(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """1 / value of numbers of at least 0, and 0 of 0."""
+    """Return 1 / value of numbers of at least 0, and 0 for 0."""
     inverse_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=inverse_sbuf, data=values_sbuf, op0=nl.maximum, operand0=_SMALLEST_NORMAL)
     nisa.reciprocal(dst=inverse_sbuf, data=inverse_sbuf)

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Triplet margin.
+"""The reference of the triplet margin loss, and the derivation of its error.
 
-A difference d = x - y + eps is off by ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The distance of D
-numbers, with n additions in a row:
+A difference d = x - y + eps has an error of ``u / 2 (|x - y| + |d| + eps)``, at most u (|d| + eps). The error of the
+distance of D numbers, with n additions in a row, is the sum of these parts:
 
-    p = 2    the norm of these, u (distance + eps sqrt(D)); of the squares and their sum (n + 1) u / 2, which the root
-             halves; the root u / 2
-    p = 1    the sum of these, u (distance + eps D), and n u / 2
-    p = inf  the largest of these, u (distance + eps)
-    another  the norm of these, u (distance + eps D^(1/p)); of a power p |log d| u for the rounding of the logarithm and
-             of its product with p, u / 2 for that of the power, and n u / 2 for their sum S, of which the root keeps
-             the p-th part; the root |log S'| u / p, 3 u / 2 for two roundings, S' being S brought to [2^-62, 2^62]
+    p = 2    the norm of the errors of d, u (distance + eps sqrt(D)); for the squares and their sum (n + 1) u / 2, which
+             the root halves; for the root u / 2
+    p = 1    the sum of the errors of d, u (distance + eps D), and n u / 2
+    p = inf  the largest error of d, u (distance + eps)
+    other    the norm of the errors of d, u (distance + eps D^(1/p)); for a power p |log d| u for the rounding of the
+             logarithm and of its product with p, u / 2 for the power, and n u / 2 for the sum S of the powers, of which
+             the root keeps the p-th part; for the root |log S'| u / p, 3 u / 2 for two roundings, where S' is S scaled
+             to [2^-62, 2^62]
 
-The loss: the errors of its distances, and u / 2 of the margin, of its sum with the first distance, and of the loss. A
-derivative of p = 2, d / distance: the error of d by the distance, and the relative one of the distance and 3.5 u of the
-derivative. That of another p, (d / distance)^(p - 1): p - 1 times the relative errors of d, of the distance and of
-their quotient, and those of logarithm and power.
+The loss: the errors of its distances, and u / 2 of the margin, of the sum of margin and first distance, and of the
+loss. A derivative of p = 2, d / distance: the error of d divided by the distance, the relative error of the distance,
+and 3.5 u of the derivative. A derivative of another p, (d / distance)^(p - 1): p - 1 times the relative errors of d, of
+the distance and of their quotient, and the errors of logarithm and power.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from nkilib.core.host.exact import Derived, Exact, Float64Array
 from nkilib.core.host.function_domains import LIMIT_OF_LOG
 from nkilib.core.host.function_errors import CORRECT, SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
-from nkilib.experimental.loss.skeletons.rowwise.host.truth import Tensors, summed
+from nkilib.experimental.loss.skeletons.rowwise.host.reference import Tensors, summed
 from nkilib.experimental.loss.triplet_margin.host.pairs import pairs_of
 
 _DISTANCES: Final = "margin and distances"
@@ -48,7 +49,10 @@ _LOG: Final = 4.9
 
 
 def error_of_another_norm(p: float) -> TermError:
-    """Of the triplet loss with a p other than 1, 2 and infinity; two distances, and the sums with the margin."""
+    """Return the error of the triplet loss for a p other than 1, 2 and infinity.
+
+    It includes two distances and their sums with the margin.
+    """
     own = 2.0 * (2.5 + 0.5 / p + 2.0 * _LOG) + 1.5
     functions = {"log": 4.0 * _LOG, "exp": 2.0 + 2.0 / p}
     form, beside = f"p = {p:g}, distances of 2^-7 to 2^7", "2 u eps D^(1/p) and D^(1/p) 2^-63"
@@ -60,11 +64,11 @@ _NAMES = ("anchor", "positive", "negative")
 
 @dataclass(frozen=True)
 class _Distance:
-    """Of rows.
+    """The distances of rows and their derivatives.
 
     Attributes:
         value: the distances [N]; no largest term.
-        derivative: by the first tensor of the pair, [N, D].
+        derivative: the derivative with respect to the first tensor of the pair, [N, D].
     """
 
     value: Derived
@@ -72,11 +76,11 @@ class _Distance:
 
 
 @dataclass(frozen=True)
-class TripletTruth:
+class TripletReference:
     """``F.triplet_margin_loss(..., reduction="none")`` in float64.
 
     Attributes:
-        margin, p, eps, swap: of it.
+        margin, p, eps, swap: the options of the function.
     """
 
     margin: float = 1.0
@@ -86,16 +90,20 @@ class TripletTruth:
 
     @property
     def stated(self) -> TermError:
-        """Of this norm."""
+        """The stated error of this norm."""
         return ERRORS.get(self.p) or error_of_another_norm(self.p)
 
     def value(self, tensors: Tensors) -> Derived:
-        """max(0, margin + near - far)."""
+        """Return max(0, margin + near - far)."""
         open_ = self._open(self._distances(tensors, CORRECT))
         return open_._replace(value=np.maximum(open_.value, 0.0))
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Signed sums of derivatives of distances; undefined where the loss or a minimum may be on another side."""
+        """Return signed sums of derivatives of distances.
+
+        The error is infinite where rounding may decide on which side of 0 the loss is, or which distance is the
+        minimum.
+        """
         distances = self._distances(tensors, functions)
         open_ = self._open(distances).exact(functions)
         is_unsure = np.abs(open_.value) <= open_.error
@@ -104,32 +112,32 @@ class TripletTruth:
         if swapped:
             gap = swapped[0].value.value - far.value.value
             share = np.where(gap > 0.0, 1.0, np.where(gap < 0.0, 0.0, 0.5))
-            reach = sum(each.value.exact(functions).error for each in (far, *swapped))
+            reach = sum(distance.value.exact(functions).error for distance in (far, *swapped))
             is_unsure |= (np.abs(gap) <= reach) & (gap != 0.0)
         is_open = (open_.value >= 0.0).astype(np.float64)
         weights = [is_open, -is_open * share, -is_open * (1.0 - share)]
-        found = {}
+        derivatives = {}
         for tensor, name in enumerate(_NAMES):
             terms = [
                 (weight[:, None] * (1.0 if pair[0] == tensor else -1.0), distance.derivative)
                 for pair, weight, distance in zip(pairs_of(self.swap), weights, distances, strict=False)
                 if tensor in pair
             ]
-            value = sum(weight * each.value for weight, each in terms)
-            error = sum(np.abs(weight) * (each.error + 2.0 * UNIT * np.abs(each.value)) for weight, each in terms)
-            found[name] = Exact(np.asarray(value), np.where(is_unsure[:, None], np.inf, error))
-        return found
+            value = sum(weight * term.value for weight, term in terms)
+            error = sum(np.abs(weight) * (term.error + 2.0 * UNIT * np.abs(term.value)) for weight, term in terms)
+            derivatives[name] = Exact(np.asarray(value), np.where(is_unsure[:, None], np.inf, error))
+        return derivatives
 
     def _open(self, distances: list[_Distance]) -> Derived:
-        """margin + near - far."""
-        near, far, *swapped = (each.value for each in distances)
+        """Return margin + near - far."""
+        near, far, *swapped = (distance.value for distance in distances)
         if swapped:
             far = _smaller(far, swapped[0])
         with_margin = self.margin + near.value
         value = with_margin - far.value
-        terms = [np.abs(each) for each in (near.value, far.value, with_margin, value)]
+        terms = [np.abs(term) for term in (near.value, far.value, with_margin, value)]
         own = near.own + far.own + 0.5 * UNIT * (abs(self.margin) + terms[2] + terms[3])
-        functions = {name: each + far.functions[name] for name, each in near.functions.items()}
+        functions = {name: error + far.functions[name] for name, error in near.functions.items()}
         largest = np.max([*terms, np.full_like(value, abs(self.margin))], axis=0)
         return Derived(value, largest, own, functions, near.beside + far.beside)
 
@@ -166,9 +174,9 @@ class TripletTruth:
         logs, powers = np.abs(np.log(size)), size**p
         total = summed(powers, (p * logs + 0.5) * UNIT * powers)
         value = total.value ** (1.0 / p)
-        brought = _brought_log(total.value)
-        relative = total.error / total.value / p + (brought / p + 1.5) * UNIT
-        of_logs = (powers * logs).sum(axis=1) / total.value + brought / p
+        scaled_log = _scaled_log(total.value)
+        relative = total.error / total.value / p + (scaled_log / p + 1.5) * UNIT
+        of_logs = (powers * logs).sum(axis=1) / total.value + scaled_log / p
         by_function = {"log": of_logs * UNIT * value, "exp": (1.0 + 1.0 / p) * UNIT * value}
         # Small magnitudes count as the least that has a logarithm, and powers may be flushed to zero.
         lost = 1.0 / LIMIT_OF_LOG + SMALLEST_NORMAL ** (1.0 / p)
@@ -177,16 +185,16 @@ class TripletTruth:
         return _Distance(distance, self._share(d, error, distance, functions))
 
     def _share(self, d: Float64Array, error: Float64Array, of: Derived, functions: FunctionErrors) -> Exact:
-        """sign(d) (abs(d) / distance)^(p - 1), undefined where float32 may lose d or the distance."""
+        """Return sign(d) (abs(d) / distance)^(p - 1); its error is infinite if float32 may lose d or the distance."""
         distance, exponent = np.maximum(of.value, SMALLEST_NORMAL)[:, None], self.p - 1.0
         share = np.clip(np.abs(d) / distance, 1.0 / LIMIT_OF_LOG, None)
         value = share**exponent
         of_distance = of.exact(functions).error[:, None] / distance
         relative = error / np.maximum(np.abs(d), SMALLEST_NORMAL) + of_distance + (functions.reciprocal + 0.5) * UNIT
         logs = exponent * np.abs(np.log(share)) * (functions.log + 0.5) * UNIT
-        found = value * (2.0 * exponent * relative + logs + (functions.exp + 0.5) * UNIT)
+        allowed = value * (2.0 * exponent * relative + logs + (functions.exp + 0.5) * UNIT)
         is_lost = np.maximum(exponent, 1.0) * relative > 0.25
-        return Exact(np.sign(d) * (np.abs(d) / distance) ** exponent, np.where(is_lost, np.inf, found))
+        return Exact(np.sign(d) * (np.abs(d) / distance) ** exponent, np.where(is_lost, np.inf, allowed))
 
     def _largest(self, d: Float64Array, error: Float64Array) -> _Distance:
         value = np.abs(d).max(axis=1)
@@ -199,19 +207,19 @@ class TripletTruth:
         return _Distance(distance, Exact(derivative, unsure))
 
 
-def _brought_log(sums: Float64Array) -> Float64Array:
-    """abs(log S') of what a power of two brings to [2^-62, 2^62]."""
+def _scaled_log(sums: Float64Array) -> Float64Array:
+    """Return abs(log S') of sums that a power of two scales to [2^-62, 2^62]."""
     logs = np.log2(np.maximum(sums, SMALLEST_NORMAL))
     return np.abs(logs - np.where(np.abs(logs) > 32.0, np.sign(logs) * 64.0, 0.0)) * np.log(2.0)
 
 
 def _smaller(first: Derived, second: Derived) -> Derived:
-    """Of two distances: off by the larger one of the fractions of each that they may be off by."""
+    """Return the smaller of two distances, with the larger of their two relative errors."""
     value = np.minimum(first.value, second.value)
 
-    def larger(one: Float64Array, other: Float64Array) -> Float64Array:
-        fractions = (each / np.maximum(of.value, SMALLEST_NORMAL) for each, of in ((one, first), (other, second)))
+    def larger(left: Float64Array, right: Float64Array) -> Float64Array:
+        fractions = (error / np.maximum(of.value, SMALLEST_NORMAL) for error, of in ((left, first), (right, second)))
         return np.asarray(value * np.maximum(*fractions))
 
-    functions = {name: larger(each, second.functions[name]) for name, each in first.functions.items()}
+    functions = {name: larger(error, second.functions[name]) for name, error in first.functions.items()}
     return Derived(value, value, larger(first.own, second.own), functions, first.beside)

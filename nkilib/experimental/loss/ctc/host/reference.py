@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels should give, in float64 from the very inputs that they get, and how far they may be off, derived.
+"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
 
 Numpy only, for host code.
 
-u = 2^-23; rounding to float32 once costs u / 2 of the number. A step of time rounds a logarithm three times (two
-log-adds, and the emission), and softplus adds 2 u of a number below log 2; an error of what went in is averaged, since
-the derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0,
-so a beginning's logarithm is at least that of the whole, but for states of which the whole hardly consists: those of a
-share below e^-20 count with that share. Thus M = loss + 20 bounds the logarithms.
+u = 2^-23; rounding to float32 once costs u / 2 of the number. A time step rounds a logarithm three times (two log-adds
+and the emission), and softplus adds 2 u of a number below log 2. Errors of the operands are averaged, because the
+derivatives of log-add sum up to 1. So a step costs at most 2 u of the logarithm. Log-probabilities are at most 0, so
+the logarithm of a prefix is at least the logarithm of the whole. The exception are states that contribute next to
+nothing to the whole: a state with a share below e^-20 counts with that share. Thus M = loss + 20 bounds the logarithms.
 
-A probability of a state is e to alpha + beta - emission + loss: of two such errors, that of the loss, and four further
-roundings. It is relative to the occupancy. The exponential is good to ``EXP_UNITS``.
+The probability of a state is e to the power alpha + beta - emission + loss. It has the errors of alpha and beta, the
+error of the loss, and four further roundings. This error is relative to the occupancy. The exponential has an error of
+``SIMULATED.exp`` units.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ Integers: TypeAlias = npt.NDArray[Any]
 
 
 class CtcLosses(NamedTuple):
-    """Of all sequences.
+    """The losses and occupancies of all sequences.
 
     Attributes:
         losses: [N], infinite where there is no alignment.
-        occupancies: [T, N, C], the probability that an alignment is at that class at that time; 0 without one.
+        occupancies: [T, N, C], the probability that an alignment is at that class at that time; 0 without an alignment.
     """
 
     losses: Float64Array
@@ -45,7 +46,7 @@ class CtcLosses(NamedTuple):
 def ctc_loss_reference(
     log_probs: npt.NDArray[Any], targets: Integers, input_lengths: Integers, target_lengths: Integers, blank: int = 0
 ) -> CtcLosses:
-    """The losses, and what their gradient is made of, by the definition: over all states, state by state.
+    """Compute the losses and occupancies by the definition: over all states, state by state.
 
     PyTorch equivalent of the losses: ``F.ctc_loss(log_probs.double(), targets, input_lengths, target_lengths, blank,
     reduction="none")``.
@@ -66,7 +67,7 @@ def ctc_loss_reference(
 
 
 def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancies: Float64Array) -> float:
-    """The loss of a sequence, whose occupancies are added to zeros."""
+    """Return the loss of a sequence, and add its occupancies to ``occupancies``, which are zeros."""
     if len(log_probs) == 0:
         return 0.0 if len(classes) == 1 else np.inf
     emissions = log_probs[:, classes]
@@ -87,7 +88,7 @@ def _sequence(log_probs: Float64Array, classes: Integers, blank: int, occupancie
 
 
 def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64Array:
-    """Logarithms of the probabilities of all beginnings, [T, states]."""
+    """Return the logarithms of the probabilities of all prefixes, [T, states]."""
     alphas = np.full(emissions.shape, -np.inf)
     alphas[0, :2] = emissions[0, :2]
     for t in range(1, len(emissions)):
@@ -99,14 +100,14 @@ def _alphas(emissions: Float64Array, may_skip: npt.NDArray[np.bool_]) -> Float64
 
 
 def reduction_factors(target_lengths: Integers, reduction: str) -> Float64Array:
-    """What each loss is multiplied by."""
+    """Return the factor of each loss in the reduction."""
     if reduction != "mean":
         return np.ones(len(target_lengths))
     return 1.0 / (np.maximum(target_lengths, 1) * float(len(target_lengths)))
 
 
 def reduced(losses: Float64Array, target_lengths: Integers, reduction: str, zero_infinity: bool) -> Float64Array:
-    """As ``F.ctc_loss`` reduces them."""
+    """Reduce losses like ``F.ctc_loss``."""
     counted = np.where(np.isinf(losses), 0.0, losses) if zero_infinity else losses
     if reduction == "none":
         return counted
@@ -115,21 +116,25 @@ def reduced(losses: Float64Array, target_lengths: Integers, reduction: str, zero
 
 def ctc_loss_gradient_reference(
     log_probs: npt.NDArray[Any],
-    found: CtcLosses,
+    reference: CtcLosses,
     input_lengths: Integers,
     factors: Float64Array,
     zero_infinity: bool,
 ) -> Float64Array:
-    """The gradient by the log-probabilities: ``(exp(log_probs) - occupancies) * factors``, as PyTorch defines it.
+    """Return the gradient with respect to the log-probabilities, as PyTorch defines it.
+
+    It is ``(exp(log_probs) - occupancies) * factors``.
 
     Args:
         factors: [N], the upstream gradient of each loss.
     """
     is_inside = np.arange(len(log_probs))[:, np.newaxis] < input_lengths
     without = 0.0 if zero_infinity else np.nan
-    of_sequence = np.where(np.isinf(found.losses), without, factors)
+    of_sequence = np.where(np.isinf(reference.losses), without, factors)
     with np.errstate(all="ignore"):
-        gradient = (np.exp(log_probs.astype(np.float64)) - found.occupancies) * of_sequence[np.newaxis, :, np.newaxis]
+        gradient = (np.exp(log_probs.astype(np.float64)) - reference.occupancies) * of_sequence[
+            np.newaxis, :, np.newaxis
+        ]
     return np.where(is_inside[:, :, np.newaxis], gradient, 0.0)
 
 
@@ -139,18 +144,18 @@ _LOGARITHMS = 3
 _PARTITIONS = 128
 
 
-def _errors(found: CtcLosses, input_lengths: Integers) -> Float64Array:
-    """Of each loss; 0 of an infinite one."""
-    magnitude = np.where(np.isinf(found.losses), 0.0, found.losses + _UNLIKELY)
+def _errors(reference: CtcLosses, input_lengths: Integers) -> Float64Array:
+    """Return the error of each loss; 0 for an infinite one."""
+    magnitude = np.where(np.isinf(reference.losses), 0.0, reference.losses + _UNLIKELY)
     return np.asarray(_STEP_UNITS * UNIT * (input_lengths + 1) * magnitude)
 
 
 def ctc_loss_bound(
-    found: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
+    reference: CtcLosses, input_lengths: Integers, target_lengths: Integers, reduction: str, dtype: Any = np.float32
 ) -> Float64Array:
-    """Largest accepted error of the losses, which ``"none"`` stores in ``dtype``; infinite ones are exact."""
-    errors = _errors(found, input_lengths)
-    losses = np.where(np.isinf(found.losses), 0.0, found.losses)
+    """Return the largest accepted error of losses, stored in ``dtype`` for ``"none"``; infinite losses are exact."""
+    errors = _errors(reference, input_lengths)
+    losses = np.where(np.isinf(reference.losses), 0.0, reference.losses)
     if reduction == "none":
         return errors + rounding(losses, dtype)
     factors = reduction_factors(target_lengths, reduction)
@@ -160,14 +165,14 @@ def ctc_loss_bound(
 
 def ctc_loss_gradient_bound(
     log_probs: Any,
-    found: CtcLosses,
+    reference: CtcLosses,
     input_lengths: Integers,
     factors: Float64Array,
     exact: Float64Array,
 ) -> Float64Array:
-    """Largest accepted error of each element of the gradient ``exact``, stored in the type of the log-probabilities."""
-    relative = np.expm1(_LOGARITHMS * _errors(found, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
+    """Return the largest accepted error of the elements of ``exact``, stored in the type of the log-probabilities."""
+    relative = np.expm1(_LOGARITHMS * _errors(reference, input_lengths))[np.newaxis, :, np.newaxis] + 4.0 * UNIT
     probabilities = np.exp(np.minimum(log_probs.astype(np.float64), 0.0))
-    error = relative * found.occupancies + (SIMULATED.exp + 2.0) * UNIT * (probabilities + found.occupancies)
+    error = relative * reference.occupancies + (SIMULATED.exp + 2.0) * UNIT * (probabilities + reference.occupancies)
     scaled = np.abs(factors)[np.newaxis, :, np.newaxis] * (error + 2.0**-40)
     return scaled + rounding(np.nan_to_num(exact), log_probs.dtype) + SMALLEST_NORMAL

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels should give, in float64 from the very inputs that they get, and how far they may be off, derived.
+"""References of the kernels in float64, from the very inputs that they get, and derived bounds on the error.
 
 Numpy only, for host code.
 
-u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: 0 of error without a weight. A
-sum adds 32 numbers at a time, after those of a partition where the input is streamed. A mean multiplies by a
-reciprocal, of a sum with the error of its own. A gradient is the product of an upstream gradient, a weight, and for a
-mean the reciprocal of the total weight: three products.
+u = 2^-23; rounding to float32 once costs u / 2. A loss is one product of exact numbers: without a weight its error is
+0. A sum adds 32 numbers at a time; for a streamed input the positions of a partition are added first. A mean multiplies
+by the reciprocal of a sum that has an error of its own. A gradient is the product of an upstream gradient, a weight,
+and for a mean the reciprocal of the total weight: three products.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from nkilib.nki import nl
 
 
 class NllLosses(NamedTuple):
-    """Of every position, in the shape of the targets; 0 at ignored ones.
+    """The losses and weights of every position, in the shape of the targets; 0 at ignored positions.
 
     Attributes:
         losses: ``-w[t] * x[t]``.
@@ -40,7 +40,7 @@ class NllLosses(NamedTuple):
     weights: Float64Array
 
     def reduced(self, reduction: str) -> Float64Array:
-        """As ``F.nll_loss`` reduces them."""
+        """Reduce the losses like ``F.nll_loss``."""
         with np.errstate(all="ignore"):
             if reduction == "none":
                 return self.losses
@@ -51,7 +51,7 @@ class NllLosses(NamedTuple):
 def nll_loss_reference(
     input: npt.NDArray[Any], targets: npt.NDArray[Any], class_weight: npt.NDArray[Any] | None, ignore_index: int
 ) -> NllLosses:
-    """Losses and weights of every position.
+    """Return the losses and weights of every position.
 
     PyTorch equivalent: ``F.nll_loss(input.double(), targets, class_weight, ignore_index=ignore_index,
     reduction="none")``.
@@ -68,7 +68,7 @@ def nll_loss_reference(
 def nll_loss_gradient_reference(
     input: npt.NDArray[Any], targets: npt.NDArray[Any], weights: Float64Array, upstream: npt.NDArray[Any]
 ) -> Float64Array:
-    """The gradient: ``-weights * upstream`` at the targets, which weigh 0 where they are ignored, and 0 elsewhere."""
+    """Return the gradient: ``-weights * upstream`` at the targets, and 0 elsewhere. Ignored targets have weight 0."""
     gradient = np.zeros(input.shape)
     with np.errstate(all="ignore"):
         values = np.where(weights == 0.0, 0.0, -weights * upstream)
@@ -78,23 +78,26 @@ def nll_loss_gradient_reference(
 
 
 def nll_loss_bound(
-    found: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
+    reference: NllLosses, shape: tuple[int, ...], reduction: str, dtype: Any, streamed: bool | None = None
 ) -> Float64Array:
-    """Largest accepted error of the loss of an input of that shape, stored in ``dtype`` for ``"none"``."""
+    """Return the largest accepted error of the loss of an input of that shape, stored in ``dtype`` for ``"none"``."""
     if reduction == "none":
-        return 0.5 * UNIT * np.abs(found.losses) + rounding(found.losses, dtype)
+        return 0.5 * UNIT * np.abs(reference.losses) + rounding(reference.losses, dtype)
     additions = _additions(Shape.of(shape), streamed)
     with np.errstate(all="ignore"):
-        error = (additions + 1) * 0.5 * UNIT * np.abs(found.losses).sum()
+        error = (additions + 1) * 0.5 * UNIT * np.abs(reference.losses).sum()
         if reduction == "mean":
-            total = np.abs(found.weights.sum())
-            of_weights = additions * 0.5 * UNIT * np.abs(found.weights).sum() / total
-            error = error / total + (of_weights + 2.0 * UNIT) * np.abs(found.reduced(reduction))
+            total = np.abs(reference.weights.sum())
+            of_weights = additions * 0.5 * UNIT * np.abs(reference.weights).sum() / total
+            error = error / total + (of_weights + 2.0 * UNIT) * np.abs(reference.reduced(reduction))
     return np.asarray(error + SMALLEST_NORMAL)
 
 
 def _additions(shape: Shape, streamed: bool | None) -> int:
-    """Of one sum, one after the other; of a streamed input those of a partition's positions come first."""
+    """Return the number of successive additions of one sum.
+
+    For a streamed input, the additions of the positions of a partition come first.
+    """
     if streamed is False or shape.classes > STREAMED_CLASSES_MAX:
         return LEAF * (levels(number_of_batches(shape)) + levels(PARTITIONS))
     tiling = ClassTiling.of(shape, nl.bfloat16)
@@ -105,5 +108,5 @@ def _additions(shape: Shape, streamed: bool | None) -> int:
 
 
 def nll_loss_gradient_bound(exact: Float64Array, dtype: npt.DTypeLike) -> Float64Array:
-    """Largest accepted error of each element of the gradient; where it is 0 it is exact."""
+    """Return the largest accepted error of each element of the gradient; an element that is 0 is exact."""
     return np.where(exact == 0.0, SMALLEST_NORMAL, 4.0 * UNIT * np.abs(exact) + rounding(exact, dtype))

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Multi-label soft margin, with s = softplus(-|x|) to u / 2 and h = x ([x > 0] - t), which rounds twice.
+"""The reference of the multi-label soft margin loss, and the derivation of its error.
+
+s = softplus(-|x|) has an error of u / 2, and h = x ([x > 0] - t) rounds twice.
 
 Each is summed with n additions in a row, n u / 2 of the sum of magnitudes. The sum of both sums, 1 / C and the product
-with it round once. With T, the sum of s + |h| over C, which is the loss itself for targets in [0, 1]:
+with it round once each. T is the sum of s + |h| over C, which is the loss itself for targets in [0, 1]:
 
-    |error| <= u (n / 2 + 5 / 2) T        u more of softplus: u of the mean of s
+    |error| <= u (n / 2 + 5 / 2) T        u more for softplus: u of the mean of s
 
-With a weight s + h is rounded, and so is the product with the weight: u T more. Derivatives: the sigmoid, the
-difference and three products; by the weight s + h, and u for 1 / C and the product with it.
+With a weight, s + h is rounded, and so is the product with the weight: u T more. Derivatives: the sigmoid, the
+difference and three products; for the weight s + h, and u for 1 / C and the product with it.
 """
 
 from __future__ import annotations
@@ -23,30 +25,30 @@ from nkilib.base.guarantee import TermError
 from nkilib.core.host.exact import Derived, Exact, Float64Array
 from nkilib.core.host.function_errors import SIMULATED, FunctionErrors
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.skeletons.rowwise.host.truth import Tensors, summed
+from nkilib.experimental.loss.skeletons.rowwise.host.reference import Tensors, summed
 
 ERROR: Final = TermError(2.5, {"softplus": 1.0}, additions=0.5)
 WEIGHTED_ERROR: Final = TermError(3.5, {"softplus": 1.0}, form="with weight", additions=0.5)
 
 
 @dataclass(frozen=True)
-class MultilabelSoftMarginTruth:
-    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the tensor ``"weight"`` where it is.
+class MultilabelSoftMarginReference:
+    """``F.multilabel_soft_margin_loss(..., reduction="none")`` in float64, with the optional tensor ``"weight"``.
 
     Attributes:
-        has_weight: it is.
+        has_weight: whether there is a weight.
     """
 
     has_weight: bool = False
 
     @property
     def stated(self) -> TermError:
-        """Of this form."""
+        """The stated error of this form."""
         plain, weighted = ERROR, WEIGHTED_ERROR
         return weighted if self.has_weight else plain
 
     def value(self, tensors: Tensors) -> Derived:
-        """The mean over classes."""
+        """Return the mean over classes."""
         terms, classes = _Terms.of(tensors), tensors["input"].shape[1]
         weight = tensors["weight"] if self.has_weight else np.ones(1)
         size = np.abs(weight)
@@ -58,24 +60,24 @@ class MultilabelSoftMarginTruth:
         return Derived(value, sums.value / classes, own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """sigmoid(x) - t, and -x; by the weight the terms."""
+        """Return sigmoid(x) - t for the input, -x for the target, and the sum of both terms for the weight."""
         x, t, classes = tensors["input"], tensors["target"], tensors["input"].shape[1]
         scale = (tensors["weight"] if self.has_weight else np.ones(1)) / classes
         sigmoid = np.where(x >= 0.0, 1.0, np.exp(-np.abs(x))) / (1.0 + np.exp(-np.abs(x)))
         error = functions.sigmoid * UNIT * sigmoid + 2.0 * UNIT * np.abs(sigmoid - t)
-        found = {
+        derivatives = {
             "input": Exact(scale * (sigmoid - t), np.abs(scale) * error),
             "target": Exact(-scale * x, np.abs(scale) * 1.5 * UNIT * np.abs(x)),
         }
         if self.has_weight:
             terms = _Terms.of(tensors)
             units = terms.units + 1.5 * terms.size + functions.further("softplus") * terms.soft
-            found["weight"] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
-        return found
+            derivatives["weight"] = Exact((terms.soft + terms.hard) / classes, UNIT * units / classes)
+        return derivatives
 
 
 class _Terms(NamedTuple):
-    """Of the losses of elements without weight.
+    """The two terms of the elementwise losses, without weight.
 
     Attributes:
         soft, hard: s and h.
@@ -86,16 +88,16 @@ class _Terms(NamedTuple):
 
     @classmethod
     def of(cls, tensors: Tensors) -> _Terms:
-        """Of input and target."""
+        """Compute the terms from input and target."""
         x, t = tensors["input"], tensors["target"]
         return cls(np.log1p(np.exp(-np.abs(x))), np.where(x == 0.0, 0.0, x * ((x > 0.0) - t)))
 
     @property
     def size(self) -> Float64Array:
-        """s + |h|."""
+        """The magnitude s + |h|."""
         return self.soft + np.abs(self.hard)
 
     @property
     def units(self) -> Float64Array:
-        """What s and h are off, in u."""
+        """The error of s and h, in u."""
         return 0.5 * self.soft + np.abs(self.hard)

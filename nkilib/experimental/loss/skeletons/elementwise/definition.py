@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""The interface of an elementwise loss definition: three functions of tiles.
+
+The skeleton streams the tensors of a loss, all of one shape and each of its own type, through SBUF, tile by tile, and
+cuts each tile into pieces; a weight may also have one value per row or per column (:mod:`.stream`). For a piece a loss
+definition computes the losses, and their derivatives with respect to each of the tensors. The skeleton handles
+streams, sums, upstream gradients, weights and stores (:mod:`.passes`, :mod:`.weighted`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from nkilib.core.rows.arithmetic import product
+from nkilib.core.rows.checks import require
+from nkilib.core.rows.scratch import Scratch
+from nkilib.nki import nl
+
+if TYPE_CHECKING:
+    from nkilib.nki import Operator
+
+# Names of tensors that most losses have.
+INPUT, TARGET, WEIGHT = "input", "target", "weight"
+POSITIVE_WEIGHT, VARIANCE = "pos_weight", "var"
+# The tiles of :meth:`LossDefinition.prepare`: each loss definition chooses their number and meaning.
+Prepared = tuple[nl.NkiTensor, ...]
+
+
+@dataclass
+class Count:
+    """A mutable counter."""
+
+    number: int = 0
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A range of columns of a tile, of every tensor that is streamed.
+
+    Attributes:
+        tensors: tiles [rows, columns] in the types of the tensors, by name.
+        scratch: the source of float32 tiles of the piece's size.
+        number: the index among all pieces of the launch, independent of the number of cores.
+        taken: the number of scratch tiles that the piece has taken.
+    """
+
+    tensors: dict[str, nl.NkiTensor]
+    scratch: Scratch
+    number: int = 0
+    taken: Count = field(default_factory=Count)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """The shape as (rows, columns)."""
+        rows, columns = next(iter(self.tensors.values())).shape
+        return rows, columns
+
+    def __getitem__(self, name: str) -> nl.NkiTensor:
+        """Return the tile of a tensor."""
+        return self.tensors[name]
+
+    def float32(self) -> nl.NkiTensor:
+        """Return an uninitialised float32 tile.
+
+        The loss definition states the number of tiles that it takes; one more would belong to another piece.
+        """
+        self.taken.number += 1
+        most = self.scratch.tiles_of_piece
+        require(
+            self.taken.number <= most,
+            f"a piece takes at most the {most} tiles that its loss definition states as scratch_tiles, got one "
+            f"more; state them",
+        )
+        return self.scratch.next(*self.shape)
+
+    def bfloat16(self) -> nl.NkiTensor:
+        """Return a bfloat16 tile in place of a float32 one: Vector has fast modes for 16 bits."""
+        return self.float32().view(nl.bfloat16)[:, 0 : self.shape[1]]
+
+    def like(self, name: str) -> nl.NkiTensor:
+        """Return a tile in the type of a tensor, with which Vector may be faster, in place of a float32 one."""
+        return self.float32().view(self.tensors[name].dtype)[:, 0 : self.shape[1]]
+
+    def constant(self, number: float) -> nl.NkiTensor:
+        """Return a float32 tile [rows, 1] filled with ``number``, in the form of an activation's bias."""
+        return self.scratch.constant(number, self.shape[0])
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The derivative of a piece's losses with respect to a tensor: ``factor`` times a tile or a product of two.
+
+    Attributes:
+        tile_sbuf: [rows, columns], of any floating type; float32 scratch of its own if it is multiplied.
+        factor: a number that is multiplied into the upstream gradient.
+        on_scalar: whether Scalar multiplies by an upstream gradient that all losses share; for losses where Vector has
+            more to do.
+        times_sbuf: the other tile of the product, which Vector computes after it has begun the next piece, so that
+            it does not wait for other engines.
+    """
+
+    tile_sbuf: nl.NkiTensor
+    factor: float = 1.0
+    on_scalar: bool = False
+    times_sbuf: nl.NkiTensor | None = None
+
+    def product_sbuf(self) -> nl.NkiTensor:
+        """Return the tile, multiplied in place by the other one if there is one; call this once."""
+        if self.times_sbuf is not None:
+            product(self.tile_sbuf, self.tile_sbuf, self.times_sbuf)
+        return self.tile_sbuf
+
+
+@dataclass(frozen=True)
+class Activation:
+    """The instruction ``op(data * scale + bias)`` on Scalar, on a tile.
+
+    Attributes:
+        op, data_sbuf, scale, bias_sbuf: the operands of the instruction.
+        scratch_sbuf: a float32 tile that may hold the result; None means that the data tile may.
+    """
+
+    op: Operator
+    data_sbuf: nl.NkiTensor
+    scale: float = 1.0
+    scratch_sbuf: nl.NkiTensor | None = None
+    bias_sbuf: nl.NkiTensor | None = None
+
+    @property
+    def dst_sbuf(self) -> nl.NkiTensor:
+        """The tile that may hold the result."""
+        return self.data_sbuf if self.scratch_sbuf is None else self.scratch_sbuf
+
+
+@dataclass(frozen=True)
+class Combination:
+    """The instruction ``(data op0 operand0) op1 operand1`` on Vector, on two tiles.
+
+    Attributes:
+        data_sbuf, op0, operand0, op1: the operands of the instruction.
+        operand1: a float32 tile that the result may overwrite.
+    """
+
+    data_sbuf: nl.NkiTensor
+    op0: Operator
+    operand0: float
+    op1: Operator
+    operand1: nl.NkiTensor
+
+
+class Losses(Protocol):
+    """The destination of the losses of a piece: a tile that is stored, or sums (:mod:`.results`).
+
+    A loss definition passes the last instruction of its losses to this object, which then writes the losses or sums.
+    """
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the losses are stored, so that their terms need tiles; the terms of a sum are discarded."""
+
+    def activation(
+        self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
+    ) -> None:
+        """Accept losses of the form ``op(data * scale + bias)``, on Scalar."""
+
+    def activations(self, *activations: Activation) -> None:
+        """Accept losses that are the sum of activations, each of which may be written to its ``dst_sbuf``.
+
+        Vector adds losses that are stored; Scalar's accumulator adds losses of a sum.
+        """
+
+    def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
+        """Accept losses that are the sum of an activation and a combination, which may be written to their tiles.
+
+        For a sum, Scalar and Vector each add up their own term.
+        """
+
+    def two_combinations(self, first: Combination, second: Combination) -> None:
+        """Accept losses that are the sum of two combinations, both on Vector."""
+
+    def scalar_tensor_tensor(
+        self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
+    ) -> None:
+        """Accept losses of the form ``(data op0 operand0) op1 operand1``, on Vector."""
+
+    def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
+        """Accept losses that are ``left * right`` of two tiles, on Vector."""
+
+
+class LossDefinition(Protocol):
+    """The definition of an elementwise loss, with its options.
+
+    :meth:`prepare` of the next piece is issued before :meth:`value` of this one: the first steps of a piece, such as
+    Scalar's activation functions, belong there, so that Vector does not wait for them.
+    """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        """The names of the tensors from which losses are computed, the first one first."""
+
+    @property
+    def scratch_tiles(self) -> int:
+        """The maximum number of float32 tiles that a piece takes, up to :meth:`value` or for :meth:`derivative`."""
+
+    def needed(self, wanted: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the names of the tensors needed for the derivatives with respect to the ``wanted`` tensors."""
+
+    def prepare(self, piece: Piece) -> Prepared:
+        """Issue the first steps of a piece and return their tiles, which :meth:`value` takes."""
+
+    def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
+        """Compute the losses of the piece and pass them to ``losses`` by one of its methods."""
+
+    def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
+        """Return the derivatives of the losses with respect to the ``wanted`` tensors, by name."""
