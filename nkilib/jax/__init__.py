@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy and scores of tokens on the kernels for JAX: on a Neuron device, and on the CPU through the simulator.
+"""Cross-entropy and token scores on the kernels, for JAX: on a Neuron device, and on the CPU through the simulator.
 
-Importing it imports jax, which nothing else in nkilib does. It knows nothing of :mod:`nkilib.torch`.
+Importing this package imports jax, which no other package of nkilib does. It does not depend on :mod:`nkilib.torch`.
 """
 
 import nkilib._unmixed

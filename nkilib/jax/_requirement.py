@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which releases of JAX this package runs on; importing it refuses others."""
+"""The releases of JAX that this package runs on. Importing this module raises an ImportError for others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``python -m nkilib verify`` runs through JAX, whose results are numpy arrays."""
+"""The functions that ``python -m nkilib verify`` runs through JAX. Their results are numpy arrays."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _AXIS: Final = "positions"
 
 
 class AbsentError(Exception):
-    """What a call needs is not on this machine; the message is a clause that says what."""
+    """A prerequisite of a call is missing on this machine; the message is a clause that names it."""
 
 
 def jitted(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Mean loss and gradient under ``jax.jit``."""
+    """Compute the mean loss and the gradient under ``jax.jit``."""
     _check(is_device)
     return _loss_and_gradient(cross_entropy, logits, targets)
 
 
 def sharded(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """The same under ``jax.shard_map``, over the positions of one device."""
+    """Compute the mean loss and the gradient under ``jax.shard_map``, over the positions of one device."""
     _check(is_device)
     mesh = Mesh(np.array(jax.devices()[:1]), (_AXIS,))
     make_spec: Any = PartitionSpec  # has no types

@@ -3,8 +3,8 @@
 
 """Losses and softmax on the kernels for PyTorch: on a Neuron device, and on the CPU through the simulator.
 
-Importing it imports torch, which nothing else in nkilib does, and registers the operators ``torch.ops.nkilib``;
-where the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
+Importing this package imports torch, which no other part of nkilib imports, and registers the operators
+``torch.ops.nkilib``; if the native torch-neuronx is loaded, also ``torch.ops.nkilib_neuron``.
 """
 
 import nkilib._unmixed

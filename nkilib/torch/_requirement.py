@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which releases of PyTorch this package runs on; importing it refuses others."""
+"""The releases of PyTorch that this package supports; importing this module rejects others."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Functions of other packages replaced by ours while they run, and what puts them back."""
+"""The replacement of other packages' functions by nkilib's at run time, and its reversal."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Replacement:
 
     Attributes:
         owner: the module or class that has the name.
-        name: of the attribute.
-        theirs: what the owner has.
-        ours: what it gets.
+        name: the name of the attribute.
+        theirs: the original value.
+        ours: the replacement.
     """
 
     owner: Any
@@ -37,10 +37,10 @@ class Replacement:
 
 
 class Undo:
-    """Puts back what was replaced when it is called, or when a ``with`` block of it ends.
+    """Restores the replaced functions when it is called, or at the end of a ``with`` block.
 
-    A second call does nothing. A name that something else has replaced by then stays as it is. Gradients of results
-    from before the undo are computed as if it had not happened.
+    A second call does nothing. A name that something else has replaced in the meantime stays as it is. Gradients of
+    results from before the undo are computed as if it had not happened.
     """
 
     def __init__(self, package: str, replacements: tuple[Replacement, ...]) -> None:
@@ -49,11 +49,11 @@ class Undo:
 
     def __call__(self) -> None:
         replacements, self._replacements = self._replacements, ()
-        for each in replacements:
-            if isinstance(each.owner, ModuleType):
-                _replace_in_modules(self._package, each.ours, each.theirs)
-            elif vars(each.owner).get(each.name) is each.ours:
-                setattr(each.owner, each.name, each.theirs)
+        for replacement in replacements:
+            if isinstance(replacement.owner, ModuleType):
+                _replace_in_modules(self._package, replacement.ours, replacement.theirs)
+            elif vars(replacement.owner).get(replacement.name) is replacement.ours:
+                setattr(replacement.owner, replacement.name, replacement.theirs)
 
     def __enter__(self) -> Undo:
         return self
@@ -63,17 +63,17 @@ class Undo:
 
 
 def replace(package: str, replacements: tuple[Replacement, ...]) -> Undo:
-    """Replace functions of a package, also where its modules have imported them by name.
+    """Replace functions of a package, also in modules that have imported them by name.
 
     Args:
-        package: the root package. Of a module's function every module of it that has been imported is searched.
-        replacements: the functions.
+        package: the root package. For a function of a module, every imported module of the package is searched.
+        replacements: the functions to replace.
     """
-    for each in replacements:
-        if isinstance(each.owner, ModuleType):
-            _replace_in_modules(package, each.theirs, each.ours)
+    for replacement in replacements:
+        if isinstance(replacement.owner, ModuleType):
+            _replace_in_modules(package, replacement.theirs, replacement.ours)
         else:
-            setattr(each.owner, each.name, each.ours)
+            setattr(replacement.owner, replacement.name, replacement.ours)
     return Undo(package, replacements)
 
 
@@ -87,29 +87,29 @@ def _replace_in_modules(package: str, old: object, new: object) -> None:
 
 @dataclass(frozen=True)
 class Release:
-    """The release of a package whose functions ours stand in for.
+    """The release of a package whose functions nkilib's replace.
 
     Attributes:
-        caller: who asks, for messages.
+        caller: the function that messages name.
         package: the name under which it is imported.
-        version: the release that was read.
+        version: the release whose source was read.
     """
 
     caller: str
     package: str
     version: str
 
-    def check(self, found: str, signatures: Mapping[str, tuple[Callable[..., Any], str]]) -> None:
-        """Refuse functions with other arguments than those that were read.
+    def check(self, installed: str, signatures: Mapping[str, tuple[Callable[..., Any], str]]) -> None:
+        """Reject functions whose arguments differ from those of the release that was read.
 
         Args:
-            found: the version that is installed. Another one than was read is accepted with a warning if the arguments
-                are the same.
-            signatures: by the full name of a function, the function and its arguments, as :func:`arguments_of` has
-                them.
+            installed: the installed version. If it is not the one that was read, it is accepted with a warning if the
+                arguments are the same.
+            signatures: the function and its arguments, as :func:`arguments_of` returns them, by the full name of the
+                function.
 
         Raises:
-            RuntimeError: arguments differ; it says which.
+            RuntimeError: arguments differ; the message names them.
         """
         differing = {
             name: f"{name} must be called with {expected}, got {arguments_of(function)}"
@@ -119,39 +119,40 @@ class Release:
         if differing:
             raise RuntimeError(
                 f"{self.caller}: {'; '.join(differing.values())}; it knows {self.package} {self.version} and there is "
-                f"{found}; install {self.package}=={self.version}, or call nkilib.torch.linear_token_scores yourself"
+                f"{installed}; install {self.package}=={self.version}, or call nkilib.torch.linear_token_scores "
+                f"yourself"
             )
-        if found.split(".")[:2] != self.version.split(".")[:2]:
+        if installed.split(".")[:2] != self.version.split(".")[:2]:
             warnings.warn(
-                f"{self.caller}: knows {self.package} {self.version}, got {found}; the arguments of what it replaces "
-                f"are the same, what is around them was not read",
+                f"{self.caller}: knows {self.package} {self.version}, got {installed}; the arguments of the "
+                f"replaced functions are the same, but the code around them was not read",
                 stacklevel=3,
             )
 
 
 def arguments_of(function: Callable[..., Any]) -> str:
-    """The arguments of a function with their defaults, without annotations."""
+    """Return the arguments of a function with their defaults, without annotations."""
     signature = inspect.signature(function)
-    bare = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    bare = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     return str(signature.replace(parameters=bare, return_annotation=inspect.Signature.empty))
 
 
 def checked_devices(caller: str, devices: Any) -> frozenset[str]:
-    """The types of devices whose tensors go to ours.
+    """Return the device types whose tensors go to nkilib's functions.
 
     Args:
-        caller: who is named in errors.
-        devices: an iterable of types, as in ``tensor.device.type``.
+        caller: the function that error messages name.
+        devices: an iterable of device types, as in ``tensor.device.type``.
 
     Raises:
-        TypeError: no iterable of strings, or a string itself.
-        ValueError: none is named, or one on which no kernel runs.
+        TypeError: not an iterable of strings, or itself a string.
+        ValueError: no device, or a device on which no kernel runs.
     """
     if isinstance(devices, str) or not isinstance(devices, Iterable):
         remedy = f"; pass ({devices!r},)" if isinstance(devices, str) else ""
         raise TypeError(f"{caller}: argument 'devices' must be an iterable of device types, not {devices!r}{remedy}")
     names = tuple(devices)
-    if not names or not all(isinstance(each, str) for each in names):
+    if not names or not all(isinstance(tensor_name, str) for tensor_name in names):
         error = TypeError if names else ValueError
         raise error(f"{caller}: devices must name one or more of {', '.join(_DEVICES)}, got {names!r}")
     for name in names:

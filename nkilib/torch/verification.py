@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``python -m nkilib verify`` runs through PyTorch: small calls on a device, whose results are numpy arrays.
+"""The PyTorch calls of ``python -m nkilib verify``: small calls on a device, whose results are numpy arrays.
 
-A device is named as PyTorch names it: ``"neuron"``, or ``"cpu"`` for the simulator.
+Devices have PyTorch's names: ``"neuron"``, or ``"cpu"`` for the simulator.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nkilib.torch.dispatch.native import NATIVE_DEVICE, registrar
 Results = dict[str, npt.NDArray[Any]]
 
 _XLA: Final = "torch_xla.core.xla_model"
-# For the CPU, what traces a graph of each direction and compiles nothing.
+# The backends of torch.compile; the default traces a graph of each direction and compiles nothing.
 _BACKENDS: Final = {NATIVE_DEVICE: "neuron"}
 _DEFAULT_BACKEND: Final = "aot_eager"
 _COLLECTIVES: Final = {NATIVE_DEVICE: "neuron"}
@@ -33,14 +33,14 @@ _DEFAULT_COLLECTIVES: Final = "gloo"
 
 
 class AbsentError(Exception):
-    """What a call needs is not on this machine; the message is a clause that says what."""
+    """Raised if something that a call needs is missing on this machine; the message is a clause that names it."""
 
 
 def device_of(is_device: bool) -> str:
-    """Where to run.
+    """Return the name of the device to run on.
 
     Raises:
-        AbsentError: there is no native torch-neuronx.
+        AbsentError: the native torch-neuronx is not installed.
     """
     if not is_device:
         return "cpu"
@@ -50,22 +50,22 @@ def device_of(is_device: bool) -> str:
 
 
 def eager(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Mean loss and gradient, and whether the operators are those that the device should have (1) or not (0)."""
+    """Return mean loss and gradient, and whether the operators are those expected for the device (1) or not (0)."""
     device = device_of(is_device)
-    found = _loss_and_gradient(cross_entropy, device, logits, targets)
+    results = _loss_and_gradient(cross_entropy, device, logits, targets)
     is_as_intended = registrar.name == "nki_op" or not is_device
-    return {**found, "intended": np.array([float(is_as_intended)], np.float32)}
+    return {**results, "intended": np.array([float(is_as_intended)], np.float32)}
 
 
 def library(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Mean loss and gradient by operators of ``torch.library``: with ``NKILIB_TORCH_OPS=library``."""
+    """Return mean loss and gradient, computed by operators of ``torch.library``: with ``NKILIB_TORCH_OPS=library``."""
     if registrar.name != "library":
         raise RuntimeError(f"the operators are those of {registrar.name}, because {registrar.reason}")
     return _loss_and_gradient(cross_entropy, device_of(is_device), logits, targets)
 
 
 def compiled(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Mean loss and gradient in a graph of each direction."""
+    """Return mean loss and gradient, each direction in a compiled graph."""
     device = device_of(is_device)
 
     @torch.compile(backend=_BACKENDS.get(device, _DEFAULT_BACKEND), fullgraph=True, dynamic=False)
@@ -76,7 +76,7 @@ def compiled(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any
 
 
 def in_place(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """What the memory of the logits holds after a backward in place, and the gradient."""
+    """Return the contents of the logits' memory after an in-place backward, and the gradient."""
     scores = torch.from_numpy(logits).to(device_of(is_device)).requires_grad_()
     overwritten = scores * 1.0
     torch.autograd.backward(cross_entropy(overwritten, torch.from_numpy(targets).to(scores.device), inplace=True))
@@ -84,10 +84,10 @@ def in_place(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any
 
 
 def on_xla(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> Results:
-    """Mean loss and gradient of tensors of PyTorch/XLA.
+    """Return mean loss and gradient of tensors of PyTorch/XLA.
 
     Raises:
-        AbsentError: there is no torch_xla, or no device.
+        AbsentError: torch_xla is not installed, or has no device.
     """
     if not is_device:
         return _loss_and_gradient(cross_entropy, "cpu", logits, targets)
@@ -99,13 +99,13 @@ def on_xla(is_device: bool, logits: npt.NDArray[Any], targets: npt.NDArray[Any])
 
 
 def collectives(is_device: bool, values: npt.NDArray[Any], integers: npt.NDArray[Any]) -> Results:
-    """All-reduces in a group of one rank: maximum and sum of float32, minimum of int32."""
+    """Return the results of all-reduces in a group of one rank: maximum and sum of float32, minimum of int32."""
     device = device_of(is_device)
     with tempfile.TemporaryDirectory() as directory:
         backend, store = _COLLECTIVES.get(device, _DEFAULT_COLLECTIVES), Path(directory) / "store"
         dist.init_process_group(backend, init_method=f"file://{store}", rank=0, world_size=1)
         try:
-            found = {}
+            results = {}
             for name, array, op in (
                 ("maximum", values, dist.ReduceOp.MAX),
                 ("sum", values, dist.ReduceOp.SUM),
@@ -113,10 +113,10 @@ def collectives(is_device: bool, values: npt.NDArray[Any], integers: npt.NDArray
             ):
                 tensor = torch.from_numpy(array.copy()).to(device)
                 dist.all_reduce(tensor, op)
-                found[name] = _numpy(tensor)
+                results[name] = _numpy(tensor)
         finally:
             dist.destroy_process_group()
-    return found
+    return results
 
 
 def _loss_and_gradient(

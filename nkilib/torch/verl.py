@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probability and entropy from hidden states for verl, on the kernels; importing it does not import verl.
+"""Log-probability and entropy from hidden states for verl, on the kernels. Importing this module does not import verl.
 
-What the functions equal is written down in ``verl/utils/kernel/linear_cross_entropy.py`` and
-``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a worker of verl comes to call :func:`install` is in
-docs/trainers.md.
+The reference of the functions is ``verl/utils/kernel/linear_cross_entropy.py`` and
+``verl/utils/experimental/torch_functional.py``, version 0.9.1. How a worker of verl calls :func:`install`:
+docs/reference/torch.md#which-function-for-which-trainer.
 """
 
 from __future__ import annotations
@@ -41,31 +41,33 @@ def linear_cross_entropy(
     reduction: str = "none",
     dist_process_group: dist.ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability of every label and entropy, as ``verl.utils.kernel.linear_cross_entropy.linear_cross_entropy``.
+    """Compute the log-probability of every label and the entropy, like
+    ``verl.utils.kernel.linear_cross_entropy.linear_cross_entropy``.
 
-    It equals, with z = hidden @ weight.T / temperature of all classes in float32, and of any device::
+    The results equal, with z = hidden @ weight.T / temperature over all classes in float32, on any device::
 
         logprobs = -torch.nn.functional.cross_entropy(z.flatten(0, -2), labels.flatten(), reduction="none")
         entropy = (z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)).flatten()
 
     Args:
         hidden: [..., D], bfloat16, float16 or float32.
-        weight: [V, D]; with a group this rank's rows of it, as many on each rank.
-        labels: [...] of the shape of ``hidden`` without the last dimension, integer, counted over the classes of all
+        weight: the weight [V, D]; with a group, this rank's rows of it, equally many on each rank.
+        labels: integers [...], of the shape of ``hidden`` without the last dimension, counted over the classes of all
             ranks. -100 has log-probability 0.
-        temperature: from 1e-6 to 1e6, divides the logits. Each new value compiles a kernel.
-        reduction: of the log-probabilities: ``"none"``, ``"sum"`` or ``"mean"`` over all positions. Upper case counts.
-        dist_process_group: the ranks that share the vocabulary. As with verl's own, the gradient of ``hidden`` is then
-            a part of the sum over these ranks, which verl takes where it gathers the sequence-parallel region. Here
-            the first rank has the whole and the others zeros, so that no sum rounds.
+        temperature: divides the logits; from 1e-6 to 1e6. Each new value compiles a new kernel.
+        reduction: the reduction of the log-probabilities: ``"none"``, ``"sum"`` or ``"mean"`` over all positions, in
+            upper or lower case.
+        dist_process_group: the ranks that share the vocabulary. As in verl, the gradient of ``hidden`` is then a
+            summand of the sum over these ranks, which verl computes where it gathers the sequence-parallel region. Here
+            the first rank has the whole gradient and the others have zeros, so that no sum rounds.
 
     Returns:
-        Both float32 and differentiable: log-probabilities [N], or without dimensions where they are reduced, and the
-        entropies [N], in nats.
+        Two float32 differentiable tensors: log-probabilities [N], or a scalar if they are reduced, and the entropies
+        [N], in nats.
 
     Raises:
         ValueError: unknown ``reduction``.
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
             :func:`nkilib.torch.linear_token_scores`.
     """
     lowered = reduction.lower()
@@ -86,7 +88,7 @@ def linear_cross_entropy(
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """A tensor as it is; its gradient, the same on all ranks, becomes parts of a sum over them."""
+    """An identity whose gradient, equal on all ranks, becomes the summands of a sum over them."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, is_first: bool) -> Tensor:
@@ -106,21 +108,21 @@ def _gradient_on_first_rank(tensor: Tensor, is_first: bool) -> Tensor:
 def fused_linear_for_ppo(
     hidden_states: Tensor, vocab_weights: Tensor, input_ids: Tensor, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of every position, as the ``forward`` of verl's ``FusedLinearForPPO``.
+    """Compute log-probability and entropy of every position, like the ``forward`` of verl's ``FusedLinearForPPO``.
 
-    The entropy is float32, where that of verl has the type of the hidden states.
+    The entropy is float32, whereas verl's has the dtype of the hidden states.
 
     Args:
         hidden_states: [..., D], bfloat16, float16 or float32.
-        vocab_weights: [V, D].
+        vocab_weights: the weight [V, D].
         input_ids: [...], the tokens to score, already shifted; -100 has log-probability 0.
-        temperature: from 1e-6 to 1e6, divides the logits. Each new value compiles a kernel.
+        temperature: divides the logits; from 1e-6 to 1e6. Each new value compiles a new kernel.
 
     Returns:
-        Both float32, of the shape of ``input_ids``, and differentiable.
+        Two float32 differentiable tensors of the shape of ``input_ids``.
 
     Raises:
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
             :func:`nkilib.torch.linear_token_scores`.
     """
     scores = linear_token_scores(hidden_states, vocab_weights, input_ids, temperature=temperature)
@@ -130,22 +132,23 @@ def fused_linear_for_ppo(
 def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     """Make verl compute log-probabilities and entropies from hidden states on the kernels.
 
-    After it ``verl.utils.kernel.linear_cross_entropy.linear_cross_entropy`` is :func:`linear_cross_entropy` for tensors
-    on one of these devices, in every module of verl that has imported it by name too; and ``FusedLinearForPPO`` is
-    :func:`fused_linear_for_ppo`, whatever its backend. Tensors on other devices, float64, hidden states with fewer than
-    16 or more than 16,384 features and a temperature for each sample go to verl's own code. Models built before and
-    after it are served alike; verl takes both only with ``use_fused_kernels``.
+    After the installation ``verl.utils.kernel.linear_cross_entropy.linear_cross_entropy`` is
+    :func:`linear_cross_entropy` for tensors on one of these devices, in every module of verl that has imported it by
+    name too; and ``FusedLinearForPPO`` is :func:`fused_linear_for_ppo`, for any backend. Tensors on other devices,
+    float64, hidden states with fewer than 16 or more than 16,384 features and a temperature for each sample go to
+    verl's own code. Models built before and after the installation are served alike; verl calls both functions only
+    with ``use_fused_kernels``.
 
     Args:
-        devices: types of devices, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
 
     Returns:
-        What undoes it: call it, or use it in a ``with`` statement.
+        An object that undoes the replacement: call it, or use it in a ``with`` statement.
 
     Raises:
-        ImportError: there is no verl.
-        RuntimeError: the functions of the installed verl have other arguments; it says which.
-        TypeError: ``devices`` is no iterable of strings, or a string itself.
+        ImportError: verl is not installed.
+        RuntimeError: the functions of the installed verl have other arguments; the message names them.
+        TypeError: ``devices`` is not an iterable of strings, or is itself a string.
         ValueError: it is installed already; or no kernel runs on one of the devices.
     """
     kinds = checked_devices("nkilib.torch.verl.install", devices)
@@ -153,7 +156,7 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     kernel: Any = importlib.import_module(_KERNEL)
     fused: Any = importlib.import_module(_FUSED).FusedLinearForPPO
     if hasattr(kernel.linear_cross_entropy, "nkilib_devices"):
-        raise ValueError("nkilib.torch.verl.install: it is installed already; call what it returned first")
+        raise ValueError("nkilib.torch.verl.install: it is installed already; call the object that it returned first")
     function = f"{_KERNEL}.linear_cross_entropy"
     _RELEASE.check(
         str(verl.__version__),

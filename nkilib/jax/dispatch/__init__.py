@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a kernel over rows is launched from JAX, whichever function it serves.
+"""Launches of kernels over rows from JAX, for all functions.
 
-From the bottom up: ``platforms`` says where kernels run, ``host_call`` calls Python from a compiled program, ``launch``
-launches a kernel with either, ``batching`` makes one launch of what ``jax.vmap`` maps. What public functions share
-stands beside them: ``checks``, ``layout``. Nothing here knows a loss.
+From the bottom up: ``platforms`` knows where kernels run, ``host_call`` calls Python from a compiled program,
+``launch`` launches a kernel with either, ``batching`` makes one launch out of a ``jax.vmap``. ``checks`` and ``layout``
+are shared by the public functions. Nothing here depends on a loss.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``jax.vmap`` over a function of rows: one launch with the rows of all examples where no result is a sum over rows."""
+"""``jax.vmap`` over a function of rows: one launch with the rows of all examples, if no result is a sum over rows."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 Arrays = Mapping[str, jax.Array | None]
-# From arrays with a row each in their first dimension, and from arrays that all rows share, to results by row.
+# A function of arrays whose first dimension is that of the rows, and of arrays that all rows share; it returns results
+# by row.
 RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
-def given(arrays: Arrays, name: str) -> jax.Array:
-    """An array that is not optional.
+def required(arrays: Arrays, name: str) -> jax.Array:
+    """Return an array that is not optional.
 
     Raises:
-        KeyError: it was not given.
+        KeyError: the array is missing.
     """
     array = arrays[name]
     if array is None:
@@ -30,9 +31,10 @@ def given(arrays: Arrays, name: str) -> jax.Array:
 
 
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
-    """``function``, which ``jax.vmap`` calls once with the rows of all examples one after the other.
+    """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
 
-    Where what the rows share differs by example there is nothing to be put together: it is called for each example.
+    If an array that the rows share differs between the examples, the rows cannot be joined, and the function is called
+    for each example.
     """
     mapped = custom_vmap(function)
 
@@ -44,8 +46,8 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
             results = _for_each(mapped, _chosen(rows, rows_batched), _chosen(shared, shared_batched), rows, shared)
         else:
             joined = {name: _joined(array, rows_batched[name], size) for name, array in rows.items()}
-            found = mapped(joined, shared)
-            results = {name: result.reshape(size, -1, *result.shape[1:]) for name, result in found.items()}
+            joined_results = mapped(joined, shared)
+            results = {name: result.reshape(size, -1, *result.shape[1:]) for name, result in joined_results.items()}
         return results, dict.fromkeys(results, True)
 
     mapped.def_vmap(rule)
@@ -53,7 +55,10 @@ def batched_by_rows(function: RowsFunction) -> RowsFunction:
 
 
 def batched_by_example(function: RowsFunction) -> RowsFunction:
-    """``function``, which ``jax.vmap`` calls for each example: a result of it is a sum over the rows of one."""
+    """Wrap a function so that ``jax.vmap`` calls it for each example.
+
+    This is for functions with a result that is a sum over the rows of one example.
+    """
     mapped = custom_vmap(function)
 
     def rule(
@@ -68,7 +73,7 @@ def batched_by_example(function: RowsFunction) -> RowsFunction:
 
 
 def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
-    """The rows of all examples; those that all examples have in common are repeated."""
+    """Join the rows of all examples; rows that all examples share are repeated."""
     if array is None:
         return None
     whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
@@ -82,7 +87,7 @@ def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any
 def _for_each(
     mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
 ) -> dict[str, jax.Array]:
-    """The results of every example, one launch after the other."""
+    """Return the results of every example, with one launch after the other."""
 
     def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
         return mapped({**rows, **example[0]}, {**shared, **example[1]})

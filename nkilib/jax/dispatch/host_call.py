@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Calling a Python function on numpy arrays from a JAX program, compiled or not.
+"""Calls of a Python function on numpy arrays from a JAX program, compiled or not.
 
-``jax.pure_callback`` is made for that, and can hang: it hands large arrays over by a copy that a thread of the client's
-pool has to make, and the callback waits for it in a thread of that pool. On one core a single callback is enough, on
-two cores one on each of two devices (https://github.com/jax-ml/jax/issues/24255, seen with JAX 0.10.0 and 0.10.2).
-``jax.experimental.buffer_callback`` hands over the memory itself, without a copy and without waiting. It is
-experimental, so ``pure_callback`` serves where it is not there.
+``jax.pure_callback`` is made for that, and can hang: it passes large arrays by a copy that a thread of the client's
+pool has to make, and the callback waits for the copy in a thread of that pool. On one core a single callback is enough
+to hang, on two cores one callback on each of two devices (https://github.com/jax-ml/jax/issues/24255, seen with JAX
+0.10.0 and 0.10.2). ``jax.experimental.buffer_callback`` passes the memory itself, without a copy and without waiting.
+It is experimental, so ``pure_callback`` is used where it does not exist.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def _buffer_callback() -> Callable[..., Any] | None:
 
 BUFFER_CALLBACK: Final = _buffer_callback()
 
-# From arrays to arrays. It must be hashable, and equal to another that does the same: JAX compiles once for each.
+# A function from arrays to arrays. It must be hashable, and equal to others that do the same: JAX compiles each once.
 Function = Callable[..., Sequence[np.ndarray]]
 
 
 @dataclass(frozen=True)
 class Result:
-    """An array that is going to be returned.
+    """The shape and type of an array that a call will return.
 
     Attributes:
-        shape: of it.
-        dtype: numpy's.
+        shape: the shape of the array.
+        dtype: the numpy type of the array.
     """
 
     shape: tuple[int, ...]
@@ -50,12 +50,12 @@ class Result:
 
 
 def host_call(function: Function, results: Sequence[Result], *operands: jax.Array) -> list[jax.Array]:
-    """What a pure Python function returns for the values of ``operands``.
+    """Call a pure Python function with the values of ``operands``, and return its results.
 
     Args:
-        function: gets a numpy array that it must not write to for each operand, and returns one for each result.
-        results: what it returns.
-        operands: traced, or not.
+        function: a function that takes a read-only numpy array for each operand, and returns one array for each result.
+        results: the shapes and types of the results.
+        operands: arrays of JAX, traced or not.
     """
     if BUFFER_CALLBACK is None:
         returned = jax.pure_callback(_OnArrays(function), list(results), *operands)
@@ -66,7 +66,7 @@ def host_call(function: Function, results: Sequence[Result], *operands: jax.Arra
 
 @dataclass(frozen=True)
 class _OnArrays:
-    """A function as ``jax.pure_callback`` calls it."""
+    """A function in the form that ``jax.pure_callback`` calls."""
 
     function: Function
 
@@ -76,7 +76,7 @@ class _OnArrays:
 
 @dataclass(frozen=True)
 class _OnBuffers:
-    """A function as ``buffer_callback`` calls it: with memory to write the results to."""
+    """A function in the form that ``buffer_callback`` calls, with memory to write the results to."""
 
     function: Function
 
@@ -89,10 +89,10 @@ class _OnBuffers:
 
 
 def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
-    """A result whose type says over which axes of a mesh it differs, in ``jax.shard_map``, as those of operands do.
+    """Make the type of a result say, in ``jax.shard_map``, over which mesh axes it differs: those of the operands.
 
-    Callbacks forget it, and what tells of it is called otherwise from release to release; choosing by something that
-    differs between one thing and the same keeps it, and the compiler drops the choice.
+    Callbacks lose this information, and the API that sets it changes from release to release. A selection between the
+    result and itself, by a condition that differs over these axes, keeps it, and the compiler drops the selection.
     """
     differs = [jnp.zeros_like(operand, shape=(), dtype=bool) for operand in operands]
     return jnp.where(jnp.stack(differs).any(), result, result)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launching a kernel on arrays of JAX, traced or not: as it is on a Neuron device, through the simulator on the CPU."""
+"""Launches of a kernel on arrays of JAX, traced or not: directly on a Neuron device, or on the CPU by the simulator."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ from nkilib.simulator.hardware.options import Options, current_options, using
 
 
 def simulator_options() -> Options | None:
-    """The options of the simulator in force in this thread; None on the real NKI.
+    """Return the options of the simulator in force in this thread; None on the real NKI.
 
-    Programs are compiled for them: they run in threads that know nothing of those of the thread that calls.
+    Programs are compiled for these options, because they run in threads that do not know the options of the calling
+    thread.
     """
     return current_options() if SIMULATED else None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, and how it is named in messages.
+    """A kernel, and its name in messages.
 
     Attributes:
-        name: of it.
-        function: from ``nki.jit``.
+        name: the name for messages.
+        function: the kernel, from ``nki.jit``.
     """
 
     name: str
     function: Any
 
     def launch(self, **arguments: Any) -> tuple[Any, ...]:
-        """What it returns, on the cores that the environment gives; :mod:`nkilib.base.lnc`."""
+        """Launch the kernel on the number of cores that :mod:`nkilib.base.lnc` gives, and return its results."""
         returned = library_launch(self.name, self.function)(**arguments)
         return tuple(returned) if isinstance(returned, tuple | list) else (returned,)
 
@@ -52,33 +53,33 @@ def launch(
     results: Mapping[str, Result],
     options: Options | None,
 ) -> dict[str, jax.Array]:
-    """The results of a launch by name.
+    """Launch a kernel and return its results by name.
 
     Args:
-        kernel: it may not look at values, nor write to what it is given.
-        arrays: its arguments that are arrays; None for its default.
-        constants: its other arguments, which are compiled into the program.
-        results: what it returns, in order, under names of the caller's choice.
-        options: from :func:`simulator_options`.
+        kernel: a kernel that does not look at values, nor write to its inputs.
+        arrays: the arguments that are arrays; None for the default.
+        constants: the other arguments, which are compiled into the program.
+        results: the shapes and types of the results, in order, under names of the caller's choice.
+        options: the result of :func:`simulator_options`.
     """
-    given = {name: array for name, array in arrays.items() if array is not None}
+    present = {name: array for name, array in arrays.items() if array is not None}
     if options is None:
-        returned: Sequence[jax.Array] = kernel.launch(**given, **constants)
+        returned: Sequence[jax.Array] = kernel.launch(**present, **constants)
     else:
-        simulation = Simulation(kernel, tuple(given), tuple(constants.items()), options)
-        returned = host_call(simulation, list(results.values()), *given.values())
+        simulation = Simulation(kernel, tuple(present), tuple(constants.items()), options)
+        returned = host_call(simulation, list(results.values()), *present.values())
     return dict(zip(results, returned, strict=True))
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A launch on the simulator, as a function of numpy arrays alone, equal to others that do the same.
+    """A launch on the simulator as a function of numpy arrays alone, which equals others that do the same.
 
     Attributes:
-        kernel: that is launched.
-        names: of its arguments that are arrays, in the order in which they come.
-        constants: its other arguments.
-        options: of the simulator.
+        kernel: the kernel that is launched.
+        names: the names of its array arguments, in the order in which they are passed.
+        constants: the other arguments.
+        options: the options of the simulator.
     """
 
     kernel: Kernel

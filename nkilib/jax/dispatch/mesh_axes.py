@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arrays in ``jax.shard_map``: over which axes of a mesh they differ from device to device."""
+"""Arrays in ``jax.shard_map``: the axes of a mesh over which they differ from device to device."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ import jax
 
 
 def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """The arrays, floating ones among them with a type that differs over every axis that one of all differs over.
+    """Give all floating-point arrays a type that differs over every axis that any of the arrays differs over.
 
-    So a function of all of them returns gradients of one kind, and JAX adds up over the devices what belongs to an
-    array that they share, as an output layer is in data parallel training. Nothing is copied. None stays None.
+    A function of all of them then returns gradients with the same axes, and JAX adds up over the devices the gradients
+    of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
+    None.
     """
     axes = frozenset[Any]().union(*(_axes_of(array) for array in arrays.values()))
     return {name: _differing(array, axes) for name, array in arrays.items()}
 
 
 def _axes_of(array: Any) -> frozenset[Any]:
-    """None outside of ``jax.shard_map``, and where that does not check."""
+    """Return the axes that an array differs over; none outside of ``jax.shard_map``, and where it does not check."""
     if array is None:
         return frozenset()
     kind: Any = jax.typeof(array)

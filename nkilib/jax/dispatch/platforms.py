@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where kernels run: on Neuron devices with the real NKI, on the CPU with the simulator."""
+"""The platforms that kernels run on: Neuron devices with the real NKI, the CPU with the simulator."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import jax
 
 from nkilib.nki import SIMULATED
 
-# What libneuronxla calls its devices.
+# The platform name of libneuronxla's devices.
 NEURON: Final = "neuron"
 CPU: Final = "cpu"
 
 
 def check_platforms(caller: str, arrays: dict[str, Any]) -> None:
-    """Refuse arrays where the kernels cannot be launched.
+    """Check that the kernels can be launched where the arrays are.
 
-    Where a traced array will be is not known; then it is JAX, or NKI, that refuses when the program is compiled.
+    The platform of a traced array is unknown; JAX or NKI then raises an error when the program is compiled.
 
     Raises:
         NotImplementedError: an array is on another platform than the kernels, or the real NKI has no Neuron device.
@@ -37,7 +37,7 @@ def check_platforms(caller: str, arrays: dict[str, Any]) -> None:
 
 
 def is_known(array: Any) -> bool:
-    """Whether it is an array of JAX with values: not one that is being traced."""
+    """Tell whether an array is a JAX array with values, not one that is being traced."""
     return isinstance(array, jax.Array) and not isinstance(array, jax.core.Tracer)
 
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of :mod:`nkilib.jax`, a file or a folder each."""
+"""The functions of :mod:`nkilib.jax`, one file or folder each."""

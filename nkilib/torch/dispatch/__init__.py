@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How an operator is described, registered with PyTorch and launched, whichever function it serves.
+"""The description of operators, their registration with PyTorch and their launch, independent of any loss.
 
-From the bottom up: ``operator`` describes, ``launch`` runs a description on a device, ``register`` makes
-``torch.ops.nkilib`` of it, ``autograd`` its derivative. What public functions share stands beside them: ``checks``,
-``layout``. Nothing here knows a loss.
+From the bottom up: ``operator`` describes an operator, ``launch`` runs a description on a device, ``register`` makes
+``torch.ops.nkilib`` of it, and ``autograd`` registers its derivative. Helpers that public functions share are in
+``checks`` and ``layout``. Nothing here knows a loss.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of an operator, which another operator computes: registered with PyTorch, or in place."""
+"""The derivative of an operator, computed by another operator: registered with PyTorch, or applied in place."""
 
 from __future__ import annotations
 
@@ -23,16 +23,18 @@ Others = Callable[[Call, Mapping[str, bool]], Mapping[str, Tensor | None]]
 
 @dataclass(frozen=True)
 class Derivative:
-    """How the results of one operator are differentiated by another.
+    """The derivative of one operator's results, computed by another operator.
 
     Attributes:
-        forward: whose results are differentiated.
-        backward: its inputs are named as inputs and results of the forward, which autograd saves, or ``grad_<result>``;
-            its outputs are ``grad_<input>``. Results that it takes no gradient of are constants.
-        others: gradients of further inputs, which something else computes.
-        adding: does what ``backward`` does, and adds one gradient to the input of the forward that it writes to, where
-            the call has that.
-        options: of the backward, from the call of the forward, where they are not those of the same names.
+        forward: the operator whose results are differentiated.
+        backward: the operator that computes the gradients. Its inputs have the names of inputs and results of the
+            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. Results whose
+            gradient it does not take are constants.
+        others: a function that computes the gradients of further inputs.
+        adding: an operator that works like ``backward``, but adds one gradient to an input of the forward, if the call
+            has this input.
+        options: a function that returns the options of the backward from the call of the forward, where they differ
+            from the options of the same names.
     """
 
     forward: Operator
@@ -42,9 +44,11 @@ class Derivative:
     options: Callable[[Call], Mapping[str, Any]] | None = None
 
     def apply(self, inplace: bool, *tensors: Tensor | None, **options: Any) -> Any:
-        """The forward; if ``inplace``, its backward writes the gradient over the first input."""
+        """Return the results of the forward; with ``inplace``, its backward writes the gradient over the first
+        input.
+        """
         if inplace:
-            names = (each.name for each in self.forward.inputs)
+            names = (operand.name for operand in self.forward.inputs)
             refuse_overlap(self.forward.name.removesuffix("_forward"), dict(zip(names, tensors, strict=False)))
             function: Callable[..., Any] = _InPlace.apply
             return function(self, options, *tensors)
@@ -54,23 +58,25 @@ class Derivative:
         return self.forward.op(first.device)(*tensors, **options)
 
     def save(self, ctx: Any, call: Call, returned: Any, needed: Mapping[str, bool]) -> None:
-        """Keep what the backward takes, and tell autograd which results are constants."""
-        results = dict(zip((each.name for each in self.forward.outputs), as_tuple(returned), strict=True))
+        """Save the tensors that the backward takes, and tell autograd which results are constants."""
+        results = dict(zip((output.name for output in self.forward.outputs), as_tuple(returned), strict=True))
         known = {**call.tensors, **results}
-        kept = [each for each in self.backward.inputs if not each.name.startswith("grad_")]
-        ctx.save_for_backward(*(each.saved(call, results) if each.saved else known[each.name] for each in kept))
+        kept = [operand for operand in self.backward.inputs if not operand.name.startswith("grad_")]
+        ctx.save_for_backward(
+            *(operand.saved(call, results) if operand.saved else known[operand.name] for operand in kept)
+        )
         ctx.options = {**call.options, **(self.options(call) if self.options else {})}
         # Not saved: micro-batches between this forward and its backward write to it too.
         ctx.written = {name: call.tensors[name] for name in self.adding.writes} if self.adding else {}
         self.mark_constants(ctx, call, results, needed)
 
     def mark_constants(self, ctx: Any, call: Call, results: Mapping[str, Tensor], needed: Mapping[str, bool]) -> None:
-        """Tell autograd which of the results, by the names of the forward, have no derivative."""
-        taken = {each.name for each in self.backward.inputs}
+        """Tell autograd which results, given by their names in the forward, have no derivative."""
+        backward_inputs = {operand.name for operand in self.backward.inputs}
         constants = []
         for output in self.forward.outputs:
             is_needed = any(needed[name] for name in output.depends_on or needed)
-            is_constant = f"grad_{output.name}" not in taken or not output.is_given(call) or not is_needed
+            is_constant = f"grad_{output.name}" not in backward_inputs or not output.is_given(call) or not is_needed
             if is_constant and output.name in results:
                 constants.append(results[output.name])
         ctx.mark_non_differentiable(*constants)
@@ -78,61 +84,68 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """The gradients of results that the backward takes, by its names; they come by those of the results.
+        """Return the upstream gradients that the backward takes, by its names; ``grads`` has them by the names of the
+        results.
 
-        A compiled graph hands over zeros for what has no gradient, of length 0 for a result that there is not.
+        A compiled graph passes zeros for a missing gradient, of length 0 for a result that does not exist.
         """
-        taken = {each.name for each in self.backward.inputs}
-        given = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
-        return {f"grad_{name}": grad for name, grad in given.items() if grad is not None and f"grad_{name}" in taken}
+        backward_inputs = {operand.name for operand in self.backward.inputs}
+        gradients = {output.name: grads.get(output.name) for output in self.forward.outputs if output.is_given(call)}
+        return {
+            f"grad_{name}": grad
+            for name, grad in gradients.items()
+            if grad is not None and f"grad_{name}" in backward_inputs
+        }
 
     def needed(self, needs: Sequence[bool]) -> dict[str, bool]:
-        """Which inputs need a gradient; the dispatcher leaves out those at the end that are None."""
-        names = [each.name for each in self.forward.inputs]
+        """Return for each input whether it needs a gradient; the dispatcher omits trailing inputs that are None."""
+        names = [operand.name for operand in self.forward.inputs]
         return dict(zip(names, [*needs, *[False] * len(names)], strict=False))
 
     def gradients(
         self, ctx: Any, grads: Sequence[Tensor | None], needs: Sequence[bool], inplace: bool = False
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of the inputs of the forward, None for those not asked for.
+        """Return the gradients of the forward's inputs, None for those that are not needed.
 
-        Tensors are unpacked once: under ``torch.utils.checkpoint`` they are there once.
+        Saved tensors are unpacked only once: ``torch.utils.checkpoint`` provides them only once.
         """
-        kept = [each.name for each in self.backward.inputs if not each.name.startswith("grad_")]
+        kept = [operand.name for operand in self.backward.inputs if not operand.name.startswith("grad_")]
         call = Call(dict(zip(kept, ctx.saved_tensors, strict=True)), ctx.options)
-        of_results = dict(zip((each.name for each in self.forward.outputs), grads, strict=False))
+        of_results = dict(zip((output.name for output in self.forward.outputs), grads, strict=False))
         upstream, needed = self.upstream(call, of_results), self.needed(needs)
         call = call.replaced(upstream)
-        found = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
+        gradients = dict(self.others(call, needed)) if self.others else {}  # before anything is overwritten
         if upstream:
-            found.update(self.of_kernel(call, ctx.written, needed, inplace))
-        return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+            gradients.update(self.of_kernel(call, ctx.written, needed, inplace))
+        return tuple(gradients.get(name) if is_needed else None for name, is_needed in needed.items())
 
     def of_kernel(
         self, call: Call, written: Mapping[str, Tensor | None], needed: Mapping[str, bool], inplace: bool = False
     ) -> dict[str, Tensor]:
-        """Gradients of inputs of the forward by name, from a launch where one is needed.
+        """Return the gradients of the forward's inputs by name, with a launch if one is needed.
 
         Args:
-            call: of the backward, with upstream gradients.
-            written: of the call of the forward, what ``adding`` writes to.
-            needed: which inputs of the forward need a gradient.
-            inplace: the gradient of the first input goes over it.
+            call: the call of the backward, with upstream gradients.
+            written: the inputs of the forward that ``adding`` writes to.
+            needed: for each input of the forward, whether it needs a gradient.
+            inplace: whether the gradient of the first input is written over it.
         """
-        wanted = [each for each in self.backward.outputs if needed[differentiated(each.name)]]
+        wanted = [output for output in self.backward.outputs if needed[differentiated(output.name)]]
         if not wanted:
             return {}
-        requests = {each.request: each in wanted for each in self.backward.outputs}
+        requests = {output.request: output in wanted for output in self.backward.outputs}
         inplace = inplace and self.backward.outputs[0] in wanted
         backward, call = self.chosen_backward(call.replaced({}, **requests), written, wanted)
         results = self.run(call, inplace, backward)
-        return dict(zip((differentiated(each.name) for each in backward.outputs), results, strict=True))
+        return dict(zip((differentiated(output.name) for output in backward.outputs), results, strict=True))
 
     def chosen_backward(
         self, call: Call, written: Mapping[str, Tensor | None], wanted: Sequence[Output]
     ) -> tuple[Operator, Call]:
-        """The operator that adds where there is something to add to and the gradient is wanted, with that tensor."""
-        names = [each.name for each in wanted]
+        """Return the backward operator and its call: the adding one if its gradient is wanted and there is a tensor to
+        add to.
+        """
+        names = [output.name for output in wanted]
         if self.adding is None or not any(
             written[name] is not None and result in names for name, result in self.adding.writes.items()
         ):
@@ -141,15 +154,17 @@ class Derivative:
         return self.adding, call.replaced(written)
 
     def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
-        """The results of the backward, or of the one that adds, with those of its options that the call has."""
+        """Return the results of the backward, or of the adding operator, with the options of the call that it has."""
         backward = backward or self.backward
-        results = {f"grad_{each.name}": each for each in self.forward.outputs}
+        results = {f"grad_{output.name}": output for output in self.forward.outputs}
         tensors = []
-        for each in backward.inputs:
-            tensor = call.tensors.get(each.name)
-            is_missing = tensor is None and not each.is_optional
-            tensors.append(results[each.name].new(call, 0.0) if is_missing else tensor)
-        options = {each.name: call.options[each.name] for each in backward.keywords if each.name in call.options}
+        for operand in backward.inputs:
+            tensor = call.tensors.get(operand.name)
+            is_missing = tensor is None and not operand.is_optional
+            tensors.append(results[operand.name].new(call, 0.0) if is_missing else tensor)
+        options = {
+            option.name: call.options[option.name] for option in backward.keywords if option.name in call.options
+        }
         if not inplace:
             return as_tuple(backward.op(call.first.device)(*tensors, **options))
         overwritten = call.first.detach()  # the same memory and version
@@ -158,7 +173,7 @@ class Derivative:
 
 
 def differentiated(gradient: str) -> str:
-    """The name of the input whose gradient has a name."""
+    """Return the name of the input whose gradient has the given name."""
     return gradient.removeprefix("grad_")
 
 
@@ -189,9 +204,10 @@ def register_formula(
     """Register the derivative of an operator wherever the operator is registered.
 
     Args:
-        operator: that writes to none of its inputs.
-        setup: keeps what the backward takes, from the context, the call and what was returned.
-        gradients: of the inputs, from the context and the gradients of the results.
+        operator: an operator that writes to none of its inputs.
+        setup: a function that saves the tensors of the backward, from the context, the call and the returned values.
+        gradients: a function that returns the gradients of the inputs from the context and the gradients of the
+            results.
     """
 
     def setup_by_keyword(ctx: Any, inputs: tuple[Any, ...], keyword_only_inputs: dict[str, Any], output: Any) -> None:
@@ -214,22 +230,24 @@ def register_formula(
 
 
 def refuse_second(backward: Operator) -> NoReturn:
-    """The backward of a gradient: an error that names what has derivatives of every order."""
+    """Raise the error for the derivative of a gradient; it names what has derivatives of every order."""
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
     )
 
 
 def refuse_graph(backward: Operator) -> None:
-    """Refuse ``create_graph=True`` in a backward that makes none: its gradient would be taken for a constant."""
+    """Reject ``create_graph=True`` in a backward that makes no graph, because its gradient would be taken for a
+    constant.
+    """
     if torch.is_grad_enabled():
         refuse_second(backward)
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """A tensor as it is, of a gradient that takes other tensors for constants: no derivative by it.
+    """An identity for a gradient that treats other tensors as constants: it has no derivative with respect to them.
 
-    Arguments of ``apply``: the operator to name, and the tensor.
+    The arguments of ``apply`` are the operator that errors name, and the tensor.
     """
 
     @staticmethod
@@ -243,10 +261,10 @@ class OnceDifferentiable(torch.autograd.Function):
 
 
 class _InPlace(torch.autograd.Function):
-    """The forward operator, whose backward writes the gradient over the first input.
+    """The forward operator, with a backward that writes the gradient over the first input.
 
-    ``torch.library.register_autograd`` refuses an operator that mutates. The operator declares what it mutates, so the
-    version of the input changes: whoever saved it for a backward of their own gets PyTorch's error, and so does a
+    ``torch.library.register_autograd`` rejects an operator that mutates. The operator declares what it mutates, so the
+    version of the input changes: code that saved the input for its own backward gets PyTorch's error, and so does a
     second backward here.
     """
 

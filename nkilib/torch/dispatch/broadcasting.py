@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Shapes that broadcast."""
+"""The broadcasting of shapes, with PyTorch's errors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from nkilib.torch.dispatch.caller import Caller
 
 
 def broadcast_shape(caller: Caller, shapes: Mapping[str, torch.Size]) -> torch.Size:
-    """The shape of an elementwise result of tensors of these shapes, as ``torch.broadcast_shapes``.
+    """Return the shape to which tensors of these shapes broadcast, as ``torch.broadcast_shapes`` does.
 
     Args:
-        caller: whom errors speak for.
-        shapes: by the name of the argument.
+        caller: the function that error messages name.
+        shapes: the shapes by the name of the argument.
 
     Raises:
-        RuntimeError: there is none, as in PyTorch.
+        RuntimeError: the shapes do not broadcast, as in PyTorch.
     """
     for back in range(1, max(map(len, shapes.values())) + 1):
-        longer = [each[-back] for each in shapes.values() if len(each) >= back and each[-back] != 1]
+        longer = [shape[-back] for shape in shapes.values() if len(shape) >= back and shape[-back] != 1]
         if any(size != longer[0] for size in longer):
-            got = ", ".join(f"{name} {tuple(each)}" for name, each in shapes.items())
+            got = ", ".join(f"{name} {tuple(shape)}" for name, shape in shapes.items())
             raise RuntimeError(
                 f"{caller}: shapes must broadcast, and sizes of dimension -{back} do not, got {got}; reshape them"
             )
-    found = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
-    return cast(torch.Size, found)
+    result = torch.broadcast_shapes(*shapes.values())  # type: ignore[no-untyped-call]
+    return cast(torch.Size, result)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Who is named in the messages of checks."""
+"""The names by which the messages of checks refer to the calling function."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class Caller(NamedTuple):
     """The function that checks its arguments, as its messages name it.
 
     Attributes:
-        function: its name.
-        input: what it calls its first argument.
-        noun: what that is, in words.
-        instead: the function of PyTorch to name where it is of no use.
+        function: the name of the function.
+        input: the name of its first argument.
+        noun: a noun for the first argument, in words.
+        instead: the PyTorch function that messages recommend where this one cannot be used.
     """
 
     function: str

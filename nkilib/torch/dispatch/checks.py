@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What every public function refuses, from shapes, types and devices alone: values are never looked at.
+"""The checks of every public function, on shapes, dtypes and devices only: values are never read.
 
-For an input that PyTorch's function refuses too, the error has the type that it has there.
+For an input that PyTorch's function rejects too, the error has the same type as PyTorch's.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _SHARDED: Final = {
     "FlatParameter": "use it inside the forward of its FSDP module, where it is unsharded",
 }
 
-# Views of views of a leaf that are looked through; behind them there may be a whole model.
+# The most nested views of a leaf that are searched; behind them there may be a whole model.
 _MOST_VIEWS: Final = 16
 
 
 def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collection[str] = ()) -> None:
-    """Refuse arguments that are no tensors; of those in ``optional``, None is accepted.
+    """Reject arguments that are not tensors; those in ``optional`` may be None.
 
     Raises:
-        TypeError: an argument is something else.
+        TypeError: an argument is not a tensor.
     """
     for name, value in tensors.items():
         if not (isinstance(value, Tensor) or (name in optional and value is None)):
@@ -45,10 +45,10 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
 
 
 def checked_number(caller: Caller, name: str, value: Any) -> float:
-    """A number of Python or of numpy, as one of Python; it may be a symbol of a graph.
+    """Return a Python or numpy number as a Python number; it may be a symbol of a graph.
 
     Raises:
-        TypeError: something else.
+        TypeError: it is not a number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | Real):
         remedy = f"; pass {name}.item()" if isinstance(value, Tensor) else ""
@@ -57,10 +57,10 @@ def checked_number(caller: Caller, name: str, value: Any) -> float:
 
 
 def checked_integer(caller: Caller, name: str, value: Any) -> int:
-    """An integer of Python or of numpy, as one of Python.
+    """Return a Python or numpy integer as a Python integer.
 
     Raises:
-        TypeError: something else.
+        TypeError: it is not an integer.
     """
     if isinstance(value, bool) or not isinstance(value, int | Integral):
         raise TypeError(f"{caller}: argument {name!r} must be int, not {type(value).__name__}")
@@ -68,10 +68,10 @@ def checked_integer(caller: Caller, name: str, value: Any) -> int:
 
 
 def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
-    """Refuse a tensor that requires grad where there is no derivative by it: the gradient would be missing in silence.
+    """Reject a tensor that requires grad but has no derivative: its gradient would be missing silently.
 
     Raises:
-        RuntimeError: always then.
+        RuntimeError: if the check fails.
     """
     if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
         raise RuntimeError(
@@ -81,10 +81,10 @@ def check_constant(caller: Caller, name: str, tensor: Tensor | None) -> None:
 
 
 def check_plain(caller: Caller, tensors: Mapping[str, Tensor | None]) -> None:
-    """Refuse a part of a tensor, and derivatives of torch.func and in forward mode, which the operators do not have.
+    """Reject sharded tensors, and derivatives by torch.func and in forward mode, which the operators do not have.
 
     Raises:
-        NotImplementedError: always then.
+        NotImplementedError: if the check fails.
     """
     if torch.compiler.is_compiling():  # there, the operators themselves refuse tensors of these classes
         return
@@ -117,7 +117,7 @@ def _check_not_sharded(caller: Caller, name: str, tensor: Tensor | None) -> None
 
 
 def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | None]) -> None:
-    """Refuse tensors where no kernel runs, and others than on the device of ``input``.
+    """Reject devices on which no kernel runs, and tensors on another device than ``input``.
 
     Raises:
         NotImplementedError: an unsupported device.
@@ -133,11 +133,11 @@ def check_devices(caller: Caller, input: Tensor, others: Mapping[str, Tensor | N
 
 
 def check_tile_dtype(caller: Caller, input: Tensor) -> None:
-    """Refuse what tiles of kernels cannot hold.
+    """Reject dtypes that tiles of kernels cannot hold.
 
     Raises:
-        NotImplementedError: not floating.
-        TypeError: another floating type than bfloat16, float16 and float32.
+        NotImplementedError: it is not floating.
+        TypeError: a floating dtype other than bfloat16, float16 and float32.
     """
     if input.dtype in TILE_DTYPES:
         return
@@ -152,26 +152,26 @@ def check_tile_dtype(caller: Caller, input: Tensor) -> None:
 
 
 def check_flag(caller: Caller, name: str, flag: Any) -> None:
-    """Refuse what is neither True nor False.
+    """Check that a flag is True or False.
 
     Raises:
-        TypeError: always then.
+        TypeError: if the check fails.
     """
     if not isinstance(flag, bool):
         raise TypeError(f"{caller}: argument {name!r} must be bool, not {type(flag).__name__}")
 
 
 def check_inplace(caller: Caller, input: Tensor) -> None:
-    """Refuse ``inplace=True`` where a gradient must not be written over the input.
+    """Reject ``inplace=True`` where a gradient must not be written over the input.
 
     Raises:
-        RuntimeError: the input is a leaf that requires grad, or a view of one; torch.compile is at work.
+        RuntimeError: the input is a leaf that requires grad, or a view of one; torch.compile is tracing.
     """
     if torch.compiler.is_compiling():
         from nkilib.torch.dispatch.uncompiled import refuse_inplace  # which imports the compiler
 
         refuse_inplace(str(caller))
-    if any(each.requires_grad for each in _leaves(input)):
+    if any(leaf.requires_grad for leaf in _leaves(input)):
         raise RuntimeError(
             f"{caller}: inplace=True would overwrite a leaf that requires grad, an input of yours that is also to "
             f"receive the gradient, or a view of one; pass the output of a layer, or leave inplace off"
@@ -179,25 +179,25 @@ def check_inplace(caller: Caller, input: Tensor) -> None:
 
 
 def _leaves(input: Tensor) -> list[Tensor]:
-    """The leaves of autograd that the input is or that it is a view of: a view of plain memory may be one itself."""
+    """Return the autograd leaves that the input is, or is a view of: a view of plain memory may be a leaf itself."""
     if input.is_leaf or input._base is None:
         return [input] if input.is_leaf else []
-    found, node = [input._base] if input._base.is_leaf else [], input.grad_fn
+    leaves, node = [input._base] if input._base.is_leaf else [], input.grad_fn
     for _ in range(_MOST_VIEWS):
         if node is None or not node.next_functions:
             break
         node = node.next_functions[0][0]
         variable = getattr(node, "variable", None)
         if variable is not None and variable.untyped_storage()._cdata == input.untyped_storage()._cdata:
-            found.append(variable)
-    return found
+            leaves.append(variable)
+    return leaves
 
 
 def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -> None:
-    """Refuse a tensor of another shape than the input. PyTorch's losses broadcast, and warn.
+    """Reject a tensor whose shape is not the input's. PyTorch's losses broadcast, and warn.
 
     Raises:
-        ValueError: always then.
+        ValueError: if the check fails.
     """
     if tensor.shape != input.shape:
         raise ValueError(
@@ -207,10 +207,11 @@ def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -
 
 
 def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
-    """All that a loss of tensors of one device refuses before it looks at shapes; the input is the first of them.
+    """Run all checks of a loss of tensors on one device that precede the checks of shapes; the input is the first
+    tensor.
 
     Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: as the checks above.
+        TypeError, ValueError, RuntimeError, NotImplementedError: see the checks above.
     """
     check_tensors(caller, tensors, optional)
     check_reduction(caller, reduction)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which devices the operators run on; :mod:`nkilib.base.lnc` says on how many cores."""
+"""The devices on which the operators run; :mod:`nkilib.base.lnc` defines the number of cores."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SUPPORTED: Final = ("cpu", NATIVE_DEVICE, "xla", "meta")
 
 
 def unsupported_device(caller: object, device: torch.device, instead: str) -> NotImplementedError:
-    """The error for tensors on ``device``, to be raised; ``instead`` is what to use there."""
+    """Return the error for tensors on ``device``; ``instead`` is the recommended replacement there."""
     return NotImplementedError(
         f"{caller}: tensors must be on cpu (simulated), {NATIVE_DEVICE} (the native device of torch-neuronx) or xla "
         f"(the older torch-neuronx), got {device.type}; move them with .to(), or use {instead} there"
@@ -27,17 +27,17 @@ def unsupported_device(caller: object, device: torch.device, instead: str) -> No
 
 
 def check_device(caller: object, device: torch.device, instead: str) -> None:
-    """Refuse a device that no operator has an implementation for.
+    """Reject a device for which no operator has an implementation.
 
     Raises:
-        NotImplementedError: the device is another one.
+        NotImplementedError: the device is not supported.
     """
     if device.type not in _SUPPORTED:
         raise unsupported_device(caller, device, instead)
 
 
 def check_simulator(caller: str, device: torch.device, instead: str) -> None:
-    """Refuse CPU tensors where kernels run on the real NKI.
+    """Reject CPU tensors where kernels run on the real NKI.
 
     Raises:
         NotImplementedError: nkilib chose the real NKI when it was imported.
@@ -50,10 +50,10 @@ def check_simulator(caller: str, device: torch.device, instead: str) -> None:
 
 
 def check_neuron(caller: str, device: torch.device, instead: str) -> None:
-    """Refuse tensors on a device where the kernels cannot be launched.
+    """Reject tensors on a device where the kernels cannot be launched.
 
     Raises:
-        NotImplementedError: the device is no Neuron device, or the real NKI is not there.
+        NotImplementedError: the device is not a Neuron device, or the real NKI is not installed.
     """
     check_device(caller, device, instead)
     if SIMULATED:
@@ -64,7 +64,7 @@ def check_neuron(caller: str, device: torch.device, instead: str) -> None:
 
 
 def check_native(caller: str, device: torch.device, elsewhere: str) -> None:
-    """Refuse tensors on any but the native device; ``elsewhere`` is the namespace of the operators for the others.
+    """Reject tensors on any device but the native one; ``elsewhere`` is the operator namespace for other devices.
 
     Raises:
         NotImplementedError: another device.
@@ -77,20 +77,21 @@ def check_native(caller: str, device: torch.device, elsewhere: str) -> None:
 
 @dataclass(frozen=True)
 class Place:
-    """A kind of device that has an implementation.
+    """A kind of device for which operators have an implementation.
 
     Attributes:
-        check: refuses one where kernels cannot be launched: who is named, the device, and what to use there.
-        may_look: whether values may be looked at, so that those out of range are refused.
-        declares_writes: where a graph is traced, the framework knows what memory a kernel writes over.
+        check: a function that rejects a device on which kernels cannot be launched; it takes the caller's name, the
+            device, and the recommended replacement.
+        may_read_values: whether values may be read, so that values out of range can be rejected.
+        declares_writes: whether the framework knows, in a traced graph, which memory a kernel writes over.
     """
 
     check: Callable[[str, torch.device, str], None]
-    may_look: bool
+    may_read_values: bool
     declares_writes: bool = False
 
 
-CPU: Final = Place(check_simulator, may_look=True)
-NEURON: Final = Place(check_neuron, may_look=False)
+CPU: Final = Place(check_simulator, may_read_values=True)
+NEURON: Final = Place(check_neuron, may_read_values=False)
 # The same device, by an operator of nki_op.
-NATIVE: Final = Place(check_neuron, may_look=False, declares_writes=True)
+NATIVE: Final = Place(check_neuron, may_read_values=False, declares_writes=True)

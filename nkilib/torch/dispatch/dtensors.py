@@ -3,7 +3,7 @@
 
 """DTensors: this rank's part of each, and the ranks that hold the rest of a row.
 
-What is computed from the parts is plain: the result of the rows that this rank has. Nothing is communicated here.
+The results that are computed from the parts are plain tensors, for the rows of this rank. Nothing is communicated here.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor
 
-# For rows of which each rank holds a part: the function, by the name of the one for whole rows, above which it stands.
+# The functions for rows spread over ranks, by the name of the function for whole rows, whose module cannot import them.
 OF_PARTS: Final[dict[str, Callable[..., Any]]] = {}
 
 
 def dtensor(tensor: object) -> DTensor | None:
-    """The argument if it is a DTensor. Their module, which takes a while, is not imported to find out."""
+    """Return the argument if it is a DTensor, else None. The DTensor module, which is slow to import, is not imported
+    for it.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
@@ -40,8 +42,8 @@ class Spread:
     """The ranks over which every row is spread.
 
     Attributes:
-        group: of them, in the order of their columns.
-        sizes: columns of each.
+        group: the process group of these ranks, in the order of their columns.
+        sizes: the number of columns of each rank.
     """
 
     group: ProcessGroup
@@ -50,14 +52,14 @@ class Spread:
 
 @dataclass(frozen=True)
 class LocalPart:
-    """What this rank has of the arguments of a loss, plain tensors.
+    """This rank's part of the arguments of a loss, as plain tensors.
 
     Attributes:
         input: the first argument.
         target: the second one.
-        others: by name.
-        spread: None if this rank has whole rows.
-        has_all_rows: no other rank has rows that this one has not.
+        others: further arguments by name.
+        spread: the ranks over which rows are spread; None if this rank has whole rows.
+        has_all_rows: whether no other rank has rows that this rank lacks.
     """
 
     input: Tensor
@@ -67,12 +69,12 @@ class LocalPart:
     has_all_rows: bool
 
     def call(self, of_rows: Callable[..., Any], of_parts: Callable[..., Any], **options: Any) -> Any:
-        """One function of whole rows, or the other of parts of rows, of these tensors.
+        """Call ``of_rows`` for whole rows, or ``of_parts`` for parts of rows, with these tensors.
 
         Args:
-            of_rows: takes input and target by position, the others by name.
-            of_parts: likewise, and the ``group`` and the ``shard_sizes`` of its ranks.
-            options: of both.
+            of_rows: a function that takes input and target by position, and the others by name.
+            of_parts: a function that also takes the ``group`` and the ``shard_sizes`` of its ranks.
+            options: the options of both functions.
         """
         if self.spread is None:
             return of_rows(self.input, self.target, **self.others, **options)
@@ -83,24 +85,25 @@ class LocalPart:
 def local_part(
     caller: Caller, input: DTensor, target: Tensor, others: Mapping[str, Tensor | None], dim: int, inplace: bool
 ) -> LocalPart:
-    """This rank's part of the arguments of a loss.
+    """Return this rank's part of the arguments of a loss.
 
-    The rule, for each dimension of the mesh of ``input``: what is replicated is there; a shard of the rows is this
-    rank's; a shard of ``dim`` makes the ranks of that dimension of the mesh a group. A ``target`` that is a DTensor has
-    to be placed as the rows are, a plain one is that of this rank's rows. All else has to be replicated, or plain.
+    For each dimension of the mesh of ``input``: if it is replicated, this rank has it all; a shard of the rows is this
+    rank's part; a shard of ``dim`` makes the ranks of that mesh dimension a group. A ``target`` that is a DTensor must
+    be placed as the rows are; a plain target belongs to this rank's rows. All other tensors must be replicated, or
+    plain.
 
     Args:
-        caller: who is named in errors.
+        caller: the function that error messages name.
         input: the first argument.
-        target: of the shape of ``input``, or of that without ``dim``.
+        target: a tensor of the shape of ``input``, or of that shape without ``dim``.
         others: further tensors by name.
-        dim: that of a row, 1 or -1.
-        inplace: the memory of ``input`` is going to be overwritten.
+        dim: the dimension of a row, 1 or -1.
+        inplace: whether the memory of ``input`` will be overwritten.
 
     Raises:
-        NotImplementedError: a placement without a rule, with the one to redistribute to; one of ``others`` requires
-            grad.
-        ValueError: the target is that of all ranks' rows, or on another mesh; this rank is not in the mesh.
+        NotImplementedError: an unsupported placement (the message names the placement to redistribute to); one of
+            ``others`` requires grad.
+        ValueError: the target covers all ranks' rows, or is on another mesh; this rank is not in the mesh.
         RuntimeError: ``inplace`` for a leaf, or under torch.compile.
     """
     axis, mesh = axis_of(input, dim), input.device_mesh
@@ -130,20 +133,22 @@ def local_part(
 
 
 def chunk_sizes(length: int, ranks: int) -> tuple[int, ...]:
-    """Of each rank, as ``torch.chunk`` and ``Shard`` divide: equal ones, then a smaller one, then none."""
+    """Return the size on each rank, as ``torch.chunk`` and ``Shard`` divide: equal sizes, then a smaller one,
+    then 0.
+    """
     most = -(-length // ranks)
     return tuple(min(most, max(length - rank * most, 0)) for rank in range(ranks))
 
 
 def spread_of(caller: Caller, input: DTensor, axis: int, mesh_dim: int) -> Spread:
-    """The ranks of a dimension of the mesh that shards the dimension ``axis``."""
+    """Return the ranks of the mesh dimension that shards the tensor dimension ``axis``."""
     mesh = input.device_mesh
     _check_order(caller, mesh, mesh_dim)
     return Spread(mesh.get_group(mesh_dim), chunk_sizes(input.shape[axis], mesh.size(mesh_dim)))
 
 
 def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
-    """The dimension of the tensor that is sharded, by the dimension of the mesh."""
+    """Return the sharded dimension of the tensor for each mesh dimension that shards one."""
     from torch.distributed.tensor import Shard
 
     mesh, shards = tensor.device_mesh, {}
@@ -157,7 +162,7 @@ def shards_of(caller: Caller, name: str, tensor: DTensor) -> dict[int, int]:
 
 
 def _without_axis(shards: Mapping[int, int], axis: int) -> dict[int, int]:
-    """The shards of a tensor that lacks a dimension, by which it is not sharded."""
+    """Return the shards of a tensor that lacks dimension ``axis``, which is not sharded in it."""
     return {at: sharded - (sharded > axis) for at, sharded in shards.items() if sharded != axis}
 
 
@@ -174,7 +179,7 @@ def _placed_alike(caller: Caller, target: DTensor, mesh: DeviceMesh, expected: M
 
 
 def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | None:
-    """A tensor that every rank has alike; one that is no DTensor is handed on."""
+    """Return a tensor that is equal on every rank as a plain tensor; a plain tensor is returned unchanged."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -192,30 +197,30 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Refuse a plain target of the rows of all ranks, before its shape is refused without a reason."""
+    """Reject a plain target of the rows of all ranks, with a clearer message than that of the shape check."""
 
     def rows(shape: torch.Size) -> torch.Size:
         return shape if target.dim() == len(shape) else shape[:axis] + shape[axis + 1 :]
 
     if target.shape == rows(input.shape) != rows(local.shape):
         raise ValueError(
-            f"{caller}: of {caller.input}, a DTensor, this rank has the shape {tuple(local.shape)}, and a plain target "
-            f"must be that of these rows, got shape {tuple(target.shape)}; pass this rank's part, or a DTensor"
+            f"{caller}: this rank's part of {caller.input}, a DTensor, has the shape {tuple(local.shape)}, and a plain "
+            f"target must belong to these rows, got shape {tuple(target.shape)}; pass this rank's part, or a DTensor"
         )
 
 
 def check_member(caller: Caller, mesh: DeviceMesh) -> None:
-    """Refuse a mesh without this process.
+    """Reject a mesh that does not contain this process.
 
     Raises:
-        ValueError: always then.
+        ValueError: if the check fails.
     """
     if not torch.compiler.is_compiling() and mesh.get_coordinate() is None:
         raise ValueError(f"{caller}: this process must be in the mesh of {caller.input}, {mesh}, and is not")
 
 
 def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
-    """Refuse a mesh whose ranks do not ascend: a process group sorts them, and columns would change places."""
+    """Reject a mesh whose ranks do not ascend: a process group sorts its ranks, so the columns would be permuted."""
     if torch.compiler.is_compiling():
         return
     ranks = mesh.mesh.movedim(mesh_dim, -1)
@@ -227,21 +232,21 @@ def _check_order(caller: Caller, mesh: DeviceMesh, mesh_dim: int) -> None:
 
 
 def _report_overwriting(local: Tensor, whole: DTensor) -> None:
-    """Have autograd know of the memory that a backward overwrites: whoever saved ``whole`` itself gets its error.
+    """Tell autograd which memory a backward overwrites, so that code that saved ``whole`` gets its error.
 
-    A DTensor does not count what happens to the memory of its local tensor.
+    A DTensor does not track changes to the memory of its local tensor.
     """
     overwritten: list[Tensor] = [whole]
 
     def count(_: Tensor) -> None:
-        while overwritten:  # once, and then the memory is held no longer
+        while overwritten:  # once; then the memory is released
             torch.autograd.graph.increment_version(overwritten.pop())
 
     local.register_hook(count)  # type: ignore[no-untyped-call]
 
 
 def without_rule(caller: Caller, name: str, tensor: DTensor, wanted: str) -> NotImplementedError:
-    """The error for placements that mean nothing here; ``wanted`` are those that do."""
+    """Return the error for unsupported placements; ``wanted`` names the supported ones."""
     return NotImplementedError(
         f"{caller}: {name}, a DTensor, must have the placements {wanted}, got {list(tensor.placements)}; pass "
         f"{name}.redistribute(placements=[...]) with them, or .full_tensor()"

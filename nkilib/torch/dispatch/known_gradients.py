@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""An operator that returns gradients beside what they are gradients of: its backward only multiplies them."""
+"""Operators that return gradients together with the loss: their backward only multiplies the gradients."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from nkilib.torch.dispatch.operator import Call, Operator
 
 
 def differentiate_by_results(operator: Operator) -> None:
-    """Register the derivative of the first result, a scalar, of which every other one is the gradient ``grad_<input>``.
+    """Register the derivative of an operator whose first result is a scalar, and whose other results are its gradients
+    ``grad_<input>``.
 
-    The backward multiplies in the memory of the results and hands it on, so a second one raises PyTorch's error for
-    what was changed in place. Gradients that are not asked for are not multiplied.
+    The backward multiplies the gradients in place and returns them, so a second backward raises PyTorch's error for
+    saved tensors that were changed in place. Gradients that are not needed are not multiplied.
     """
-    names = [differentiated(each.name) for each in operator.outputs[1:]]
+    names = [differentiated(output.name) for output in operator.outputs[1:]]
 
     def setup(ctx: Any, call: Call, returned: Any) -> None:
         _, *gradients = as_tuple(returned)
@@ -32,13 +33,13 @@ def differentiate_by_results(operator: Operator) -> None:
     def gradients(ctx: Any, upstream: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # a product without the graph of its factors would be taken for a constant
             refuse_second(operator)
-        needs = dict(zip((each.name for each in operator.inputs), ctx.needs_input_grad, strict=False))
-        found = dict(zip(names, ctx.saved_tensors, strict=True))
+        needs = dict(zip((operand.name for operand in operator.inputs), ctx.needs_input_grad, strict=False))
+        by_name = dict(zip(names, ctx.saved_tensors, strict=True))
         if upstream is None:
             return (None,) * len(operator.inputs)
         return tuple(
-            found[each.name].mul_(upstream) if needs.get(each.name) and each.name in found else None
-            for each in operator.inputs
+            by_name[operand.name].mul_(upstream) if needs.get(operand.name) and operand.name in by_name else None
+            for operand in operator.inputs
         )
 
     register_formula(operator, setup, gradients)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""PyTorch's shapes and the rows of kernels: along one dimension a row, whose elements lie next to each other."""
+"""The conversion between PyTorch's shapes and the rows of kernels: a row runs along one dimension, contiguous in
+memory.
+"""
 
 from __future__ import annotations
 
@@ -13,31 +15,31 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.operator import Shape
 
-KERNEL_DIMENSIONS: Final = 8  # what kernels take at most
+KERNEL_DIMENSIONS: Final = 8  # the most that kernels take
 
 
 def axis_of(tensor: Tensor, dim: int) -> int:
-    """The dimension of a row, counted from the front: 0 where there is no other."""
+    """Return the dimension of a row, counted from the front: 0 for a tensor of one dimension."""
     return dim % tensor.dim() if tensor.dim() > 1 else 0
 
 
 def row_length(tensor: Tensor, dim: int) -> int:
-    """Elements of a row."""
+    """Return the number of elements of a row."""
     return tensor.shape[axis_of(tensor, dim)]
 
 
 def rows_shape(tensor: Tensor, dim: int) -> tuple[int, ...]:
-    """The shape of a result of a number for each row: that of the tensor without the dimension."""
+    """Return the shape of a result with one number for each row: the shape of the tensor without the dimension."""
     axis = axis_of(tensor, dim)
     return (*tensor.shape[:axis], *tensor.shape[axis + 1 :])
 
 
 def as_rows(tensor: Tensor, dim: int) -> Tensor:
-    """[rows, row_length], contiguous. A view where rows already follow each other without a gap.
+    """Return the tensor as [rows, row_length], contiguous; a view if rows already follow each other without a gap.
 
     Args:
-        tensor: of any shape with at least one dimension.
-        dim: that of a row, 1 or -1.
+        tensor: a tensor with at least one dimension.
+        dim: the dimension of a row, 1 or -1.
     """
     last = tensor.movedim(axis_of(tensor, dim), -1)
     if tensor.numel() == 0:  # reshape cannot infer a dimension
@@ -46,18 +48,18 @@ def as_rows(tensor: Tensor, dim: int) -> Tensor:
 
 
 def is_view_as_rows(tensor: Tensor, dim: int) -> bool:
-    """Whether ``as_rows`` gives the tensor's own memory. Decided from shape and strides."""
+    """Return whether ``as_rows`` returns a view of the tensor's own memory, decided from shape and strides."""
     return tensor.movedim(axis_of(tensor, dim), -1).is_contiguous()
 
 
 @dataclass(frozen=True)
 class AlongAxis:
-    """A tensor with its dimensions as they lie in memory, for an operator that works along one of them.
+    """The dimensions of a tensor in memory order, for an operator that works along one of them.
 
     Attributes:
-        order: the dimensions, the outermost in memory first.
-        shape: their extents, in that order.
-        dim: along which the operator works, as the tensor has it.
+        order: the dimensions, outermost in memory first.
+        shape: the extents of these dimensions, in that order.
+        dim: the dimension along which the operator works, as numbered in the tensor.
     """
 
     order: tuple[int, ...]
@@ -66,13 +68,13 @@ class AlongAxis:
 
     @classmethod
     def of(cls, tensor: Tensor, dim: int) -> AlongAxis:
-        """Of a tensor of one or more dimensions; ``dim`` counts from the front."""
+        """Return the layout of a tensor of one or more dimensions; ``dim`` counts from the front."""
         order = stored_order(tensor)
-        return cls(order, tuple(tensor.shape[each] for each in order), dim)
+        return cls(order, tuple(tensor.shape[axis] for axis in order), dim)
 
     @property
     def axis(self) -> int:
-        """Where the dimension is in what :meth:`stored` gives."""
+        """The operator's dimension in the result of :meth:`stored`."""
         return self.order.index(self.dim) if self._fits else 1
 
     @property
@@ -80,7 +82,9 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """A tensor of that shape so: a view. Of more dimensions than kernels take, those on either side are one."""
+        """Return a view of a tensor of that shape in memory order; dimensions on each side are merged if kernels take
+        fewer.
+        """
         permuted = tensor.permute(self.order)
         if self._fits:
             return permuted
@@ -88,14 +92,14 @@ class AlongAxis:
         return permuted.reshape(prod(self.shape[:axis]), self.shape[axis], prod(self.shape[axis + 1 :]))
 
     def restored(self, result: Tensor) -> Tensor:
-        """What was made of it, in the shape of the tensor, and as that lies in memory."""
-        return result.reshape(self.shape).permute([self.order.index(each) for each in range(len(self.order))])
+        """Return a result in the shape and the memory layout of the original tensor."""
+        return result.reshape(self.shape).permute([self.order.index(axis) for axis in range(len(self.order))])
 
 
 def stored_order(tensor: Tensor) -> tuple[int, ...]:
-    """The order of dimensions in which a dense tensor lies in memory; that of the dimensions where it is not dense.
+    """Return the dimensions of a dense tensor in memory order; the original order if it is not dense.
 
-    Functions of elements take tensors in this order: ``tensor.permute(order)`` is contiguous, and nothing is copied.
+    Elementwise functions take tensors in this order: ``tensor.permute(order)`` is contiguous, and nothing is copied.
     """
     dims = tuple(range(tensor.dim()))
     if tensor.is_contiguous():
@@ -105,6 +109,6 @@ def stored_order(tensor: Tensor) -> tuple[int, ...]:
     def is_outside(dim: int, other: int) -> bool:
         return bool(strides[dim] > strides[other] or (strides[dim] == strides[other] and dim < other))
 
-    # By counts, which are integers where strides are those of a graph of any size: they have no order to sort by.
+    # Sorted by counts, which are integers even in a graph of any size, whose symbolic strides cannot be sorted.
     order = tuple(sorted(dims, key=lambda dim: sum(1 for other in dims if is_outside(other, dim))))
     return order if tensor.permute(order).is_contiguous() else dims

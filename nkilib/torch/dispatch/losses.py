@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What losses have in common that keep the type of their inputs: types, and the shapes of their reductions."""
+"""Helpers of losses that keep the dtype of their inputs: dtypes, and the shapes of their reductions."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ FLOAT_DTYPES: Final = tuple(TILE_DTYPES)
 
 
 def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Refuse a floating type that the hardware has not.
+    """Reject a floating dtype that the hardware does not have.
 
     Raises:
-        TypeError: always then.
+        TypeError: if the check fails.
     """
     if tensor.dtype not in FLOAT_DTYPES:
         raise TypeError(
@@ -33,35 +33,35 @@ def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """The tensor, in float32 where autocast is on and losses keep the type of their inputs, as PyTorch has it."""
+    """Return the tensor, in float32 where autocast is on and losses keep the dtype of their inputs, as in PyTorch."""
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
 
 
-def check_inplace(caller: Caller, given: Tensor, computed: Tensor, stored: Tensor) -> None:
-    """Refuse ``inplace=True`` where the kernel would not write the gradient over the memory of the input.
+def check_inplace(caller: Caller, input: Tensor, computed: Tensor, stored: Tensor) -> None:
+    """Reject ``inplace=True`` where the kernel would not write the gradient over the memory of the input.
 
     Args:
-        caller: who is named in errors.
-        given: the caller's input.
-        computed: what the loss is computed of.
-        stored: ``given`` as the kernel gets it, its dimensions in another order.
+        caller: the function that error messages name.
+        input: the caller's input.
+        computed: the tensor from which the loss is computed.
+        stored: ``given`` as the kernel gets it, with permuted dimensions.
 
     Raises:
-        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is at work.
-        ValueError: the kernel would get a copy, or more elements than there are.
+        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is tracing.
+        ValueError: the kernel would get a copy, or more elements than the input has.
     """
-    checks.check_inplace(caller, given)
-    is_kept = given.dtype == computed.dtype and given.shape == computed.shape
+    checks.check_inplace(caller, input)
+    is_kept = input.dtype == computed.dtype and input.shape == computed.shape
     if not is_kept or not stored.is_contiguous():
         raise ValueError(
             f"{caller}: inplace=True needs {caller.input} dense, in the shape and type in which the loss is "
-            f"computed, got {given.dtype} of {tuple(given.shape)}, strides {given.stride()}; leave inplace off"
+            f"computed, got {input.dtype} of {tuple(input.shape)}, strides {input.stride()}; leave inplace off"
         )
 
 
 def is_each(call: Call) -> bool:
-    """Whether losses are not reduced."""
+    """Return whether losses are not reduced."""
     return bool(call.options["reduction"] == "none")
 
 
@@ -74,16 +74,17 @@ def loss_output(
     depends_on: tuple[str, ...],
     dtype: Callable[[Call], torch.dtype] = _dtype_of_first,
 ) -> Output:
-    """The loss: of a shape and type, by default that of the first input, for ``"none"``, else one float32.
+    """Return the output for the loss: for ``"none"`` of the given shape and dtype (by default that of the first input),
+    else one float32.
 
-    Without elements a mean is NaN, as in PyTorch.
+    The mean of no elements is NaN, as in PyTorch.
     """
 
     def reduced_shape(call: Call) -> Shape:
         return shape(call) if is_each(call) else ()
 
-    def computed(call: Call, found: Mapping[str, Any]) -> Tensor:
-        loss: Tensor = found["loss"]
+    def computed(call: Call, results: Mapping[str, Any]) -> Tensor:
+        loss: Tensor = results["loss"]
         return loss.reshape(reduced_shape(call))
 
     return Output(
@@ -97,6 +98,6 @@ def loss_output(
 
 
 def kernel_gradient(call: Call) -> dict[str, Any]:
-    """The upstream gradient as kernels take it: one for each loss, or [1]."""
+    """Return the upstream gradient as kernels take it: one number for each loss, or [1]."""
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether a tensor has memory that this process can tell, or is one that a graph is traced with."""
+"""Checks of whether a tensor has memory that this process can address, or belongs to a traced graph."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether a graph is being made: the tensor is fake, functional or of the compiler, and may get another layout."""
+    """Return whether a graph is being traced: the tensor is fake, functional or the compiler's, and may get another
+    layout.
+    """
     return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
 
 
 def address(tensor: Tensor) -> int | None:
-    """Where the elements of a tensor start; None where it has no memory, as in XLA and in a traced graph."""
+    """Return the address of a tensor's first element; None if it has no memory, as in XLA and in a traced graph."""
     if is_traced(tensor):
         return None
     try:

@@ -1,17 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Who registers operators for the native device of torch-neuronx: its own ``nki_op``, or ``torch.library`` alone.
+"""The registration of operators for the native device of torch-neuronx, by its own ``nki_op`` or by ``torch.library``
+alone.
 
-Decided once, when this is imported, from the environment variable ``NKILIB_TORCH_OPS``:
+It is decided once, when this module is imported, from the environment variable ``NKILIB_TORCH_OPS``:
 
-- ``auto``, which unset and empty also mean: ``nki_op`` where the native torch-neuronx is loaded and kernels run on the
-  real NKI. Where it is missing there, or refuses an operator, ``torch.library`` serves, with one warning;
-- ``nki_op``: it, or an error;
-- ``library``: ``torch.library``, whatever there is.
+- ``auto``, the default (also for an empty value): ``nki_op`` where the native torch-neuronx is loaded and kernels run
+  on the real NKI. Where ``nki_op`` is missing there, or rejects an operator, ``torch.library`` is used, with one
+  warning;
+- ``nki_op``: ``nki_op``, or an error;
+- ``library``: always ``torch.library``.
 
 An operator of ``nki_op`` is ``torch.ops.nkilib_neuron.<name>``, beside ``torch.ops.nkilib.<name>``, which serves every
-other device. Both are from the same description.
+other device. Both are made from the same description.
 """
 
 from __future__ import annotations
@@ -34,18 +36,19 @@ NATIVE_DEVICE: Final = "neuron"
 
 
 class _NoNkiOpError(Exception):
-    """There is no ``nki_op``; the message is a clause that says how one knows."""
+    """Raised if there is no ``nki_op``; the message is a clause that gives the evidence."""
 
 
 @dataclass
 class Registrar:
-    """How operators are registered for the native device.
+    """The way in which operators are registered for the native device.
 
     Attributes:
-        nki_op: of torch-neuronx; None: ``torch.library`` serves the device.
+        nki_op: the decorator of torch-neuronx; None: ``torch.library`` serves the device.
         reason: a clause for people to read, without a full stop.
-        must: an error is raised where ``nki_op`` refuses.
-        definitions: what it made, by the name without a namespace; a registration lasts as long as these objects.
+        must: whether an error is raised if ``nki_op`` rejects an operator.
+        definitions: the definitions that ``nki_op`` made, by the name without a namespace; a registration lasts as long
+            as these objects.
     """
 
     nki_op: Callable[..., Any] | None
@@ -55,20 +58,20 @@ class Registrar:
 
     @property
     def name(self) -> str:
-        """``"nki_op"`` or ``"library"``."""
+        """The name of the registrar, ``"nki_op"`` or ``"library"``."""
         return "library" if self.nki_op is None else "nki_op"
 
     def serves(self, device: torch.device, name: str) -> bool:
-        """Whether an operator of ``nki_op`` is there for tensors on a device."""
+        """Return whether ``nki_op`` has registered an operator for tensors on a device."""
         return device.type == NATIVE_DEVICE and name in self.definitions
 
-    def give_up(self, what: str, error: Exception) -> None:
-        """Leave everything to ``torch.library``, and warn.
+    def give_up(self, rejected: str, error: Exception) -> None:
+        """Switch to ``torch.library`` for everything, and warn.
 
         Raises:
-            RuntimeError: ``NKILIB_TORCH_OPS=nki_op`` asks for ``nki_op``.
+            RuntimeError: ``NKILIB_TORCH_OPS=nki_op`` requires ``nki_op``.
         """
-        reason = f"nki_op of torch-neuronx refused {what}: {type(error).__name__}: {error}"
+        reason = f"nki_op of torch-neuronx refused {rejected}: {type(error).__name__}: {error}"
         if self.must:
             raise RuntimeError(f"nkilib.torch: {reason}. Set {VARIABLE}=library for torch.library") from error
         self.nki_op, self.reason = None, reason
@@ -77,7 +80,7 @@ class Registrar:
 
 
 def warn_of_library(reason: str) -> None:
-    """Say that ``torch.library`` serves a native device; ``python -m nkilib doctor`` says the same."""
+    """Warn that ``torch.library`` serves a native device; ``python -m nkilib doctor`` reports the same."""
     warnings.warn(
         f"nkilib.torch: {reason}. Its operators on the device neuron are those of torch.library, which torch.compile "
         f"may not take there; {VARIABLE}=library chooses them without this warning",
@@ -87,15 +90,15 @@ def warn_of_library(reason: str) -> None:
 
 
 def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
-    """The registrar that a value of ``NKILIB_TORCH_OPS`` leads to.
+    """Return the registrar for a value of ``NKILIB_TORCH_OPS``.
 
     Args:
-        requested: the value.
-        simulated: kernels run on the simulator, which takes no tensor of a Neuron device.
+        requested: the value of the variable.
+        simulated: whether kernels run on the simulator, which takes no tensor of a Neuron device.
 
     Raises:
-        ValueError: it is none of the allowed ones.
-        ImportError: ``nki_op`` is asked for and absent.
+        ValueError: the value is not allowed.
+        ImportError: ``nki_op`` is requested but not available.
     """
     if requested not in _ALLOWED:
         raise ValueError(
@@ -114,7 +117,7 @@ def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
         if requested == "nki_op":
             raise ImportError(
                 f"nkilib.torch: {VARIABLE}=nki_op requires the native torch-neuronx, but {absent}. Install it (see "
-                f"docs/installing.md), or set {VARIABLE}=library"
+                f"docs/how_to/install.md), or set {VARIABLE}=library"
             ) from absent
         warn_of_library(str(absent))
         return Registrar(None, str(absent))
@@ -123,18 +126,18 @@ def chosen_registrar(requested: str, simulated: bool = SIMULATED) -> Registrar:
 
 
 def _nki_op() -> Callable[..., Any]:
-    """The decorator of torch-neuronx.
+    """Return the ``nki_op`` decorator of torch-neuronx.
 
     Raises:
-        _NoNkiOpError: it cannot be imported, or has none.
+        _NoNkiOpError: torch-neuronx cannot be imported, or has no ``nki_op``.
     """
     try:
-        found: Callable[..., Any] | None = getattr(import_module("torch_neuronx"), "nki_op", None)
+        decorator: Callable[..., Any] | None = getattr(import_module("torch_neuronx"), "nki_op", None)
     except Exception as error:  # whatever an import of a broken or wrong package raises
         raise _NoNkiOpError(f"torch_neuronx cannot be imported: {type(error).__name__}: {error}") from error
-    if found is None:
+    if decorator is None:
         raise _NoNkiOpError("the installed torch_neuronx has no nki_op")
-    return found
+    return decorator
 
 
 registrar: Final = chosen_registrar(os.environ.get(VARIABLE) or "auto")

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which memory tensors take, from storages, strides and shapes alone: what a gradient in place must not write over."""
+"""The memory ranges of tensors, from storages, strides and shapes only, for checks that an in-place gradient is
+safe.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +13,17 @@ from torch import Tensor
 
 
 def refuse_overlap(function: str, tensors: Mapping[str, Tensor | None]) -> None:
-    """Refuse tensors of which another one is partly in the memory of the first one, over which a gradient is written.
+    """Reject tensors that partly overlap the memory of the first one, over which a gradient is written.
 
-    One that begins where the first one does is accepted: it is the same memory, element by element, or a kernel gets a
-    copy of it.
+    A tensor that starts at the first one's address is accepted: either it is the same memory, element by element, or a
+    kernel gets a copy of it.
 
     Args:
-        function: who is named in errors.
-        tensors: by name, the first one first.
+        function: the function that error messages name.
+        tensors: the tensors by name, the overwritten one first.
 
     Raises:
-        RuntimeError: always then, as PyTorch's operators in place.
+        RuntimeError: if the check fails, as for PyTorch's in-place operators.
     """
     (name, first), *others = tensors.items()
     if first is None:
@@ -34,12 +36,12 @@ def refuse_overlap(function: str, tensors: Mapping[str, Tensor | None]) -> None:
         if other_start != start and other_start < end and start < other_end:
             raise RuntimeError(
                 f"{function}: inplace=True would write the gradient of {name} over a part of {other_name}, which "
-                f"shares memory with it from another element on; pass {other_name}.clone(), or leave inplace off"
+                f"shares memory with it at an offset; pass {other_name}.clone(), or leave inplace off"
             )
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """First byte in its storage, and the end."""
+    """Return the first byte of the tensor in its storage, and the end."""
     size, start = tensor.element_size(), int(tensor.storage_offset())
     last = sum(int(length - 1) * int(stride) for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start * size, (start + last + 1) * size if tensor.numel() else start * size

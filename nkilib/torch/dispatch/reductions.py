@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The reductions of :mod:`nkilib.core.host.reductions`, of tensors."""
+"""The reductions of :mod:`nkilib.core.host.reductions`, for tensors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def reduced(values: Tensor, reduction: str, shape: tuple[int, ...], divisor: Tensor | int | None = None) -> Tensor:
-    """The values of rows as ``reduction`` wants them.
+    """Return the values of rows, reduced as ``reduction`` says.
 
     Args:
-        values: one for each row.
-        reduction: of the caller's arguments.
-        shape: of the rows, for ``"none"``.
-        divisor: of a mean; None for the number of rows.
+        values: one value for each row.
+        reduction: the caller's argument.
+        shape: the shape of the rows, for ``"none"``.
+        divisor: the divisor of a mean; None for the number of rows.
     """
     if reduction == "none":
         return values.reshape(shape)

@@ -1,20 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Operators of PyTorch from their descriptions.
+"""PyTorch operators made from their descriptions.
 
-``torch.ops.nkilib.<name>``, of ``torch.library``, has a schema, shapes, and one implementation for each device:
+``torch.ops.nkilib.<name>``, registered with ``torch.library``, has a schema, shapes, and one implementation for each
+device:
 
-- CPU: the simulator; tensors go in and come out without a copy.
+- CPU: the simulator; tensors are passed in and out without a copy.
 - PrivateUse1 (the native device ``neuron``) and XLA (the older torch-neuronx): the kernel. Neither has run on hardware.
 - Every other device: NotImplementedError.
 
-``torch.ops.nkilib_neuron.<name>``, of torch-neuronx's ``nki_op``, is for the native device alone, and is what public
-functions call there (:mod:`.native`). It is a typed function whose body launches the kernel. The framework runs the
-body on fake tensors for the shapes, and traces it into a graph, where the kernel is a node: nothing in it may look at a
-value or at an address.
+``torch.ops.nkilib_neuron.<name>``, registered with torch-neuronx's ``nki_op``, is only for the native device, where
+public functions call it (:mod:`.native`). It is a typed function whose body launches the kernel. The framework runs the
+body on fake tensors to get the shapes, and traces it into a graph, where the kernel is a node: the body must not read a
+value or an address.
 
-:mod:`nkilib.base.lnc` decides on how many cores the kernel is launched.
+:mod:`nkilib.base.lnc` defines the number of cores of a launch.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from nkilib.torch.dispatch.native import registrar
 from nkilib.torch.dispatch.operator import NAMESPACE, Operator
 from nkilib.torch.dispatch.typed import typed_function
 
-# By name, without the "_" of those that overwrite. Implementations look here at every call.
+# By name, without the "_" of in-place variants. Implementations read it at every call.
 OPERATORS: Final[dict[str, Operator]] = {}
-# What PyTorch made of them, by qualified name; a registration lasts as long as this object.
+# PyTorch's definitions by qualified name; a registration lasts as long as this object.
 DEFINITIONS: Final[dict[str, Any]] = {}
 
 
 def register(operator: Operator) -> Operator:
-    """Make ``torch.ops.nkilib.<name>`` of a description, and ``<name>_`` if it can overwrite an input.
+    """Register ``torch.ops.nkilib.<name>`` from a description, and ``<name>_`` if it can overwrite an input.
 
-    Both are made by ``nki_op`` too, if that serves the native device.
+    Both are registered with ``nki_op`` too, if that serves the native device.
 
     Returns:
         The description.
 
     Raises:
-        ValueError: there is an operator of that name.
+        ValueError: an operator of that name exists.
     """
     if operator.name in OPERATORS:
         raise ValueError(f"register: there is an operator {operator.qualified()} already; choose another name")
@@ -65,7 +66,7 @@ def register(operator: Operator) -> Operator:
 
 
 def _define(name: str, overwrites: bool) -> None:
-    """Define one operator with all its implementations. It refuses every device that gets none here."""
+    """Define one operator with all its implementations. It rejects every device without an implementation."""
     operator = OPERATORS[name]
     qualified = operator.qualified(overwrites)
 
@@ -85,16 +86,16 @@ def _define(name: str, overwrites: bool) -> None:
 
 
 def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
-    """Hand typed functions to ``nki_op``, in the form that public code agrees on: a name, ``mutates_args``, a function.
+    """Pass typed functions to ``nki_op``, in the form that public code agrees on: a name, ``mutates_args``, a function.
 
-    One that overwrites an input returns nothing for it: a buffer that is returned is copied.
+    A function that overwrites an input does not return it: a returned buffer would be copied.
     """
-    made = {}
+    definitions = {}
     for overwrites in (False, True) if operator.may_overwrite else (False,):
         function = typed_function(operator, overwrites, _native_body(operator.name, overwrites))
         decorate = nki_op(operator.qualified_natively(overwrites), mutates_args=set(operator.written(overwrites)))
-        made[operator.unqualified(overwrites)] = decorate(function)
-    registrar.definitions.update(made)
+        definitions[operator.unqualified(overwrites)] = decorate(function)
+    registrar.definitions.update(definitions)
 
 
 def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
@@ -107,9 +108,10 @@ def _native_body(name: str, overwrites: bool) -> Callable[..., Any]:
 
 
 def _functionalized(name: str) -> Callable[..., Any]:
-    """In place where tensors have no memory to write to, as XLA's: the first output becomes the input's value.
+    """Return the in-place variant for tensors without memory, such as XLA's: the first output becomes the input's
+    value.
 
-    PyTorch functionalizes its own operators before XLA sees them, and refuses a custom one that mutates unless it is
+    PyTorch functionalizes its own operators before XLA sees them, and rejects a custom one that mutates unless it is
     told how.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A Python function with the types of an operator, as ``nki_op`` of torch-neuronx wants to decorate one."""
+"""Python functions with the type annotations of an operator, as ``nki_op`` of torch-neuronx requires them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from nkilib.torch.dispatch.operator import Operator
 
 
 def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any]) -> Callable[..., Any]:
-    """``body`` with the signature of an operator: positional arguments with types, as public code registers them.
+    """Return ``body`` with the signature of an operator: positional arguments with types, as public code registers
+    them.
 
     Args:
-        operator: described.
-        overwrites: its second operator, which returns nothing for what it writes over.
-        body: called with the inputs in order, and the options by name.
+        operator: the description of the operator.
+        overwrites: whether it is the in-place variant, which does not return the tensor that it writes over.
+        body: the function, called with the inputs in order and the options by name.
     """
     signature = operator_signature(operator, overwrites)
     inputs = len(operator.inputs)
@@ -30,8 +31,8 @@ def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any
     def function(*args: Any, **keywords: Any) -> Any:
         bound = signature.bind(*args, **keywords)
         bound.apply_defaults()
-        given = list(bound.arguments.items())
-        return body(*(value for _, value in given[:inputs]), **dict(given[inputs:]))
+        arguments = list(bound.arguments.items())
+        return body(*(value for _, value in arguments[:inputs]), **dict(arguments[inputs:]))
 
     function.__name__ = function.__qualname__ = operator.qualified(overwrites).rpartition(":")[2]
     function.__dict__["__signature__"] = signature  # what inspect.signature shows
@@ -43,7 +44,9 @@ def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any
 
 
 def operator_signature(operator: Operator, overwrites: bool) -> Signature:
-    """Inputs, then options. A default stands where all that follow have one, as Python wants it."""
+    """Return the signature: inputs, then options. A parameter has a default only if all later ones do, as Python
+    requires.
+    """
     parameters: list[Parameter] = []
     has_default = True
     for parameter in reversed([*_inputs(operator), *_options(operator)]):
@@ -59,15 +62,15 @@ def _returned(results: int) -> Any:
 
 
 def _inputs(operator: Operator) -> Iterator[Parameter]:
-    for each in operator.inputs:
-        annotation: Any = Tensor | None if each.is_optional else Tensor
-        yield _parameter(each.name, annotation, None if each.is_optional else Parameter.empty)
+    for operand in operator.inputs:
+        annotation: Any = Tensor | None if operand.is_optional else Tensor
+        yield _parameter(operand.name, annotation, None if operand.is_optional else Parameter.empty)
 
 
 def _options(operator: Operator) -> Iterator[Parameter]:
-    for each in operator.keywords:
-        annotation: Any = each.type | None if each.is_optional else each.type
-        yield _parameter(each.name, annotation, Parameter.empty if each.default is MISSING else each.default)
+    for option in operator.keywords:
+        annotation: Any = option.type | None if option.is_optional else option.type
+        yield _parameter(option.name, annotation, Parameter.empty if option.default is MISSING else option.default)
 
 
 def _parameter(name: str, annotation: Any, default: Any) -> Parameter:

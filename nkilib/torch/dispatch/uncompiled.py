@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What torch.compile must not leave out of its graph in silence, and run: it raises, or warns, when it is called.
+"""Errors and warnings that torch.compile must not silently drop from its graph.
 
-Importing this imports the compiler, so it is imported where something is being compiled only.
+Importing this module imports the compiler, so it is imported only while something is compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ _REASON: Final = (
 
 @torch.compiler.disable(reason=_REASON)  # type: ignore[no-untyped-call, untyped-decorator]
 def refuse_inplace(caller: str) -> NoReturn:
-    """Raise. With ``fullgraph=True`` it is the compiler that raises, with the same reason.
+    """Raise the error for ``inplace=True`` under torch.compile. With ``fullgraph=True`` the compiler raises, with the
+    same reason.
 
     Raises:
         RuntimeError: always.
@@ -31,5 +32,5 @@ def refuse_inplace(caller: str) -> NoReturn:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def warn(message: str) -> None:
-    """Warn once, while a graph is made, which cannot do it itself."""
+    """Warn once, while a graph is compiled; the graph itself cannot warn."""
     warnings.warn(message, UserWarning, stacklevel=2)

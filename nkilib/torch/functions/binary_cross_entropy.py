@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``binary_cross_entropy`` and ``BCELoss``: of probabilities."""
+"""``binary_cross_entropy`` and ``BCELoss``: binary cross-entropy of probabilities."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NAME: Final = "binary_cross_entropy"
 
 
 def _check_probabilities(call: Call) -> None:
-    """Refuse numbers outside of [0, 1], and NaN, as PyTorch does."""
+    """Reject values outside of [0, 1], and NaN, as PyTorch does."""
     for name in ("input", "target"):
         tensor = call.tensor(name)
         if tensor.numel() > 0 and not bool(((tensor >= 0.0) & (tensor <= 1.0)).all()):
@@ -46,29 +46,30 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False
 ) -> Tensor:
-    """Binary cross-entropy of probabilities, ``-(t log x + (1 - t) log(1 - x))``, logarithms being at least -100, on
-    the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the binary cross-entropy of probabilities, ``-(t log x + (1 - t) log(1 - x))``, with each logarithm
+    clamped to at least -100, with the kernels of :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.binary_cross_entropy(input, target, weight, reduction=reduction)``, in float32, and
-    sums are float32. On the CPU alone values are looked at.
+    The result equals ``torch.nn.functional.binary_cross_entropy(input, target, weight, reduction=reduction)``, computed
+    in float32 with float32 sums. Values are checked on the CPU only.
 
     Args:
         input: probabilities, bfloat16, float16 or float32, of any shape.
-        target: likewise, of the shape and the type of the input. It may require grad.
-        weight: of a shape that broadcasts to the target's; losses are multiplied by it, and a mean is over elements. It
-            has no gradient.
+        target: probabilities of the same shape and dtype as the input. It may require grad.
+        weight: a tensor whose shape broadcasts to the target's. The losses are multiplied by it; a mean still divides
+            by the number of elements. It has no gradient.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape and type of the input.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape and dtype of the input.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a target of another shape; ``inplace`` of a tensor with gaps.
-        RuntimeError: numbers outside of [0, 1], on the CPU; types or devices that differ; a weight that does not
-            broadcast, or requires grad; integers or complex numbers; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a target of another shape; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: values outside of [0, 1], on the CPU; dtypes or devices that differ; a weight that does not
+            broadcast, or requires grad; integers or complex numbers; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     caller = BINARY_CROSS_ENTROPY.caller
     check_same_size(caller, input, target)
@@ -83,21 +84,23 @@ def binary_cross_entropy(
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Under autocast PyTorch casts both; what the kernels take in no type is refused as such."""
+    """Return whether the dtypes agree; also True for dtypes that are rejected later, and under autocast, which casts
+    both tensors in PyTorch.
+    """
     are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
     return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)
 
 
 class BCELoss(WeightedLossModule):
-    """``torch.nn.BCELoss`` on the kernels.
+    """``torch.nn.BCELoss``, computed by the kernels.
 
     Args:
-        weight, reduction, inplace: as for :func:`binary_cross_entropy`; the weight is a buffer.
+        weight, reduction, inplace: see :func:`binary_cross_entropy`; the weight is a buffer.
     """
 
     def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:
         super().__init__(weight, reduction, inplace)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return binary_cross_entropy(input, target, self.weight, self.reduction, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``binary_cross_entropy_with_logits`` and ``BCEWithLogitsLoss``."""
+"""``binary_cross_entropy_with_logits`` and ``BCEWithLogitsLoss``: binary cross-entropy of logits."""
 
 from __future__ import annotations
 
@@ -37,46 +37,48 @@ def binary_cross_entropy_with_logits(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Binary cross-entropy of logits, ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` with p the ``pos_weight``, on
-    the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the binary cross-entropy of logits, ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` with p the
+    ``pos_weight``, with the kernels of :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.binary_cross_entropy_with_logits(input, target, weight, pos_weight=pos_weight,
-    reduction=reduction)``, in float32, and sums are float32. A confident logit keeps its small loss, where PyTorch's
-    float32 is 0. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.binary_cross_entropy_with_logits(input, target, weight,
+    pos_weight=pos_weight, reduction=reduction)``, computed in float32 with float32 sums. A confident logit keeps its
+    small loss, which PyTorch's float32 computation rounds to 0. Tensor values are never read, so the call does not wait
+    for the device.
 
     Args:
         input: logits, bfloat16, float16 or float32, of any shape.
-        target: of the shape of the input, in any of these types. It may require grad.
-        weight: of a shape that broadcasts to the target's; losses are multiplied by it, and a mean is over elements. It
-            has no gradient.
+        target: a tensor of the shape of the input, in any of these types. It may require grad.
+        weight: a tensor whose shape broadcasts to the target's. The losses are multiplied by it; a mean still divides
+            by the number of elements. It has no gradient.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        pos_weight: the weight of positive examples, of a shape that broadcasts to the target's. It has no gradient.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        pos_weight: the weight of positive examples, whose shape broadcasts to the target's. It has no gradient.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape of the input and the type of the target.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the input and the dtype of the
+        target.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a target of another shape; ``inplace`` of a tensor with gaps.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a target of another shape; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: devices differ; a weight that does not broadcast, or requires grad; integers or complex numbers;
-            ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+            ``inplace`` with a leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     caller = BINARY_CROSS_ENTROPY_WITH_LOGITS.caller
     check_same_size(caller, input, target)
     if isinstance(target, Tensor):
-        for name, each in (("weight", weight), ("pos_weight", pos_weight)):
-            check_expands(caller, name, each, tuple(target.shape))
+        for name, factors in (("weight", weight), ("pos_weight", pos_weight)):
+            check_expands(caller, name, factors, tuple(target.shape))
     tensors = {"input": input, "target": target, "weight": weight, "pos_weight": pos_weight}
     return BINARY_CROSS_ENTROPY_WITH_LOGITS(tensors, reduction, inplace)
 
 
 class BCEWithLogitsLoss(WeightedLossModule):
-    """``torch.nn.BCEWithLogitsLoss`` on the kernels.
+    """``torch.nn.BCEWithLogitsLoss``, computed by the kernels.
 
     Args:
-        weight, reduction, pos_weight, inplace: as for :func:`binary_cross_entropy_with_logits`; weights are buffers.
+        weight, reduction, pos_weight, inplace: see :func:`binary_cross_entropy_with_logits`; the weights are buffers.
     """
 
     pos_weight: Tensor | None
@@ -93,7 +95,7 @@ class BCEWithLogitsLoss(WeightedLossModule):
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return binary_cross_entropy_with_logits(
             input, target, self.weight, self.reduction, self.pos_weight, inplace=self.inplace
         )

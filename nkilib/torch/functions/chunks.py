@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Output layer, loss and backward for a chunk of the tokens at a time: there are never logits of more than a chunk."""
+"""Output layer, loss and backward, one chunk of the tokens at a time: the logits in memory are never more than a
+chunk's.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,12 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Chunk(NamedTuple):
-    """Some of the tokens.
+    """A chunk of the tokens.
 
     Attributes:
-        first: of them.
-        hidden: [tokens, width], detached.
-        target: [tokens].
+        first: the index of the first token of the chunk.
+        hidden: the hidden states [tokens, width], detached.
+        target: the targets [tokens].
     """
 
     first: int
@@ -38,59 +40,63 @@ class Chunk(NamedTuple):
 
 
 def chunked_loss(hidden: Tensor, target: Tensor, head: nn.Module, loss: Loss, num_chunks: int) -> Tensor:
-    """The sum over chunks of tokens of ``loss(head(hidden), target)``, without dimensions.
+    """Return the sum over chunks of tokens of ``loss(head(hidden), target)``, a scalar tensor.
 
-    The backward of a chunk runs before the forward of the next one. Gradients of ``hidden`` and of the parameters of
-    ``head``, these summed up in float32, wait for the backward of the result, which scales them and hands them on,
-    once. Under FSDP2, where a module collects the gradients of its own parameters, those of ``head`` arrive
-    during this call instead, and unscaled: its weights are gathered once, and its gradients reduced with the last
-    chunk.
+    The backward of a chunk runs before the forward of the next one. The gradients of ``hidden`` and of the parameters
+    of ``head`` (the latter summed in float32) are kept until the backward of the result, which scales them and passes
+    them on, once. Under FSDP2, where a module collects the gradients of its own parameters, the gradients of ``head``
+    arrive during this call instead, and unscaled: its weights are gathered once, and its gradients are reduced with the
+    last chunk.
 
     Args:
-        hidden: [..., width], the input of ``head``; of a DTensor every rank has to have whole rows.
-        target: [...] of the same tokens, of a DTensor those that this rank has.
-        head: the output layer. What it takes beside its input and its parameters has no gradient.
-        loss: a sum over tokens, of logits [tokens, V] and target [tokens].
-        num_chunks: of as many tokens each, but for the last one.
+        hidden: [..., width], the input of ``head``; if it is a DTensor, every rank must hold whole rows.
+        target: [...], the targets of the same tokens; if it is a DTensor, the targets that this rank holds.
+        head: the output layer. Tensors that it uses beside its input and its parameters get no gradient.
+        loss: a function of logits [tokens, V] and targets [tokens] that returns a sum over tokens.
+        num_chunks: the number of chunks, which have equally many tokens except for the last one.
 
     Raises:
         NotImplementedError: a DTensor whose rows are spread over ranks; FSDP1.
-        ValueError: not one target for each token; ``num_chunks`` is less than 1.
+        ValueError: the number of targets is not the number of tokens; ``num_chunks`` is less than 1.
     """
     module, local = _fsdp(head), _local_rows(hidden)
     chunks = list(_chunks(hidden, local, target, num_chunks))
-    parameters = [each for each in head.parameters() if each.requires_grad]
+    parameters = [parameter for parameter in head.parameters() if parameter.requires_grad]
     differentiates = torch.is_grad_enabled() and (hidden.requires_grad or bool(parameters))
     sums: list[Tensor | None] = [None] * len(parameters)
     of_rows = torch.zeros_like(local) if differentiates and hidden.requires_grad else None
     total = torch.zeros((), dtype=torch.float32, device=hidden.device)
     with nullcontext() if module is None else _gathered(module):
-        for each in chunks:
-            each.hidden.requires_grad_(of_rows is not None)
-            value = loss(head(each.hidden), each.target)
+        for chunk in chunks:
+            chunk.hidden.requires_grad_(of_rows is not None)
+            value = loss(head(chunk.hidden), chunk.target)
             total = total + value.detach()
             if not differentiates:
                 continue
             if module is None:
-                found = _gradients(value, each.hidden, parameters)
+                gradients = _gradients(value, chunk.hidden, parameters)
             else:
-                module.set_requires_gradient_sync(each is chunks[-1], recurse=False)
-                found = _gradient_beside_module(value, each.hidden)
-            _add(sums, found.of_parameters)
-            if of_rows is not None and found.of_hidden is not None:
-                of_rows[each.first : each.first + len(each.target)] = _of_tokens(found.of_hidden, each.hidden)
+                module.set_requires_gradient_sync(chunk is chunks[-1], recurse=False)
+                gradients = _gradient_beside_module(value, chunk.hidden)
+            _add(sums, gradients.of_parameters)
+            if of_rows is not None and gradients.of_hidden is not None:
+                of_rows[chunk.first : chunk.first + len(chunk.target)] = _of_tokens(gradients.of_hidden, chunk.hidden)
     if not differentiates:
         return total
     kept = [] if of_rows is None else [Kept(hidden, _as_hidden(of_rows, hidden))]
-    kept += [Kept(each, gradient) for each, gradient in zip(parameters, sums, strict=True) if gradient is not None]
+    kept += [
+        Kept(parameter, gradient) for parameter, gradient in zip(parameters, sums, strict=True) if gradient is not None
+    ]
     if not kept:
         return total
-    handed_on: Callable[..., Tensor] = _HandedOn.apply
-    return handed_on(total, [each.gradient.to(each.tensor.dtype) for each in kept], *(each.tensor for each in kept))
+    known_gradients: Callable[..., Tensor] = _KnownGradients.apply
+    return known_gradients(
+        total, [item.gradient.to(item.tensor.dtype) for item in kept], *(item.tensor for item in kept)
+    )
 
 
 def _local_rows(hidden: Tensor) -> Tensor:
-    """[tokens, width] of this rank, detached."""
+    """Return this rank's hidden states as [tokens, width], detached."""
     placed = dtensor(hidden)
     if placed is None:
         return hidden.detach().flatten(0, -2)
@@ -120,7 +126,9 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
 
 
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Of the tokens of this rank a DTensor [tokens, width]: a shard of tokens is one of its first dimension."""
+    """Return the tokens of this rank as a DTensor [tokens, width]; a shard of the tokens becomes a shard of the first
+    dimension.
+    """
     from torch.distributed.tensor import DTensor, Shard
 
     placements = [Shard(0) if placement.is_shard() else placement for placement in like.placements]
@@ -128,7 +136,7 @@ def _distributed(rows: Tensor, like: DTensor) -> DTensor:
 
 
 def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """This rank's part of the gradient of a chunk; what is a sum over ranks is summed up."""
+    """Return this rank's part of the gradient of a chunk; a partial sum is reduced over the ranks."""
     placed, like = dtensor(gradient), dtensor(hidden)
     if placed is None or like is None:
         return gradient
@@ -136,7 +144,7 @@ def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
 
 
 def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
-    """A gradient of the tokens of this rank in the shape of ``hidden``."""
+    """Return a gradient of this rank's tokens in the shape of ``hidden``."""
     placed = dtensor(hidden)
     if placed is None:
         return rows.view(hidden.shape)
@@ -149,14 +157,14 @@ def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
 
 
 class Kept(NamedTuple):
-    """A tensor, and its gradient."""
+    """A tensor and its gradient."""
 
     tensor: Tensor
     gradient: Tensor
 
 
 class Gradients(NamedTuple):
-    """Of a chunk, None where there is none."""
+    """The gradients of a chunk; None where there is none."""
 
     of_hidden: Tensor | None
     of_parameters: Sequence[Tensor | None]
@@ -170,14 +178,16 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> G
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> Gradients:
-    """The module collects those of its parameters itself, in a backward alone."""
+    """Return the gradient of the hidden states; the module collects its parameters' gradients itself, only in a
+    backward.
+    """
     value.backward()  # type: ignore[no-untyped-call]
     of_hidden, hidden.grad = hidden.grad, None
     return Gradients(of_hidden, ())
 
 
 def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
-    """The first of a parameter is copied, for its memory may not be its own."""
+    """Add the gradients to the sums; the first one of a parameter is copied, because its memory may be shared."""
     for at, gradient in enumerate(gradients):
         if gradient is not None:
             known = sums[at]
@@ -185,9 +195,9 @@ def _add(sums: list[Tensor | None], gradients: Sequence[Tensor | None]) -> None:
 
 
 def _fsdp(head: nn.Module) -> FSDPModule | None:
-    """The module, if FSDP2 shards it by itself. Its own module is not imported to find out."""
-    for each in head.parameters():
-        if getattr(each, "_is_flat_param", False):  # as FSDP1 marks its own
+    """Return the module if FSDP2 shards it by itself, else None. FSDP2's module is not imported for the check."""
+    for parameter in head.parameters():
+        if getattr(parameter, "_is_flat_param", False):  # as FSDP1 marks its own
             raise NotImplementedError(
                 "chunked_loss: the output layer is sharded by FullyShardedDataParallel, which takes one forward for "
                 "each backward; use torch.distributed.fsdp.fully_shard"
@@ -198,7 +208,7 @@ def _fsdp(head: nn.Module) -> FSDPModule | None:
 
 @contextmanager
 def _gathered(module: FSDPModule) -> Iterator[None]:
-    """The weights of the module stay together for all chunks, instead of being gathered for each."""
+    """Keep the weights of the module gathered for all chunks, instead of gathering them for each chunk."""
     module.set_reshard_after_forward(False)
     module.set_reshard_after_backward(False)
     module.unshard()
@@ -211,8 +221,8 @@ def _gathered(module: FSDPModule) -> Iterator[None]:
         module.reshard()
 
 
-class _HandedOn(torch.autograd.Function):
-    """A loss whose gradients are known, by the tensors that follow them."""
+class _KnownGradients(torch.autograd.Function):
+    """A loss whose gradients are already known; ``apply`` takes the gradients and the tensors that they belong to."""
 
     @staticmethod
     def forward(ctx: Any, loss: Tensor, gradients: list[Tensor], *tensors: Tensor) -> Tensor:
@@ -225,11 +235,11 @@ class _HandedOn(torch.autograd.Function):
         gradients: list[Tensor] = ctx.gradients
         if not gradients:
             raise RuntimeError(
-                "chunked_loss: its gradients have been handed on, and their memory with them; call it again for a "
+                "chunked_loss: its gradients have been passed on, and their memory with them; call it again for a "
                 "second backward"
             )
         ctx.gradients = []
-        for each in gradients:
-            placed = dtensor(each)
-            (each if placed is None else placed.to_local()).mul_(upstream)
+        for gradient in gradients:
+            placed = dtensor(gradient)
+            (gradient if placed is None else placed.to_local()).mul_(upstream)
         return None, None, *gradients

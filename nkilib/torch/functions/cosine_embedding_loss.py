@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cosine_embedding_loss`` and ``CosineEmbeddingLoss``."""
+"""``cosine_embedding_loss`` and ``CosineEmbeddingLoss``: losses of the cosine between two vectors."""
 
 from __future__ import annotations
 
@@ -41,37 +41,40 @@ def cosine_embedding_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Cosine embedding loss: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
+    """Compute the cosine embedding loss: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1,
+    else 0.
 
-    Equals ``torch.nn.functional.cosine_embedding_loss(input1, input2, target, margin, reduction=reduction)``, in
-    float32, and sums are float32. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.cosine_embedding_loss(input1, input2, target, margin,
+    reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
+    wait for the device.
 
     Args:
-        input1, input2: [N, D] or [D], bfloat16, float16 or float32, or of integers; [1, D] counts for all rows. Each
-            may require grad. 1e-12 is added to squared norms.
-        target: [N], or without dimensions beside [D], of any real type; there is no gradient of it, as in PyTorch.
-        margin: a number.
+        input1, input2: [N, D] or [D], bfloat16, float16, float32 or integers; a tensor [1, D] is used for all rows.
+            Each may require grad. 1e-12 is added to squared norms.
+        target: [N], or a scalar tensor if the inputs are [D], of any real type; it has no gradient, as in PyTorch.
+        margin: the margin, a number.
         reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input1``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type that those of
-        the inputs promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the target, in the dtype that the
+        inputs' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
-    given = {"input1": input1, "input2": input2, "target": target}
-    _LOSS.check(given, reduction, inplace, integers=tuple(given))
+    tensors = {"input1": input1, "input2": input2, "target": target}
+    _LOSS.check(tensors, reduction, inplace, integers=tuple(tensors))
     margin = checked_number(_LOSS.caller, "margin", margin)
     _check_shapes(input1, input2, target)
     of_pairs = broadcast_shape(_LOSS.caller, {"input1": input1.shape, "input2": input2.shape})
     rows = broadcast_shape(_LOSS.caller, {"rows": of_pairs[:-1], "target": target.shape})
     shape = (*rows, of_pairs[-1])
-    first, second = (as_computed(each, reduction).expand(shape) for each in as_floats([input1, input2]))
+    first, second = (as_computed(tensor, reduction).expand(shape) for tensor in as_floats([input1, input2]))
     if inplace:
         _LOSS.check_inplace(input1, first)
     if shape[-1] == 0:  # the cosine of rows without elements is 0
@@ -81,10 +84,10 @@ def cosine_embedding_loss(
 
 
 def _check_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
-    """Refuse other numbers of dimensions, as PyTorch does, and rows of different lengths.
+    """Reject numbers of dimensions that PyTorch rejects too, and rows of different lengths.
 
     Raises:
-        RuntimeError: always then.
+        RuntimeError: if the check fails.
     """
     caller, dims = _LOSS.caller, target.dim() + 1
     if dims > 2:
@@ -102,10 +105,10 @@ def _check_shapes(input1: Tensor, input2: Tensor, target: Tensor) -> None:
 
 
 class CosineEmbeddingLoss(LossModule):
-    """``torch.nn.CosineEmbeddingLoss`` on the kernels.
+    """``torch.nn.CosineEmbeddingLoss``, computed by the kernels.
 
     Args:
-        margin, reduction, inplace: as for :func:`cosine_embedding_loss`.
+        margin, reduction, inplace: see :func:`cosine_embedding_loss`.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -113,5 +116,5 @@ class CosineEmbeddingLoss(LossModule):
         self.margin = margin
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return cosine_embedding_loss(input1, input2, target, self.margin, self.reduction, inplace=self.inplace)

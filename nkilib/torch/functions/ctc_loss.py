@@ -25,21 +25,21 @@ Lengths: TypeAlias = Tensor | Sequence[int]
 
 
 def _check_lengths(call: Call) -> None:
-    """Refuse lengths out of range, as PyTorch does.
+    """Reject lengths that are out of range, as PyTorch does.
 
     Raises:
-        RuntimeError: always then.
+        RuntimeError: if the check fails.
     """
     targets = call.tensors["targets"]
     longest = {"input_lengths": call.first.shape[0], "target_lengths": 0 if targets is None else targets.shape[1]}
     for name, most in longest.items():
-        least_found, most_found = (int(each) for each in call.tensor(name).aminmax())
+        least_found, most_found = (int(bound) for bound in call.tensor(name).aminmax())
         if least_found < 0:
             raise RuntimeError(f"{CTC_LOSS}: Expected {name} to have value at least 0, but got value {least_found}")
         if most_found > most:
             raise RuntimeError(
-                f"{CTC_LOSS}: Expected {name} to have value at most {most}, but got value {most_found}; the times, or "
-                f"the labels of targets, are no more"
+                f"{CTC_LOSS}: Expected {name} to have value at most {most}, but got value {most_found}; there are no "
+                f"more time steps, or labels of targets"
             )
 
 
@@ -74,7 +74,7 @@ _DERIVATIVE: Final = indexed_loss(
     inputs=(
         Input("log_probs", dtypes=FLOAT_DTYPES, dimensions=3),
         Input("targets", is_optional=True, dimensions=2),
-        *(Input(each, dimensions=1) for each in _LENGTHS),
+        *(Input(argument, dimensions=1) for argument in _LENGTHS),
     ),
     options={"blank": 0, "reduction": "mean", "zero_infinity": False},
     losses=_each,
@@ -95,36 +95,37 @@ def ctc_loss(
     reduction: str = "mean",
     zero_infinity: bool = False,
 ) -> Tensor:
-    """Connectionist temporal classification, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the connectionist temporal classification loss with the kernels of :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction,
-    zero_infinity)``, in float32. No value is looked at on the device; on the CPU alone lengths are checked.
+    The result equals ``torch.nn.functional.ctc_loss(log_probs, targets, input_lengths, target_lengths, blank,
+    reduction, zero_infinity)``, in float32. Values are never read on the device; lengths are checked on the CPU only.
 
     Args:
-        log_probs: [T, N, C] or [T, C], log-probabilities, bfloat16, float16 or float32, as of ``log_softmax``: the
-            gradient is right only behind it, as in PyTorch.
-        targets: [N, S] padded, or one behind the other, [sum of lengths]. Labels of any integer type, none ``blank``.
-        input_lengths, target_lengths: [N], tensors or sequences of numbers; of one sequence also without a dimension.
-            With concatenated targets whose lengths are on a device, pass numbers: else alpha is made for the longest
-            target that there can be.
-        blank: class of the blank.
-        reduction: ``"mean"`` divides losses by their target's length, at least 1, and takes the mean; or ``"sum"``, or
-            ``"none"``.
-        zero_infinity: a loss without an alignment is 0, and its gradient too.
+        log_probs: [T, N, C] or [T, C], log-probabilities, bfloat16, float16 or float32, as returned by ``log_softmax``:
+            the gradient is correct only for an input that ``log_softmax`` computed, as in PyTorch.
+        targets: [N, S] padded, or concatenated, [sum of lengths]. Labels of any integer type, none of them ``blank``.
+        input_lengths, target_lengths: [N], tensors or sequences of numbers; for a single sequence also scalars. With
+            concatenated targets whose lengths are on a device, pass Python numbers: otherwise alpha is allocated for
+            the longest possible target.
+        blank: the class of the blank.
+        reduction: ``"mean"`` divides each loss by the length of its target, at least 1, and takes the mean; ``"sum"``;
+            or ``"none"``.
+        zero_infinity: a loss without an alignment becomes 0, and so does its gradient.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` [N] or [] in the type of ``log_probs``.
+        The loss: a float32 scalar tensor; for ``"none"``, [N] or [] in the dtype of ``log_probs``.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or log-probabilities of float64.
+        TypeError: an argument has the wrong Python type, or the log-probabilities are float64.
         ValueError: unknown ``reduction``.
-        RuntimeError: shapes, devices, ``blank`` do not fit; nothing is there; on the CPU, lengths out of range.
-        NotImplementedError: another device; a part of a tensor; integers; a derivative in forward mode.
+        RuntimeError: incompatible shapes, devices or ``blank``; empty input; on the CPU, lengths out of range.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); integers; forward-mode
+            differentiation.
         AssertionError: a time step does not fit a core's memory.
     """
     caller = CTC_LOSS
     checks.check_tensors(caller, {caller.input: log_probs, "targets": targets})
-    lengths = [_lengths(name, given, log_probs) for name, given in _named(input_lengths, target_lengths)]
+    lengths = [_lengths(name, values, log_probs) for name, values in _named(input_lengths, target_lengths)]
     of_inputs, of_targets = lengths
     _check(log_probs, targets, of_inputs, of_targets, blank, reduction)
     checks.check_flag(caller, "zero_infinity", zero_infinity)
@@ -142,12 +143,12 @@ def ctc_loss(
         reduction=reduction,
         zero_infinity=zero_infinity,
     )
-    found: Tensor = loss
-    return found.reshape(()) if log_probs.dim() == 2 else found
+    reduced: Tensor = loss
+    return reduced.reshape(()) if log_probs.dim() == 2 else reduced
 
 
 def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
-    """PyTorch takes tensors or numbers, for both alike."""
+    """Return both lengths with their names; PyTorch takes either tensors for both or numbers for both."""
     if isinstance(input_lengths, Tensor) != isinstance(target_lengths, Tensor):
         raise TypeError(
             f"{CTC_LOSS}: input_lengths and target_lengths must be two tensors or two sequences of int, got "
@@ -156,21 +157,21 @@ def _named(input_lengths: Any, target_lengths: Any) -> list[tuple[str, Any]]:
     return [("input_lengths", input_lengths), ("target_lengths", target_lengths)]
 
 
-def _lengths(name: str, given: Any, log_probs: Tensor) -> Tensor:
-    """As a tensor on the device of the log-probabilities: PyTorch takes lengths from the CPU too."""
-    if isinstance(given, Tensor):
-        if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
-            raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {given.dtype}; pass {name}.long()")
-        return given.to(log_probs.device)
-    if not isinstance(given, Sequence) or not all(isinstance(each, Integral) for each in given):
-        raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {given!r}")
-    return torch.tensor([int(each) for each in given], dtype=torch.int64, device=log_probs.device)
+def _lengths(name: str, lengths: Any, log_probs: Tensor) -> Tensor:
+    """Return the lengths as a tensor on the device of the log-probabilities; PyTorch accepts lengths on the CPU too."""
+    if isinstance(lengths, Tensor):
+        if lengths.is_floating_point() or lengths.is_complex() or lengths.dtype == torch.bool:
+            raise RuntimeError(f"{CTC_LOSS}: {name} must be integral, got {lengths.dtype}; pass {name}.long()")
+        return lengths.to(log_probs.device)
+    if not isinstance(lengths, Sequence) or not all(isinstance(length, Integral) for length in lengths):
+        raise TypeError(f"{CTC_LOSS}: argument {name!r} must be Tensor or a sequence of int, got {lengths!r}")
+    return torch.tensor([int(length) for length in lengths], dtype=torch.int64, device=log_probs.device)
 
 
 def _check(
     log_probs: Tensor, targets: Tensor, input_lengths: Tensor, target_lengths: Tensor, blank: Any, reduction: Any
 ) -> None:
-    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = CTC_LOSS
     check_reduction(caller, reduction)
     tensors = {caller.input: log_probs, "targets": targets}
@@ -202,10 +203,10 @@ def _check(
         raise RuntimeError(f"{caller}: blank must be in label range, 0 to {log_probs.shape[-1] - 1}, got {blank}")
 
 
-def _padded(targets: Tensor, target_lengths: Tensor, given: Lengths, steps: int) -> Tensor:
-    """Concatenated targets as [N, S], by tensors alone: on a device no length is known."""
+def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
+    """Return concatenated targets as [N, S], with tensor operations only, because lengths on a device are not known."""
     total = targets.shape[0]
-    longest = _longest(given, total, min(total, steps))
+    longest = _longest(lengths, total, min(total, steps))
     ends = target_lengths.cumsum(0)
     places = torch.arange(longest, device=targets.device)
     index = (ends - target_lengths).unsqueeze(1) + places
@@ -213,31 +214,34 @@ def _padded(targets: Tensor, target_lengths: Tensor, given: Lengths, steps: int)
     return padded
 
 
-def _longest(given: Lengths, total: int, possible: int) -> int:
-    """The length of the longest target. Where none may be looked at: of the longest that can have an alignment.
+def _longest(lengths: Lengths, total: int, possible: int) -> int:
+    """Return the length of the longest target; if values may not be read, the greatest length that can have an
+    alignment.
 
     Raises:
-        RuntimeError: the lengths are known, and targets are more or fewer.
+        RuntimeError: the lengths are known, and do not add up to the number of targets.
     """
-    if isinstance(given, Tensor):
-        if given.device.type != "cpu" or torch.compiler.is_compiling():
+    if isinstance(lengths, Tensor):
+        if lengths.device.type != "cpu" or torch.compiler.is_compiling():
             return possible
-        given = [int(each) for each in given.reshape(-1)]
-    if any(each < 0 for each in given):
-        raise RuntimeError(f"{CTC_LOSS}: Expected target_lengths to have value at least 0, but got value {min(given)}")
-    if sum(given) != total:
+        lengths = [int(length) for length in lengths.reshape(-1)]
+    if any(length < 0 for length in lengths):
         raise RuntimeError(
-            f"{CTC_LOSS}: Expected targets to have size {sum(given)} at dimension 0, the sum of their lengths, but got "
-            f"size {total}"
+            f"{CTC_LOSS}: Expected target_lengths to have value at least 0, but got value {min(lengths)}"
         )
-    return max(given)
+    if sum(lengths) != total:
+        raise RuntimeError(
+            f"{CTC_LOSS}: Expected targets to have size {sum(lengths)} at dimension 0, the sum of their lengths, but "
+            f"got size {total}"
+        )
+    return max(lengths)
 
 
 class CTCLoss(nn.Module):
-    """``torch.nn.CTCLoss`` on the kernels.
+    """``torch.nn.CTCLoss``, computed by the kernels.
 
     Args:
-        blank, reduction, zero_infinity: as for :func:`ctc_loss`.
+        blank, reduction, zero_infinity: see :func:`ctc_loss`.
     """
 
     def __init__(self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False) -> None:
@@ -247,7 +251,7 @@ class CTCLoss(nn.Module):
         self.zero_infinity = zero_infinity
 
     def forward(self, log_probs: Tensor, targets: Tensor, input_lengths: Lengths, target_lengths: Lengths) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return ctc_loss(
             log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction, self.zero_infinity
         )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both."""
+"""``distillation_loss`` and ``DistillationLoss``: a student's divergence from a teacher, from the logits of both
+models.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ _LOGITS: Final = (
     Input("teacher", dimensions=2, dtypes=FLOAT_DTYPES),
 )
 _LABELS: Final = Input("labels", is_optional=True)
-# Of both distributions: minus the shift, and the sum of the exponentials under it.
+# For both distributions: minus the shift, and the sum of the exponentials after it.
 _SAVED: Final = ("moment", "student_shift", "student_sum", "teacher_shift", "teacher_sum")
 
 _FORWARD: Final = register(
@@ -72,44 +74,44 @@ def distillation_loss(
     temperature_squared: bool = False,
     inplace: bool = False,
 ) -> Tensor:
-    """How far the student's distribution is from the teacher's, in nats, at every position.
+    """Compute the divergence of the student's distribution from the teacher's, in nats, at every position.
 
-    With P = softmax(teacher_logits / T) and Q = softmax(student_logits / T) it is KL(P || Q) for
+    With P = softmax(teacher_logits / T) and Q = softmax(student_logits / T), the divergence is KL(P || Q) for
     ``direction="forward"``, which equals::
 
         F.kl_div(log_softmax(student_logits / T, -1), log_softmax(teacher_logits / T, -1), log_target=True,
                  reduction="none").sum(-1)
 
-    KL(Q || P) for ``"reverse"``, and with ``beta`` generalized Jensen-Shannon (arXiv 2306.13649), beta * KL(P || M) +
-    (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is KL(P || Q) and beta = 1
-    is KL(Q || P). In float32, whatever the types of the logits are. No value is looked at, so nothing waits for the
-    device.
+    It is KL(Q || P) for ``"reverse"``, and with ``beta`` the generalized Jensen-Shannon (arXiv 2306.13649), beta * KL(P
+    || M) + (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is KL(P || Q) and
+    beta = 1 is KL(Q || P). The computation is in float32 for all dtypes of the logits. Tensor values are never read, so
+    the call does not wait for the device.
 
     Args:
         student_logits: [..., V], bfloat16, float16 or float32.
-        teacher_logits: of the same shape, in one of these types. The teacher gets no gradient.
-        labels: integers [...]; positions where they are ``ignore_index`` do not count. None: all count.
+        teacher_logits: logits of the same shape, in one of these types. The teacher gets no gradient.
+        labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
         temperature: T, from 1e-3 to 1e6.
-        direction: ``"forward"`` or ``"reverse"``; of no effect with ``beta``.
+        direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1.
         ignore_index: an int32.
-        reduction: ``"mean"`` over the positions that count, ``"batchmean"`` over ``student_logits.size(0)``, ``"sum"``
-            or ``"none"``.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum over ``student_logits.size(0)``),
+            ``"sum"`` or ``"none"``.
         temperature_squared: multiply by T^2, as Hinton et al. (arXiv 1503.02531) do, so that gradients do not shrink
             with T; Liger and TRL do not.
-        inplace: the backward writes the gradient over the memory of ``student_logits``, which saves as much as that.
+        inplace: the backward writes the gradient over the memory of ``student_logits``, which saves that much memory.
 
     Returns:
-        The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
-        no position counts.
+        The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the positions. The mean is NaN if
+        no position is valid.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction`` or ``direction``; shapes differ; ``temperature``, ``beta`` or ``ignore_index``
             out of range.
         RuntimeError: ``teacher_logits`` requires grad (pass ``teacher_logits.detach()``); devices differ; ``inplace``
-            for a leaf or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+            with a leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     chosen = checked_beta(DISTILLATION, direction, beta)
     _check(student_logits, teacher_logits, labels, reduction)
@@ -139,7 +141,7 @@ def distillation_loss(
 
 
 def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: Any) -> None:
-    """Refuse what the kernels cannot compute."""
+    """Reject arguments that the kernels cannot compute."""
     caller = DISTILLATION
     tensors = {"student_logits": student, "teacher_logits": teacher, "labels": labels}
     checks.check_tensors(caller, tensors, optional=("labels",))
@@ -156,10 +158,10 @@ def _check(student: Tensor, teacher: Tensor, labels: Tensor | None, reduction: A
 
 
 class DistillationLoss(LossModule):
-    """:func:`distillation_loss` as a module; ``forward(student_logits, teacher_logits, labels=None)``.
+    """:func:`distillation_loss` as a module; call it as ``forward(student_logits, teacher_logits, labels=None)``.
 
     Args:
-        temperature, direction, beta, ignore_index, reduction, temperature_squared, inplace: as for the function.
+        temperature, direction, beta, ignore_index, reduction, temperature_squared, inplace: see the function.
     """
 
     def __init__(
@@ -181,7 +183,7 @@ class DistillationLoss(LossModule):
         self.temperature_squared = temperature_squared
 
     def forward(self, student_logits: Tensor, teacher_logits: Tensor, labels: Tensor | None = None) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return distillation_loss(
             student_logits,
             teacher_logits,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``gaussian_nll_loss`` and ``GaussianNLLLoss``: means, targets and variances."""
+"""``gaussian_nll_loss`` and ``GaussianNLLLoss``: negative log-likelihood of targets, given means and variances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEGATIVE: Final = f"{_NAME}: var has negative entry/entries; pass variances, wh
 
 
 def _check_variances(call: Call) -> None:
-    """Refuse negative ones, as PyTorch does."""
+    """Reject negative variances, as PyTorch does."""
     if bool((call.tensor("var") < 0).any()):
         raise ValueError(_NEGATIVE)
 
@@ -48,33 +48,35 @@ def gaussian_nll_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Negative log-likelihood of the normal distribution, ``(log v + (x - t)^2 / v) / 2`` for ``v = max(var, eps)``, on
-    the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood of the normal distribution, ``(log v + (x - t)^2 / v) / 2`` for
+    ``v = max(var, eps)``, with the kernels of :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.gaussian_nll_loss(input, target, var, full=full, eps=eps, reduction=reduction)``, in
-    float32, and sums are float32. On the CPU alone values are looked at.
+    The result equals ``torch.nn.functional.gaussian_nll_loss(input, target, var, full=full, eps=eps,
+    reduction=reduction)``, computed in float32 with float32 sums. Values are checked on the CPU only.
 
     Args:
         input: means, bfloat16, float16, float32 or integers, of any shape.
-        target: in one of these types or of integers; of a shape that broadcasts with the input's. It may require grad.
-        var: variances, of the shape of the input, of that without the last dimension, or with one dimension of extent
-            1; or a number. It may require grad; the gradient is that of v, whether it was raised to ``eps`` or not.
+        target: targets in one of these types or of integers, of a shape that broadcasts with the input's. It may
+            require grad.
+        var: variances: a tensor of the shape of the input, of that shape without the last dimension, or with one
+            dimension of extent 1; or a number. It may require grad; the gradient is that of v, even where ``eps``
+            replaced the variance.
         full: add ``log(2 pi) / 2``.
-        eps: the least variance that is computed with, at least 2^-64.
+        eps: the lower bound of the variances in the computation, at least 2^-64.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
-        the tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a variance of another shape; a negative one, on the CPU; a smaller ``eps``;
-            ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; complex numbers, or integers as ``var``; ``inplace`` of a leaf, or
-            under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a variance of another shape; a negative variance, on the CPU; a smaller
+            ``eps``; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; complex numbers, or integers as ``var``; ``inplace`` with a leaf
+            that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     caller = GAUSSIAN_NLL_LOSS.caller
     check_tensors(caller, {"input": input, "target": target})
@@ -85,7 +87,9 @@ def gaussian_nll_loss(
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """With the dimensions of the input, if that is what PyTorch takes them for; what is no tensor is refused later."""
+    """Return the variances with the dimensions of the input, where PyTorch expands them so; other values are rejected
+    later.
+    """
     if isinstance(var, float):
         if var < 0.0:
             raise ValueError(_NEGATIVE)
@@ -105,10 +109,10 @@ def _variances(input: Tensor, var: Any) -> Any:
 
 
 class GaussianNLLLoss(LossModule):
-    """``torch.nn.GaussianNLLLoss`` on the kernels.
+    """``torch.nn.GaussianNLLLoss``, computed by the kernels.
 
     Args:
-        full, eps, reduction, inplace: as for :func:`gaussian_nll_loss`.
+        full, eps, reduction, inplace: see :func:`gaussian_nll_loss`.
     """
 
     def __init__(
@@ -119,5 +123,5 @@ class GaussianNLLLoss(LossModule):
         self.eps = eps
 
     def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return gaussian_nll_loss(input, target, var, self.full, self.eps, self.reduction, inplace=self.inplace)

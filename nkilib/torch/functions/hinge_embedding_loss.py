@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``hinge_embedding_loss`` and ``HingeEmbeddingLoss``: distances of what is alike or not."""
+"""``hinge_embedding_loss`` and ``HingeEmbeddingLoss``: losses of distances between similar or dissimilar items."""
 
 from __future__ import annotations
 
@@ -34,41 +34,42 @@ def hinge_embedding_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Distances of what is alike, and what is left to a margin of others, on the kernels of
-    :mod:`nkilib.experimental.loss`: ``input`` where the target is 1, ``max(margin - input, 0)`` where it is -1.
+    """Compute the hinge embedding loss with the kernels of :mod:`nkilib.experimental.loss`: ``input`` where the target
+    is 1, ``max(margin - input, 0)`` where it is -1.
 
-    Equals ``torch.nn.functional.hinge_embedding_loss(input, target, margin, reduction=reduction)``, in float32, and
-    sums are float32. Where a target is neither, both count. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.hinge_embedding_loss(input, target, margin, reduction=reduction)``, computed
+    in float32 with float32 sums. Where a target is neither 1 nor -1, both terms are added. Tensor values are never
+    read, so the call does not wait for the device.
 
     Args:
         input: distances, bfloat16, float16, float32 or integers, of any shape.
-        target: 1 or -1, in one of these types or of integers; of a shape that broadcasts with the input's. There is no
-            gradient of it, as in PyTorch.
-        margin: finite.
+        target: 1 or -1, in one of these types or of integers, of a shape that broadcasts with the input's. It has no
+            gradient, as in PyTorch.
+        margin: the margin, a finite number.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type of the
-        input.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype of the input.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
-    given = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
+    tensors = {"input": input, "target": target.detach() if isinstance(target, Tensor) else target}
     return HINGE_EMBEDDING_LOSS(
-        given, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
+        tensors, reduction, inplace, margin=finite_number(HINGE_EMBEDDING_LOSS.caller, "margin", margin)
     )
 
 
 class HingeEmbeddingLoss(LossModule):
-    """``torch.nn.HingeEmbeddingLoss`` on the kernels.
+    """``torch.nn.HingeEmbeddingLoss``, computed by the kernels.
 
     Args:
-        margin, reduction, inplace: as for :func:`hinge_embedding_loss`.
+        margin, reduction, inplace: see :func:`hinge_embedding_loss`.
     """
 
     def __init__(self, margin: float = 1.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -76,5 +77,5 @@ class HingeEmbeddingLoss(LossModule):
         self.margin = margin
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return hinge_embedding_loss(input, target, self.margin, self.reduction, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``huber_loss`` and ``HuberLoss``: squared near 0 and linear beyond."""
+"""``huber_loss`` and ``HuberLoss``: the error squared near 0 and linear beyond."""
 
 from __future__ import annotations
 
@@ -37,32 +37,33 @@ def huber_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Huber's error, on the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / 2`` up to ``|d| = delta`` and
+    """Compute Huber's error with the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / 2`` up to ``|d| = delta`` and
     ``delta (|d| - delta / 2)`` beyond, with ``d = input - target``.
 
-    Equals ``torch.nn.functional.huber_loss(input, target, reduction=reduction, delta=delta, weight=weight)``, in
-    float32, and sums are float32. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.huber_loss(input, target, reduction=reduction, delta=delta,
+    weight=weight)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for
+    the device.
 
     Args:
         input: predictions, bfloat16, float16 or float32, of any shape.
-        target: in one of these types or of integers; of a shape that broadcasts with the input's, which warns. It may
-            require grad.
+        target: targets in one of these types or of integers, of a shape that broadcasts with the input's; a different
+            shape warns. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        delta: up to which an error is squared, positive and finite.
-        weight: of the shape of the input; losses are multiplied by it, and a mean is over elements. It may require
-            grad.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        delta: the error up to which the loss is quadratic, positive and finite.
+        weight: a tensor of the shape of the input. The losses are multiplied by it; a mean still divides by the number
+            of elements. It may require grad.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that those of
         input and weight promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` of a tensor with gaps.
-        RuntimeError: a delta that is not positive; shapes or devices do not fit; a complex tensor; ``inplace`` of a
-            leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a weight of another shape; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: a delta that is not positive; incompatible shapes or devices; a complex tensor; ``inplace`` with a
+            leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     delta = _checked(delta)
     return loss_of_pair(HUBER_LOSS, input, target, reduction, inplace, weight, delta=delta)
@@ -76,10 +77,10 @@ def _checked(delta: Any) -> float:
 
 
 class HuberLoss(LossModule):
-    """``torch.nn.HuberLoss`` on the kernels.
+    """``torch.nn.HuberLoss``, computed by the kernels.
 
     Args:
-        reduction, delta, inplace: as for :func:`huber_loss`.
+        reduction, delta, inplace: see :func:`huber_loss`.
     """
 
     def __init__(self, reduction: str = "mean", delta: float = 1.0, *, inplace: bool = False) -> None:
@@ -87,5 +88,5 @@ class HuberLoss(LossModule):
         self.delta = delta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return huber_loss(input, target, self.reduction, self.delta, inplace=self.inplace)

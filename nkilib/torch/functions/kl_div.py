@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``kl_div`` and ``KLDivLoss``: the divergence of a distribution from another."""
+"""``kl_div`` and ``KLDivLoss``: the Kullback-Leibler divergence between two distributions."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ KL_DIV: Final = elementwise_loss(
 def kl_div(
     input: Tensor, target: Tensor, reduction: str = "mean", log_target: bool = False, *, inplace: bool = False
 ) -> Tensor:
-    """Kullback-Leibler divergence, element by element, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the elementwise Kullback-Leibler divergence with the kernels of :mod:`nkilib.experimental.loss`.
 
-    ``target * (log(target) - input)``, or with ``log_target`` ``exp(target) * (target - input)``. Equals
-    ``torch.nn.functional.kl_div(input, target, reduction=reduction, log_target=log_target)``, in float32, and sums are
-    float32. No value is looked at, so nothing waits for the device.
+    The loss is ``target * (log(target) - input)``, or with ``log_target`` ``exp(target) * (target - input)``. It equals
+    ``torch.nn.functional.kl_div(input, target, reduction=reduction, log_target=log_target)``, computed in float32 with
+    float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
         input: log-probabilities, bfloat16, float16 or float32, of any shape.
-        target: probabilities, or log-probabilities, in one of these types; of a shape that broadcasts with the input's.
+        target: probabilities or log-probabilities, in one of these types, of a shape that broadcasts with the input's.
             It may require grad.
         reduction: ``"mean"`` (over elements), ``"batchmean"`` (the sum over ``input.size(0)``), ``"sum"`` or
             ``"none"``.
-        log_target: the target holds log-probabilities.
-        inplace: the backward writes the gradient over the memory of ``input``, which is dense, neither broadcast nor
-            cast, and not to be used afterwards: an operation whose derivative takes it, as that of a log-softmax does,
+        log_target: whether the target holds log-probabilities.
+        inplace: the backward writes the gradient over the memory of ``input``, which must be dense, neither broadcast
+            nor cast, and must not be used afterwards: an operation whose derivative needs it, such as log-softmax,
             raises.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that those of
         input and target promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
-        RuntimeError: shapes or devices do not fit; an integer or complex tensor, as in PyTorch; ``inplace`` of a
-            leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        RuntimeError: incompatible shapes or devices; an integer or complex tensor, as in PyTorch; ``inplace`` with a
+            leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     caller = KL_DIV.caller
     check_tensors(caller, {"input": input, "target": target})
@@ -66,10 +66,11 @@ def kl_div(
 
 
 class KLDivLoss(LossModule):
-    """``torch.nn.KLDivLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+    """``torch.nn.KLDivLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in PyTorch's
+    order.
 
     Args:
-        reduction, log_target, inplace: as for :func:`kl_div`.
+        reduction, log_target, inplace: see :func:`kl_div`.
     """
 
     def __init__(self, reduction: str = "mean", log_target: bool = False, *, inplace: bool = False) -> None:
@@ -77,5 +78,5 @@ class KLDivLoss(LossModule):
         self.log_target = log_target
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return kl_div(input, target, self.reduction, self.log_target, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``margin_ranking_loss`` and ``MarginRankingLoss``: two numbers in the wrong order, or too close."""
+"""``margin_ranking_loss`` and ``MarginRankingLoss``: the penalty of two numbers in the wrong order, or too close."""
 
 from __future__ import annotations
 
@@ -36,43 +36,46 @@ def margin_ranking_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """How far numbers are from an order, ``max(margin - target (input1 - input2), 0)``, on the kernels of
+    """Compute the margin ranking loss, ``max(margin - target (input1 - input2), 0)``, with the kernels of
     :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.margin_ranking_loss(input1, input2, target, margin, reduction=reduction)``, in float32,
-    and sums are float32. Where the loss is just 0 gradients flow, as in PyTorch. No value is looked at, so nothing
-    waits for the device.
+    The result equals ``torch.nn.functional.margin_ranking_loss(input1, input2, target, margin,
+    reduction=reduction)``, computed in float32 with float32 sums. Where ``margin - target (input1 - input2)`` is
+    exactly 0, gradients flow, as in PyTorch. Tensor values are never read, so the call does not wait for the device.
 
     Args:
-        input1, input2: bfloat16, float16, float32 or integers, of as many dimensions; shapes broadcast.
-        target: 1 where input1 is to be the larger one, -1 where input2 is; likewise. Each may require grad.
-        margin: finite.
+        input1, input2: bfloat16, float16, float32 or integers, of the same number of dimensions; their shapes
+            broadcast.
+        target: 1 where input1 should be the larger one, -1 where input2 should be; the same dtypes and shapes as the
+            inputs. Each of the three may require grad.
+        margin: the margin, a finite number.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input1``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
-        the tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; an infinite margin; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
-    given = {"input1": input1, "input2": input2, "target": target}
-    if all(isinstance(each, Tensor) for each in given.values()):  # the others are refused by the loss
-        check_dimensions(MARGIN_RANKING_LOSS.caller, given)
+    tensors = {"input1": input1, "input2": input2, "target": target}
+    if all(isinstance(tensor, Tensor) for tensor in tensors.values()):  # the loss rejects the others
+        check_dimensions(MARGIN_RANKING_LOSS.caller, tensors)
     return MARGIN_RANKING_LOSS(
-        given, reduction, inplace, margin=finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
+        tensors, reduction, inplace, margin=finite_number(MARGIN_RANKING_LOSS.caller, "margin", margin)
     )
 
 
 class MarginRankingLoss(LossModule):
-    """``torch.nn.MarginRankingLoss`` on the kernels.
+    """``torch.nn.MarginRankingLoss``, computed by the kernels.
 
     Args:
-        margin, reduction, inplace: as for :func:`margin_ranking_loss`.
+        margin, reduction, inplace: see :func:`margin_ranking_loss`.
     """
 
     def __init__(self, margin: float = 0.0, reduction: str = "mean", *, inplace: bool = False) -> None:
@@ -80,5 +83,5 @@ class MarginRankingLoss(LossModule):
         self.margin = margin
 
     def forward(self, input1: Tensor, input2: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return margin_ranking_loss(input1, input2, target, self.margin, self.reduction, inplace=self.inplace)

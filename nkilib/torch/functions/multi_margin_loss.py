@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``multi_margin_loss`` and ``MultiMarginLoss``: the margin between a target and the other classes."""
+"""``multi_margin_loss`` and ``MultiMarginLoss``: the margin between the target class and the other classes."""
 
 from __future__ import annotations
 
@@ -65,31 +65,33 @@ def multi_margin_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Margin loss of classes, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the multi-class margin loss with the kernels of :mod:`nkilib.experimental.loss`.
 
-    For each row the sum of ``weight[t] * relu(input[j] - input[t] + margin)^p`` over the classes j other than the
-    target t, divided by C. Equals ``torch.nn.functional.multi_margin_loss(input, target, p, margin, weight,
-    reduction=reduction)``, in float32. On the CPU alone targets are checked for their range.
+    The loss of a row is the sum of ``weight[t] * relu(input[j] - input[t] + margin)^p`` over the classes j other than
+    the target t, divided by C. The result equals ``torch.nn.functional.multi_margin_loss(input, target, p, margin,
+    weight, reduction=reduction)``, in float32. On the CPU only, targets are checked for their range.
 
     Args:
         input: scores, bfloat16, float16 or float32: [C] or [N, C].
-        target: class indices of any integer type, each in [0, C): [N]; one for [C].
+        target: class indices of any integer type, each in [0, C): [N]; a single index for an input [C].
         p: 1 or 2.
         margin: a finite number.
-        weight: [C] floating, a factor for each class, used in float32; None means 1. A mean divides by N all the same.
+        weight: [C] floating, a factor for each class, used in float32; None means 1. A mean divides by N in any case.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type of the input.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the target, in the type of the
+        input.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or an input of float64.
+        TypeError: an argument has the wrong Python type, or the input is float64.
         ValueError: unknown ``reduction``; another ``p``; ``margin`` is not finite; a weight of another dimension;
-            ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad; on the CPU, a target out
-            of range; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+            ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices, as in PyTorch; ``weight`` requires grad; on the CPU, a target out
+            of range; ``inplace`` with a leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
+            differentiation.
         AssertionError: more than 1,048,576 rows in one call.
     """
     _check(input, target, p, margin, weight, reduction)
@@ -104,7 +106,7 @@ def multi_margin_loss(
 
 
 def _check(input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | None, reduction: Any) -> None:
-    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = MULTI_MARGIN
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
@@ -128,11 +130,12 @@ def _check(input: Tensor, target: Tensor, p: Any, margin: Any, weight: Tensor | 
 
 
 class MultiMarginLoss(WeightedLossModule):
-    """``torch.nn.MultiMarginLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+    """``torch.nn.MultiMarginLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
+    PyTorch's order.
 
     Args:
         weight: [C] floating, kept as a buffer that moves with the module; None means 1.
-        p, margin, reduction, inplace: as for :func:`multi_margin_loss`.
+        p, margin, reduction, inplace: see :func:`multi_margin_loss`.
 
     Raises:
         ValueError: another ``p``; a weight of another dimension.
@@ -155,5 +158,5 @@ class MultiMarginLoss(WeightedLossModule):
         self.p, self.margin = p, margin
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return multi_margin_loss(input, target, self.p, self.margin, self.weight, self.reduction, inplace=self.inplace)

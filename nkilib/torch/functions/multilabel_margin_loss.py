@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``multilabel_margin_loss`` and ``MultiLabelMarginLoss``: margins between several targets and the other classes."""
+"""``multilabel_margin_loss`` and ``MultiLabelMarginLoss``: margins between several target classes and the other
+classes.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ def _check_range(call: Call) -> None:
     target = call.tensor("target").to(torch.int64)
     outside = (target < -1) | (target >= call.first.shape[1])
     if bool(outside.any()):
-        row, place = (int(each) for each in outside.nonzero()[0])
+        row, place = (int(index) for index in outside.nonzero()[0])
         raise RuntimeError(
             f"{MULTILABEL_MARGIN}: argument #2 'target' is out of range: row {row} has {int(target[row, place])}, and "
             f"classes are 0 to {call.first.shape[1] - 1}, with -1 behind the last one"
@@ -58,28 +60,30 @@ _DERIVATIVE: Final = indexed_loss(
 
 
 def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean", *, inplace: bool = False) -> Tensor:
-    """Margin loss of several targets a row, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the margin loss with several targets per row, with the kernels of :mod:`nkilib.experimental.loss`.
 
-    For each row the sum of ``relu(1 - (input[t] - input[j]))`` over its targets t, and the classes j that are none,
-    divided by C. Equals ``torch.nn.functional.multilabel_margin_loss(input, target, reduction=reduction)``, in float32.
-    On the CPU alone targets are checked for their range.
+    The loss of a row is the sum of ``relu(1 - (input[t] - input[j]))`` over its targets t and the classes j that are
+    not targets, divided by C. The result equals ``torch.nn.functional.multilabel_margin_loss(input, target,
+    reduction=reduction)``, in float32. On the CPU only, targets are checked for their range.
 
     Args:
         input: scores, bfloat16, float16 or float32: [C] or [N, C]; at most 4,096 classes.
-        target: of the shape of the input, of any integer type: of each row the targets, in [0, C), up to the first -1;
-            what stands behind does not count.
+        target: a tensor of the shape of the input, of any integer type: each row holds its targets, in [0, C), up to
+            the first -1; the elements behind it are ignored.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of [N, C] one for each row, in the type of the input.
+        The loss: a float32 scalar tensor; for ``"none"`` and an input [N, C], one loss per row, in the dtype of the
+        input.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or an input of float64.
-        ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit, as PyTorch says; on the CPU, a target out of range; ``inplace`` of a
-            leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or the input is float64.
+        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices, as in PyTorch; on the CPU, a target out of range; ``inplace`` with
+            a leaf that requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
+            differentiation.
         AssertionError: more than 4,096 classes, or 262,144 rows.
     """
     caller = MULTILABEL_MARGIN
@@ -104,15 +108,16 @@ def multilabel_margin_loss(input: Tensor, target: Tensor, reduction: str = "mean
 
 
 class MultiLabelMarginLoss(LossModule):
-    """``torch.nn.MultiLabelMarginLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+    """``torch.nn.MultiLabelMarginLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
+    PyTorch's order.
 
     Args:
-        reduction, inplace: as for :func:`multilabel_margin_loss`.
+        reduction, inplace: see :func:`multilabel_margin_loss`.
     """
 
     def __init__(self, reduction: str = "mean", *, inplace: bool = False) -> None:
         super().__init__(reduction, inplace)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return multilabel_margin_loss(input, target, self.reduction, inplace=self.inplace)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``multilabel_soft_margin_loss`` and ``MultiLabelSoftMarginLoss``."""
+"""``multilabel_soft_margin_loss`` and ``MultiLabelSoftMarginLoss``: the row mean of binary cross-entropies of
+logits.
+"""
 
 from __future__ import annotations
 
@@ -33,69 +35,72 @@ def multilabel_soft_margin_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Multi-label soft margin loss: the mean over classes of the binary cross-entropy from logits, a row each.
+    """Compute the multi-label soft margin loss: for each row, the mean over classes of the binary cross-entropy of
+    logits.
 
-    Equals ``torch.nn.functional.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)``, in float32,
-    and sums are float32. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.multilabel_soft_margin_loss(input, target, weight, reduction=reduction)``,
+    computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
         input: logits [..., C], bfloat16, float16 or float32.
-        target: numbers in [0, 1], in one of these types or of integers; of a shape that broadcasts. It may require
-            grad.
-        weight: of classes, [C], or of a shape that broadcasts, in one of these types or of integers. It may require
-            grad.
+        target: numbers in [0, 1], in one of these types or of integers, of a shape that broadcasts with the input's. It
+            may require grad.
+        weight: class weights [C], or a tensor of a shape that broadcasts, in one of these types or of integers. It may
+            require grad.
         reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape without C, in the type that those of the
-        tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape without C, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; ``inplace`` of a tensor with gaps.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; ``inplace`` with a tensor that has gaps in memory.
         IndexError: an input without dimensions.
-        RuntimeError: shapes or devices do not fit; a complex tensor, or logits of integers; ``inplace`` of a leaf, or
-            under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        RuntimeError: incompatible shapes or devices; a complex tensor, or integer logits; ``inplace`` with a leaf that
+            requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
-    given = {"input": input, "target": target, "weight": weight}
-    _LOSS.check(given, reduction, inplace, integers=("target", "weight"))
+    arguments = {"input": input, "target": target, "weight": weight}
+    _LOSS.check(arguments, reduction, inplace, integers=("target", "weight"))
     if input.dim() == 0:
         raise IndexError(f"{_LOSS.caller}: input must have a dimension of classes, got none; pass [C] or [N, C]")
     tensors = [input, target, *([] if weight is None else [weight])]
-    shape = broadcast_shape(_LOSS.caller, {name: each.shape for name, each in given.items() if each is not None})
-    axis, classes = input.dim() - 1, input.shape[-1]  # PyTorch's, of what may have more dimensions
+    shape = broadcast_shape(
+        _LOSS.caller, {name: tensor.shape for name, tensor in arguments.items() if tensor is not None}
+    )
+    axis, classes = input.dim() - 1, input.shape[-1]  # as in PyTorch; the broadcast shape may have more
     first, second, *others = as_floats(tensors)
-    first, second = (each.expand(shape).movedim(axis, -1) for each in (first, second))
+    first, second = (tensor.expand(shape).movedim(axis, -1) for tensor in (first, second))
     if inplace:
         _LOSS.check_inplace(input, first)
     if classes == 0:  # a mean of no classes
         return reduced((first * second).sum(-1) / classes, reduction, (*shape[:axis], *shape[axis + 1 :]))
-    shared = [_of_rows(each, shape, axis) for each in others]
+    shared = [_of_rows(tensor, shape, axis) for tensor in others]
     computed = {"input": first, "target": second, "weight": shared[0] if shared else None}
     loss = _LOSS(computed, reduction, inplace)
     return loss if shape[axis] == classes else loss * (shape[axis] / classes)
 
 
 def _of_rows(weight: Tensor, shape: tuple[int, ...], axis: int) -> Tensor:
-    """[1, C] where all rows have the same weights, else those of each row."""
+    """Return the weights as [1, C] if all rows have the same weights, else the weights of each row."""
     if weight.numel() == prod(weight.shape[-1:]) and axis == len(shape) - 1:
         return weight.reshape(-1).expand(shape[-1:]).reshape(1, shape[-1])
     return weight.expand(shape).movedim(axis, -1)
 
 
 class MultiLabelSoftMarginLoss(WeightedLossModule):
-    """``torch.nn.MultiLabelSoftMarginLoss`` on the kernels.
+    """``torch.nn.MultiLabelSoftMarginLoss``, computed by the kernels.
 
     Args:
-        weight: of classes, a buffer.
-        reduction, inplace: as for :func:`multilabel_soft_margin_loss`.
+        weight: the class weights, a buffer.
+        reduction, inplace: see :func:`multilabel_soft_margin_loss`.
     """
 
     def __init__(self, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False) -> None:
         super().__init__(weight, reduction, inplace)
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return multilabel_soft_margin_loss(input, target, self.weight, self.reduction, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nll_loss`` and ``NLLLoss``: the negative log-likelihood of a class."""
+"""``nll_loss`` and ``NLLLoss``: the negative log-likelihood of the target class."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _classes(call: Call) -> int:
 
 
 def _check_classes(call: Call) -> None:
-    """Refuse class indices out of range."""
+    """Reject class indices out of range."""
     check_range(str(NLL_LOSS), call.tensor("target").reshape(-1), call.options["ignore_index"], _classes(call))
 
 
@@ -66,53 +66,56 @@ def nll_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Negative log-likelihood, on the kernels of :mod:`nkilib.experimental.loss`: ``-weight[t] * input[t]``.
+    """Compute the negative log-likelihood, ``-weight[t] * input[t]``, with the kernels of
+    :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.nll_loss(input, target, weight, ignore_index=ignore_index, reduction=reduction)``, in
-    float32. Of the input only the elements at the targets are read; the backward writes the gradient once. No value is
-    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range.
+    The result equals ``torch.nn.functional.nll_loss(input, target, weight, ignore_index=ignore_index,
+    reduction=reduction)``, in float32. Only the input elements at the targets are read; the backward writes the
+    gradient once. Tensor values are never read, so the call does not wait for the device; only on the CPU are targets
+    checked for their range.
 
     Args:
         input: log-probabilities, bfloat16, float16 or float32: [C], [N, C] or [N, C, d1, ...].
         target: class indices of any integer type, each in [0, C) or ``ignore_index``, of the shape of ``input`` without
             the classes.
         weight: [C] floating, a factor for each class, used in float32; None means 1.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
-        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
-            ``"none"`` keeps the positions apart.
-        inplace: the backward writes the gradient over the memory of ``input``, which is contiguous and not to be used
-            afterwards: an operation whose derivative takes it, as that of a log-softmax does, raises.
+        ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
+            not, ``"none"`` returns one loss per position.
+        inplace: the backward writes the gradient over the memory of ``input``, which must be contiguous and must not be
+            used afterwards: an operation whose derivative needs it, such as log-softmax, raises.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape of the target, in the type of the input.
-        If every position is ignored the mean is NaN and the gradient 0, as in PyTorch.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape of the target, in the dtype of the
+        input. If every position is ignored the mean is NaN and the gradient 0, as in PyTorch.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or an input of float64.
+        TypeError: an argument has the wrong Python type, or the input is float64.
         ValueError: unknown ``reduction``; batch sizes differ; no dimension; ``ignore_index`` does not fit 64 bits;
             ``inplace`` where the kernel would get a copy.
-        RuntimeError: shapes or devices do not fit, as PyTorch says; ``weight`` requires grad; ``inplace`` of a leaf,
-            or under torch.compile.
+        RuntimeError: incompatible shapes or devices, as in PyTorch; ``weight`` requires grad; ``inplace`` with a leaf
+            that requires grad, or under torch.compile.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; a part of a tensor; an integer input; a derivative in forward mode.
-        AssertionError: more than some million positions in one call.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
+            differentiation.
+        AssertionError: more than a few million positions in one call.
     """
     _check(input, target, weight, ignore_index, reduction)
     checks.check_flag(NLL_LOSS, "inplace", inplace)
-    given, input = input, as_computed(input, reduction)
+    original, input = input, as_computed(input, reduction)
     if inplace:
-        check_inplace(NLL_LOSS, given, input, given)
+        check_inplace(NLL_LOSS, original, input, original)
     has_rows = input.dim() > 1
     rows, classes = (input, target) if has_rows else (input.unsqueeze(0), target.reshape(1))
     class_weight = None if weight is None else weight.to(torch.float32)
     options = {"ignore_index": int(ignore_index), "reduction": reduction}
     loss, _ = _DERIVATIVE.apply(inplace, rows, classes, class_weight, **options)
-    found: Tensor = loss
-    return found if has_rows or reduction != "none" else found.reshape(())
+    reduced: Tensor = loss
+    return reduced if has_rows or reduction != "none" else reduced.reshape(())
 
 
 def _check(input: Tensor, target: Tensor, weight: Tensor | None, ignore_index: Any, reduction: Any) -> None:
-    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors."""
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types."""
     caller = NLL_LOSS
     tensors = {caller.input: input, "target": target, "weight": weight}
     checks.check_tensors(caller, tensors, optional=("weight",))
@@ -133,11 +136,11 @@ def _check_ignore_index(ignore_index: Any) -> None:
 
 
 class NLLLoss(WeightedLossModule):
-    """``torch.nn.NLLLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+    """``torch.nn.NLLLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in PyTorch's order.
 
     Args:
         weight: [C] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index, reduction, inplace: as for :func:`nll_loss`.
+        ignore_index, reduction, inplace: see :func:`nll_loss`.
     """
 
     def __init__(
@@ -152,5 +155,5 @@ class NLLLoss(WeightedLossModule):
         self.ignore_index = ignore_index
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return nll_loss(input, target, self.weight, self.ignore_index, self.reduction, inplace=self.inplace)

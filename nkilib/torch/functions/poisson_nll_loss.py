@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``poisson_nll_loss`` and ``PoissonNLLLoss``: counts, and the rate or its logarithm."""
+"""``poisson_nll_loss`` and ``PoissonNLLLoss``: the negative log-likelihood of counts, given the rate or its
+logarithm.
+"""
 
 from __future__ import annotations
 
@@ -35,31 +37,34 @@ def poisson_nll_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Negative log-likelihood of Poisson's distribution, ``exp(x) - t x``, or ``x - t log(x + eps)`` without
-    ``log_input``, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood of the Poisson distribution, ``exp(x) - t x``, or ``x - t log(x + eps)``
+    without ``log_input``, with the kernels of :mod:`nkilib.experimental.loss`.
 
-    Equals ``torch.nn.functional.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps,
-    reduction=reduction)``, in float32, and sums are float32. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps,
+    reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
+    wait for the device.
 
     Args:
         input: the rate or its logarithm, bfloat16, float16, float32 or integers, of any shape.
-        target: counts, in one of these types or of integers; of a shape that broadcasts with the input's. It may
+        target: counts, in one of these types or of integers, of a shape that broadcasts with the input's. It may
             require grad.
-        log_input: the input is the logarithm of the rate.
-        full: add Stirling's estimate of ``log t!`` where t > 1.
-        eps: added to a rate before its logarithm is taken, at least 2^-64: the engines have no logarithm of less.
+        log_input: whether the input is the logarithm of the rate.
+        full: whether to add Stirling's estimate of ``log t!`` where t > 1.
+        eps: the number that is added to a rate before its logarithm is taken, at least 2^-64: the engines have no
+            logarithm of less.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
-        the tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a smaller ``eps``; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a smaller ``eps``; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     caller = POISSON_NLL_LOSS.caller
     check_flag(caller, "log_input", log_input)
@@ -69,10 +74,10 @@ def poisson_nll_loss(
 
 
 class PoissonNLLLoss(LossModule):
-    """``torch.nn.PoissonNLLLoss`` on the kernels.
+    """``torch.nn.PoissonNLLLoss``, computed by the kernels.
 
     Args:
-        log_input, full, eps, reduction, inplace: as for :func:`poisson_nll_loss`.
+        log_input, full, eps, reduction, inplace: see :func:`poisson_nll_loss`.
     """
 
     def __init__(
@@ -90,7 +95,7 @@ class PoissonNLLLoss(LossModule):
         self.eps = eps
 
     def forward(self, log_input: Tensor, target: Tensor) -> Tensor:
-        """The loss; the first argument is the rate or its logarithm, named as PyTorch names it."""
+        """Return the loss; the first argument is the rate or its logarithm, with PyTorch's name."""
         return poisson_nll_loss(
             log_input, target, self.log_input, self.full, self.eps, self.reduction, inplace=self.inplace
         )

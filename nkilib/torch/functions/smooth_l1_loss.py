@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``smooth_l1_loss`` and ``SmoothL1Loss``: squared near 0 and absolute beyond."""
+"""``smooth_l1_loss`` and ``SmoothL1Loss``: the error squared near 0 and absolute beyond."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ def smooth_l1_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Smooth absolute error, on the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / (2 beta)`` up to ``|d| = beta``
-    and ``|d| - beta / 2`` beyond, with ``d = input - target``.
+    """Compute the smooth absolute error with the kernels of :mod:`nkilib.experimental.loss`: ``d^2 / (2 beta)`` up to
+    ``|d| = beta`` and ``|d| - beta / 2`` beyond, with ``d = input - target``.
 
-    Equals ``torch.nn.functional.smooth_l1_loss(input, target, reduction=reduction, beta=beta)``, in float32, and sums
-    are float32. No value is looked at, so nothing waits for the device.
+    The result equals ``torch.nn.functional.smooth_l1_loss(input, target, reduction=reduction, beta=beta)``, computed in
+    float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
         input: predictions, bfloat16, float16, float32 or integers, of any shape.
-        target: in one of these types; of a shape that broadcasts with the input's, which warns. It may
-            require grad.
+        target: targets in one of these types, of a shape that broadcasts with the input's; a different shape warns. It
+            may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        beta: up to which an error is squared, finite; 0: never, as in ``l1_loss``.
-        inplace: the backward writes the gradient over the memory of ``input``, which is not to be used afterwards.
+        beta: the error up to which the loss is quadratic, finite; with 0 it is never quadratic, as in ``l1_loss``.
+        inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shapes' broadcast one, in the type that those of
-        the tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; an infinite beta; ``inplace`` of a tensor with gaps.
-        RuntimeError: a negative beta; shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under
-            torch.compile.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; an infinite beta; ``inplace`` with a tensor that has gaps in memory.
+        RuntimeError: a negative beta; incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that
+            requires grad, or under torch.compile.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     beta = _checked(beta)
     return loss_of_pair(SMOOTH_L1_LOSS, input, target, reduction, inplace, beta=beta)
@@ -70,10 +70,10 @@ def _checked(beta: Any) -> float:
 
 
 class SmoothL1Loss(LossModule):
-    """``torch.nn.SmoothL1Loss`` on the kernels.
+    """``torch.nn.SmoothL1Loss``, computed by the kernels.
 
     Args:
-        reduction, beta, inplace: as for :func:`smooth_l1_loss`.
+        reduction, beta, inplace: see :func:`smooth_l1_loss`.
     """
 
     def __init__(self, reduction: str = "mean", beta: float = 1.0, *, inplace: bool = False) -> None:
@@ -81,5 +81,5 @@ class SmoothL1Loss(LossModule):
         self.beta = beta
 
     def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         return smooth_l1_loss(input, target, self.reduction, self.beta, inplace=self.inplace)

@@ -24,7 +24,7 @@ from nkilib.torch.dispatch.register import register
 
 SOFTMAX: Final = Caller("softmax", "input", "a tensor", "torch.nn.functional.softmax")
 LOG_SOFTMAX: Final = Caller("log_softmax", "input", "a tensor", "torch.nn.functional.log_softmax")
-# What the kernels read and write, by the name that an option has for it.
+# The dtypes that the kernels read and write, by their names in options.
 DTYPES: Final = {str(dtype).removeprefix("torch."): dtype for dtype in FLOAT_DTYPES}
 _NAMES = "bfloat16, float16 or float32"
 _OF_THE_CALLER = 6  # a warning names who calls the module, beyond three frames of nn.Module
@@ -32,11 +32,12 @@ _OF_THE_CALLER = 6  # a warning names who calls the module, beyond three frames 
 
 @dataclass(frozen=True)
 class SoftmaxOptions:
-    """Keywords of the operators.
+    """The keyword arguments of the operators.
 
     Attributes:
-        axis: along which elements add up to 1; a negative one counts from the end.
-        dtype: of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``; None for that of the first input.
+        axis: the dimension along which elements add up to 1; a negative one counts from the end.
+        dtype: the dtype of the result: ``"bfloat16"``, ``"float16"`` or ``"float32"``; None for that of the first
+            input.
     """
 
     axis: int = -1
@@ -57,18 +58,18 @@ def _arguments(call: Call) -> dict[str, Any]:
 
 
 def _dtype_of_input(call: Call) -> dict[str, Any]:
-    """The gradient has the type of the input, which the backward does not get."""
+    """Return the option for a gradient in the dtype of the input, which the backward does not get."""
     return {"dtype": _name_of(call.first.dtype)}
 
 
 def _name_of(dtype: torch.dtype) -> str:
-    """A type as the option ``dtype`` names it."""
+    """Return the name of a dtype in the option ``dtype``."""
     return str(dtype).removeprefix("torch.")
 
 
 # Tensors of any shape, and an axis.
 def _differentiated(caller: Caller, forward: Any, backward: Any) -> Derivative:
-    """Both operators of a function, registered with its derivative."""
+    """Register both operators of a function with their derivative, and return it."""
     of_forward = Operator(
         f"{caller}_forward",
         inputs=(Input("input", keyword="x_hbm", dtypes=FLOAT_DTYPES),),
@@ -96,29 +97,30 @@ OF_LOG_SOFTMAX: Final = _differentiated(LOG_SOFTMAX, kernels.log_softmax_forward
 
 
 def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
-    """Softmax along a dimension, on the kernels of :mod:`nkilib.experimental.softmax`.
+    """Compute the softmax along a dimension with the kernels of :mod:`nkilib.experimental.softmax`.
 
-    Equals ``torch.nn.functional.softmax(input, dim, dtype=dtype)``. It is computed in float32 and rounded once, to the
-    type of the result; backward takes the result alone, so the input is not kept.
+    The result equals ``torch.nn.functional.softmax(input, dim, dtype=dtype)``. It is computed in float32 and rounded
+    once, to the dtype of the result; the backward needs only the result, so the input is not kept.
 
     Args:
-        input: any number of dimensions, 0 included; bfloat16, float16 or float32. Any other type with ``dtype``, which
-            is cast to float32 first. A dense tensor of any layout is read where it lies (channels last, transposed);
-            one with gaps or overlaps is copied.
-        dim: along which elements add up to 1; a negative one counts from the end. None chooses as PyTorch does, 0 of 0,
-            1 or 3 dimensions and else 1, and warns.
-        _stacklevel: of that warning, as in PyTorch.
-        dtype: of the result: bfloat16, float16 or float32; None for that of the input. Where PyTorch first casts the
-            input to it, this casts nothing: a narrower type is the rounded result of the input as it is.
+        input: any number of dimensions, 0 included; bfloat16, float16 or float32. With ``dtype``, any other type, which
+            is first cast to float32. A dense tensor of any layout (channels last, transposed) is read in place; a
+            tensor with gaps or overlaps is copied.
+        dim: the dimension along which elements add up to 1; a negative one counts from the end. None chooses as PyTorch
+            does (0 for an input of 0, 1 or 3 dimensions, else 1), and warns.
+        _stacklevel: the stack level of that warning, as in PyTorch.
+        dtype: the dtype of the result: bfloat16, float16 or float32; None for that of the input. PyTorch first casts
+            the input to it; here the input is not cast: a narrower result is the rounded softmax of the uncast input.
 
     Returns:
-        The shape of ``input``, and its layout where it is dense. NaN where a row has a NaN, +inf, or nothing but -inf.
+        A tensor of the shape of ``input``, and of its layout if it is dense. NaN where a row has a NaN, +inf, or only
+        -inf.
 
     Raises:
         TypeError: an argument has the wrong Python type; float64 for the input or as ``dtype``.
         IndexError: ``dim`` is out of range.
-        NotImplementedError: another type of the result, or of an input without ``dtype``; another device; a part of a
-            tensor; a derivative in forward mode.
+        NotImplementedError: another dtype of the result, or of an input without ``dtype``; an unsupported device; a
+            sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     return _along(SOFTMAX, OF_SOFTMAX, input, dim, _stacklevel, dtype)
 
@@ -126,16 +128,18 @@ def softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: 
 def log_softmax(
     input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Logarithm of the softmax along a dimension, in nats, on the kernels of :mod:`nkilib.experimental.softmax`.
+    """Compute the logarithm of the softmax along a dimension, in nats, with the kernels of
+    :mod:`nkilib.experimental.softmax`.
 
-    Equals ``torch.nn.functional.log_softmax(input, dim, dtype=dtype)``; arguments, result and errors are those of
-    :func:`softmax`.
+    The result equals ``torch.nn.functional.log_softmax(input, dim, dtype=dtype)``; arguments, result and errors are
+    those of :func:`softmax`.
 
     Args:
-        input, dim, _stacklevel, dtype: as for :func:`softmax`.
+        input, dim, _stacklevel, dtype: see :func:`softmax`.
 
     Returns:
-        The shape of ``input``, and its layout where it is dense: at most 0, -inf where the input is.
+        A tensor of the shape of ``input``, and of its layout if it is dense: at most 0, and -inf where the input is
+        -inf.
     """
     return _along(LOG_SOFTMAX, OF_LOG_SOFTMAX, input, dim, _stacklevel, dtype)
 
@@ -152,14 +156,14 @@ def _along(caller: Caller, derivative: Derivative, input: Any, dim: Any, stackle
 
 
 def _result_dtype(x: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """What is asked for; else float32 under autocast, as PyTorch has it on accelerators, and not on the CPU."""
+    """Return the requested dtype, or float32 under autocast: on accelerators, as in PyTorch, and not on the CPU."""
     if dtype is not None:
         return dtype
     return torch.float32 if x.device.type != "cpu" and autocast_dtype(x.device) is not None else x.dtype
 
 
 def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
-    """The dimension that PyTorch takes if none is given, with its warning."""
+    """Return the dimension that PyTorch chooses if none is given, with its warning."""
     message = f"{caller}: dim is not given, and which one PyTorch chooses is deprecated; pass dim="
     if torch.compiler.is_compiling():
         from nkilib.torch.dispatch import uncompiled  # which imports the compiler
@@ -171,11 +175,11 @@ def _implicit_dim(caller: Caller, input: Tensor, stacklevel: int) -> int:
 
 
 def _check_arguments(caller: Caller, input: Any, dtype: Any) -> None:
-    """Refuse what is no tensor, where no kernel runs, and types that the kernels do not write.
+    """Reject arguments that are not tensors, unsupported devices, and dtypes that the kernels do not write.
 
     Raises:
         TypeError: the wrong Python type; float64.
-        NotImplementedError: another type, device or kind of tensor.
+        NotImplementedError: another dtype, device or class of tensor.
     """
     check_tensors(caller, {caller.input: input})
     if dtype is not None and not isinstance(dtype, torch.dtype):
@@ -203,11 +207,11 @@ def _check_type(caller: Caller, input: Tensor, dtype: torch.dtype | None) -> Non
 
 
 def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
-    """``dim`` counted from the front; a tensor without dimensions has one.
+    """Return ``dim`` counted from the front; a tensor without dimensions counts as having one.
 
     Raises:
-        TypeError: no integer.
-        IndexError: out of range.
+        TypeError: it is not an integer.
+        IndexError: it is out of range.
     """
     if isinstance(dim, bool) or not isinstance(dim, int):
         raise TypeError(f"{caller}: argument 'dim' must be int, not {type(dim).__name__}; pass one dimension")
@@ -221,34 +225,34 @@ def _checked_dim(caller: Caller, input: Tensor, dim: Any) -> int:
 
 
 class Softmax(nn.Softmax):
-    """``torch.nn.Softmax`` on the kernels: :func:`softmax` of its input along ``dim``.
+    """``torch.nn.Softmax``, computed by the kernels: :func:`softmax` of its input along ``dim``.
 
     Args:
-        dim: as for :func:`softmax`.
+        dim: see :func:`softmax`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The softmax, of the shape and type of ``input``."""
+        """Return the softmax, of the shape and type of ``input``."""
         return softmax(input, self.dim, _stacklevel=_OF_THE_CALLER)
 
 
 class LogSoftmax(nn.LogSoftmax):
-    """``torch.nn.LogSoftmax`` on the kernels: :func:`log_softmax` of its input along ``dim``.
+    """``torch.nn.LogSoftmax``, computed by the kernels: :func:`log_softmax` of its input along ``dim``.
 
     Args:
-        dim: as for :func:`softmax`.
+        dim: see :func:`softmax`.
     """
 
     def forward(self, input: Tensor) -> Tensor:
-        """The log-softmax, of the shape and type of ``input``."""
+        """Return the log-softmax, of the shape and type of ``input``."""
         return log_softmax(input, self.dim, _stacklevel=_OF_THE_CALLER)
 
 
 class Softmax2d(nn.Softmax2d):
-    """``torch.nn.Softmax2d`` on the kernels: the softmax over the channels of [N, C, H, W] or [C, H, W]."""
+    """``torch.nn.Softmax2d``, computed by the kernels: the softmax over the channels of [N, C, H, W] or [C, H, W]."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """The softmax, of the shape and type of ``input``.
+        """Return the softmax, of the shape and type of ``input``.
 
         Raises:
             ValueError: another number of dimensions.

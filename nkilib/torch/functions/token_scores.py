@@ -26,11 +26,11 @@ _CALLER: Final = Caller("token_scores", "logits", "logits", CROSS_ENTROPY.instea
 
 
 class TokenScores(NamedTuple):
-    """Float32 of each position, of the shape of the targets, in nats.
+    """The scores of each position, float32, of the shape of the targets, in nats.
 
     Attributes:
         logprob: log-probability of the target, at most 0; 0 where it is ignored. Differentiable.
-        entropy: of the softmax of the logits, at ignored positions too; empty, [0], if it was not asked for.
+        entropy: entropy of the softmax of the logits, at ignored positions too; empty, [0], if it is not requested.
             Differentiable.
     """
 
@@ -52,35 +52,36 @@ def token_scores(
     entropy: bool = True,
     inplace: bool = False,
 ) -> TokenScores:
-    """Log-probability of each target and entropy of each position, as reinforcement learning takes them.
+    """Compute the log-probability of each target and the entropy of each position, for reinforcement learning.
 
-    It equals, with z = softcap(logits).float() / temperature::
+    The scores equal, with z = softcap(logits).float() / temperature::
 
         logprob = -torch.nn.functional.cross_entropy(z.movedim(-1, 1), target, reduction="none")
         entropy = z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
-    from one read of the logits in the forward and one in the backward of both, in float32 whatever their type, and
-    without a tensor of their size beside the gradient.
+    with one read of the logits in the forward and one in the backward of both, in float32 for all dtypes of the logits,
+    and without a tensor of their size except the gradient.
 
     Args:
         logits: [..., V], bfloat16, float16 or float32; with ``group`` the columns of this rank, or a DTensor.
         target: [...] of any integer type, each in [0, V) or ``ignore_index``.
-        group: the ranks that share the vocabulary, as for :func:`nkilib.torch.vocab_parallel_cross_entropy`. None: the
-            logits have all classes. A DTensor has its own.
-        ignore_index: target of positions that do not count, as those of the prompt. Their ``logprob`` is 0.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap: that of the samples, as a rule.
-        exact_maximum: as in :func:`nkilib.torch.cross_entropy`.
-        num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
-        entropy: False leaves it out.
+        group: the ranks that share the vocabulary, see :func:`nkilib.torch.vocab_parallel_cross_entropy`. None: the
+            logits have all classes. A DTensor defines its own group.
+        ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6.
+        exact_maximum: see :func:`nkilib.torch.cross_entropy`.
+        num_classes, shard_sizes: the classes of the ranks of ``group``, see
+            :func:`nkilib.torch.vocab_parallel_cross_entropy`.
+        entropy: whether to compute the entropy.
         inplace: the backward writes the gradient over the memory of ``logits``.
 
     Returns:
-        The scores; with ``group`` or a sharded vocabulary the same on every rank.
+        The scores; with ``group`` or a sharded vocabulary they are the same on every rank.
 
     Raises:
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
-        ValueError: classes of ranks without a group, or a group beside a DTensor.
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.cross_entropy`.
+        ValueError: ``num_classes`` or ``shard_sizes`` without a group, or a group with a DTensor.
     """
     recipe: dict[str, Any] = {
         "ignore_index": ignore_index,
@@ -113,5 +114,5 @@ def token_scores(
         shards = shards_of_ranks(_CALLER, rows.shape[1], group_place(_CALLER, group), num_classes, shard_sizes)
         results = vocab_parallel_results(_CALLER, rows, classes, None, options, shards, group, inplace, wanted, {})
     shape = rows_shape(logits, -1)
-    # A difference, for the negative of 0 has a sign.
+    # A difference, because the negative of 0 has a sign.
     return TokenScores(0.0 - results.loss.reshape(shape), results.entropy.reshape(shape if entropy else (0,)))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``triplet_margin_loss`` and ``TripletMarginLoss``."""
+"""``triplet_margin_loss`` and ``TripletMarginLoss``: the margin between two distances from an anchor."""
 
 from __future__ import annotations
 
@@ -45,51 +45,54 @@ def triplet_margin_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Triplet margin loss ``max(0, margin + d(anchor, positive) - d(anchor, negative))``, a row each.
+    """Compute the triplet margin loss of each row, ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
 
-    d is the p-norm of the difference, to whose elements eps is added. Equals
+    The distance d is the p-norm of the difference, to whose elements eps is added. The result equals
     ``torch.nn.functional.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, reduction=reduction)``,
-    in float32, and sums are float32. No value is looked at, so nothing waits for the device.
+    computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
 
     Args:
-        anchor, positive, negative: [..., D], bfloat16, float16 or float32, or of integers; all of as many dimensions,
-            of shapes that broadcast. Each may require grad.
-        margin: greater than 0.
-        p: of the norm, at least 1, also infinity; 1, 2 and infinity are faster and more accurate than others.
-        eps: added to each difference.
+        anchor, positive, negative: [..., D], bfloat16, float16, float32 or integers; all of the same number of
+            dimensions, of shapes that broadcast. Each may require grad.
+        margin: the margin, greater than 0.
+        p: the order of the norm, at least 1, infinity allowed; 1, 2 and infinity are faster and more accurate than
+            others.
+        eps: the number that is added to each difference.
         swap: take the smaller of d(anchor, negative) and d(positive, negative); where they are equal, each gets half of
             the gradient.
         reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.
-        inplace: the backward writes the gradient over the memory of ``anchor``, which is not to be used afterwards.
+        inplace: the backward writes the gradient over the memory of ``anchor``, which must not be used afterwards.
 
     Returns:
-        The loss: float32 without dimensions, or for ``"none"`` of the shape without D, in the type that those of the
-        tensors promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape without D, in the dtype that the
+        tensors' dtypes promote to.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: unknown ``reduction``; a margin that is not positive; ``inplace`` of a tensor with gaps.
-        RuntimeError: shapes or devices do not fit; a complex tensor; ``inplace`` of a leaf, or under torch.compile.
-        NotImplementedError: p below 1; two tensors of rows of one element and a third one of longer rows; another
-            device; a part of a tensor; a derivative in forward mode.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: unknown ``reduction``; a margin that is not positive; ``inplace`` with a tensor that has gaps in
+            memory.
+        RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
+            under torch.compile.
+        NotImplementedError: p below 1; two tensors of rows of one element and a third one of longer rows; an
+            unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
-    given = dict(zip(_NAMES, (anchor, positive, negative), strict=True))
-    _LOSS.check(given, reduction, inplace, integers=_NAMES)
+    arguments = dict(zip(_NAMES, (anchor, positive, negative), strict=True))
+    _LOSS.check(arguments, reduction, inplace, integers=_NAMES)
     margin, p, eps = _checked_options(margin, p, eps, swap)
-    dims = {each.dim() for each in given.values()}
+    dims = {tensor.dim() for tensor in arguments.values()}
     if len(dims) > 1:
         raise RuntimeError(
             f"{_LOSS.caller}: anchor, positive and negative must have the same number of dimensions, got "
             f"{anchor.dim()}, {positive.dim()} and {negative.dim()}; reshape them"
         )
-    shape = broadcast_shape(_LOSS.caller, {name: each.shape for name, each in given.items()})
+    shape = broadcast_shape(_LOSS.caller, {name: tensor.shape for name, tensor in arguments.items()})
     if shape:
-        _check_lengths([each.shape[-1] for each in given.values()], shape[-1], swap)
-    computed = [as_computed(each, reduction).expand(shape) for each in as_floats(list(given.values()))]
+        _check_lengths([tensor.shape[-1] for tensor in arguments.values()], shape[-1], swap)
+    computed = [as_computed(tensor, reduction).expand(shape) for tensor in as_floats(list(arguments.values()))]
     if inplace:
         _LOSS.check_inplace(anchor, computed[0])
     if shape[-1:] in ((), (0,)):  # a number is a row, and a row without elements has a distance of 0
-        computed = [each.reshape(1) if not shape else pad(each, (0, 1)) for each in computed]
+        computed = [tensor.reshape(1) if not shape else pad(tensor, (0, 1)) for tensor in computed]
     return _LOSS(
         dict(zip(_NAMES, computed, strict=True)),
         reduction,
@@ -102,9 +105,9 @@ def triplet_margin_loss(
 
 
 def _checked_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, float, float]:
-    """The numbers among them."""
+    """Return the options that are numbers as Python numbers."""
     caller = _LOSS.caller
-    margin, p, eps = (checked_number(caller, *each) for each in (("margin", margin), ("p", p), ("eps", eps)))
+    margin, p, eps = (checked_number(caller, *name) for name in (("margin", margin), ("p", p), ("eps", eps)))
     check_flag(caller, "swap", swap)
     if margin <= 0:
         raise ValueError(f"{caller}: margin must be greater than 0, got {margin}")
@@ -116,24 +119,25 @@ def _checked_options(margin: Any, p: Any, eps: Any, swap: Any) -> tuple[float, f
 
 
 def _check_lengths(lengths: Sequence[int], columns: int, swap: bool) -> None:
-    """Refuse two tensors of rows of one element where the third one is longer: PyTorch does not repeat their distance.
+    """Reject two tensors with rows of one element if the third one has longer rows: PyTorch does not repeat their
+    distance.
 
     Raises:
-        NotImplementedError: always then.
+        NotImplementedError: if the check fails.
     """
     for first, second in pairs_of(swap):
         if lengths[first] == lengths[second] == 1 and columns not in (0, 1):
             raise NotImplementedError(
-                f"{_LOSS.caller}: rows of {_NAMES[first]} and {_NAMES[second]} must have {columns} elements as those "
-                f"of the third tensor, got 1, of which PyTorch takes the distance as it is; use {_LOSS.caller.instead}"
+                f"{_LOSS.caller}: rows of {_NAMES[first]} and {_NAMES[second]} must have {columns} elements like those "
+                f"of the third tensor, got 1, whose distance PyTorch does not repeat; use {_LOSS.caller.instead}"
             )
 
 
 class TripletMarginLoss(LossModule):
-    """``torch.nn.TripletMarginLoss`` on the kernels.
+    """``torch.nn.TripletMarginLoss``, computed by the kernels.
 
     Args:
-        margin, p, eps, swap, reduction, inplace: as for :func:`triplet_margin_loss`.
+        margin, p, eps, swap, reduction, inplace: see :func:`triplet_margin_loss`.
     """
 
     def __init__(
@@ -152,6 +156,6 @@ class TripletMarginLoss(LossModule):
         self.margin, self.p, self.eps, self.swap = margin, p, eps, swap
 
     def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         options = (self.margin, self.p, self.eps, self.swap, self.reduction)
         return triplet_margin_loss(anchor, positive, negative, *options, inplace=self.inplace)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What losses refuse, whose tensors are floating or, some of them, of integers; and the types that they promote to."""
+"""The checks of losses whose tensors are floating or, for some, integer; and the dtypes that they promote to."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ def check_call(
     optional: Collection[str] = (),
     integers: Collection[str] = (),
 ) -> None:
-    """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors.
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
 
     Args:
-        caller: who is named in errors.
-        tensors: of the call, by name.
-        reduction, inplace: of the call.
+        caller: the function that error messages name.
+        tensors: the tensors of the call, by name.
+        reduction, inplace: the arguments of the call.
         optional: names of tensors that may be None.
         integers: names of tensors that PyTorch takes in integer types too.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``.
-        RuntimeError: devices do not fit; a complex tensor, or an integer one.
-        NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+        RuntimeError: devices differ; a complex tensor, or an integer tensor that is not allowed.
+        NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     checks.check_tensors(caller, tensors, optional)
     check_reduction(caller, reduction)
     checks.check_flag(caller, "inplace", inplace)
-    first = next(each for each in tensors.values() if each is not None)
+    first = next(value for value in tensors.values() if value is not None)
     checks.check_plain(caller, tensors)
     checks.check_devices(caller, first, tensors)
     for name, tensor in tensors.items():
@@ -53,21 +53,21 @@ def check_call(
 
 
 def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
-    """The type that the types of tensors promote to."""
-    return reduce(torch.promote_types, (each.dtype for each in tensors))
+    """Return the dtype that the dtypes of tensors promote to."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 
 def is_whole(tensor: Tensor) -> bool:
-    """Its numbers are integers or booleans."""
+    """Return whether the tensor holds integers or booleans."""
     return not tensor.is_floating_point() and not tensor.is_complex()
 
 
 def check_floating(caller: Caller, name: str, tensor: Tensor) -> None:
-    """Refuse another than a floating type that the hardware has.
+    """Reject a tensor without a floating dtype that the hardware has.
 
     Raises:
-        RuntimeError: complex or integer, as PyTorch has it.
-        TypeError: float64.
+        RuntimeError: it is complex or integer, as in PyTorch.
+        TypeError: it is float64.
     """
     if not tensor.is_floating_point():
         kind = "Complex" if tensor.is_complex() else "Integral"

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a divergence of a student from a teacher means: options, labels and reductions, from logits or hidden states."""
+"""The semantics of a student's divergence from a teacher: options, labels and reductions, for logits and hidden
+states.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,10 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """The share of the teacher in the mixture: 0 for KL(teacher || student), 1 for KL(student || teacher).
+    """Return the weight of the teacher in the mixture: 0 for KL(teacher || student), 1 for KL(student || teacher).
 
     Raises:
-        TypeError: ``beta`` is no number.
+        TypeError: ``beta`` is not a number.
         ValueError: an unknown direction; ``beta`` is out of range.
     """
     if direction not in _BETA_OF_DIRECTION:
@@ -41,11 +43,11 @@ def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
 
 
 def check_numbers(caller: Caller, temperature: Any, ignore_index: Any, temperature_squared: Any) -> None:
-    """Refuse what the kernels do not take.
+    """Reject numbers that the kernels do not take.
 
     Raises:
-        TypeError: an argument has another Python type.
-        ValueError: it is out of range.
+        TypeError: an argument has the wrong Python type.
+        ValueError: an argument is out of range.
     """
     if isinstance(temperature, bool) or not isinstance(temperature, int | float):
         raise TypeError(f"{caller}: argument 'temperature' must be float, not {type(temperature).__name__}")
@@ -62,10 +64,10 @@ def check_numbers(caller: Caller, temperature: Any, ignore_index: Any, temperatu
 
 
 def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ...]) -> None:
-    """Refuse labels that are not one integer for each position.
+    """Reject labels that are not one integer for each position.
 
     Raises:
-        TypeError: another type.
+        TypeError: another dtype.
         ValueError: another shape.
     """
     if labels is None:
@@ -79,13 +81,14 @@ def check_labels(caller: Caller, labels: Tensor | None, positions: tuple[int, ..
 
 
 def reduced(loss: Tensor, positions: tuple[int, ...], counts: Tensor | None, reduction: str) -> Tensor:
-    """The reduced loss.
+    """Return the reduced loss.
 
     Args:
-        loss: [N], 0 where a position does not count.
-        positions: their shape.
-        counts: bool [N], which positions count; None: all.
-        reduction: ``"mean"`` over those that count, ``"batchmean"`` over the first dimension, ``"sum"`` or ``"none"``.
+        loss: [N], 0 at ignored positions.
+        positions: the shape of the positions.
+        counts: bool [N], whether each position is valid; None: all are.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` over the first dimension, ``"sum"`` or
+            ``"none"``.
     """
     if reduction == "none":
         return loss.reshape(positions)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loss of elements as PyTorch sees it: its operators, made from one description, and the semantics around them."""
+"""Elementwise losses in PyTorch: their operators, made from one description, and the semantics around them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from nkilib.torch.losses.shared_weights import Matrix, compact
 
 @dataclass(frozen=True)
 class ElementwiseLoss:
-    """A loss, registered with PyTorch.
+    """An elementwise loss, registered with PyTorch.
 
     Attributes:
-        caller: its name, and how messages speak of its first tensor.
-        tensors: names of those that every call has, the first one first.
-        optional: names of further ones.
-        constant: names of those that there is no gradient of.
-        integers: names of those that PyTorch takes in integer types too.
-        takes_integers_alone: it takes integers without any floating tensor, which are computed in float32.
-        derivative: of the operators.
-        is_float32_under_autocast: losses that are not reduced are, as PyTorch's.
+        caller: its name, and the name of its first tensor in messages.
+        tensors: the names of the required tensors, in order.
+        optional: the names of optional tensors.
+        constant: the names of tensors without a gradient.
+        integers: the names of tensors that PyTorch accepts in integer dtypes too.
+        takes_integers_alone: whether it takes integers without any floating tensor; they are computed in float32.
+        derivative: the derivative of the operators.
+        is_float32_under_autocast: whether losses that are not reduced are float32 under autocast, as in PyTorch.
     """
 
     caller: Caller
@@ -59,44 +59,46 @@ class ElementwiseLoss:
     def __call__(
         self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool = False, **options: Any
     ) -> Tensor:
-        """The loss of tensors whose shapes broadcast.
+        """Return the loss of tensors whose shapes broadcast.
 
         Args:
-            tensors: by name, in the order of the description.
+            tensors: the tensors by name, in the order of the description.
             reduction: ``"mean"``, ``"sum"`` or ``"none"``.
             inplace: the backward writes the gradient over the first tensor.
-            options: of the kernels.
+            options: the options of the kernels.
 
         Raises:
-            TypeError: an argument has the wrong Python type; or float64.
+            TypeError: an argument has the wrong Python type, or a tensor is float64.
             ValueError: unknown ``reduction``; ``inplace`` where the kernel would get a copy.
-            RuntimeError: shapes or devices do not fit; a complex tensor, or an integer one; ``inplace`` of a leaf.
-            NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+            RuntimeError: incompatible shapes or devices; a complex tensor, or an integer tensor that is not allowed;
+                ``inplace`` with a leaf that requires grad.
+            NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
+                differentiation.
         """
         check_call(self.caller, tensors, reduction, inplace, self.optional, self.integers)
         for name in self.constant:
             checks.check_constant(self.caller, name, tensors[name])
-        given = {name: each for name, each in tensors.items() if each is not None}
-        dtype = self._dtype(given)
-        floats = {name: each if each.is_floating_point() else each.to(dtype) for name, each in given.items()}
-        shape = broadcast_shape(self.caller, {name: each.shape for name, each in given.items()})
+        present = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+        dtype = self._dtype(present)
+        floats = {name: tensor if tensor.is_floating_point() else tensor.to(dtype) for name, tensor in present.items()}
+        shape = broadcast_shape(self.caller, {name: tensor.shape for name, tensor in present.items()})
         if self.is_float32_under_autocast:
-            floats = {name: as_computed(each, reduction) for name, each in floats.items()}
+            floats = {name: as_computed(tensor, reduction) for name, tensor in floats.items()}
         constant = [name for name in self.optional if name in floats and not floats[name].requires_grad]
         weights = {name: compact(floats.pop(name), len(shape)) for name in constant}
-        computed = {name: each.expand(shape) for name, each in floats.items()}
+        computed = {name: tensor.expand(shape) for name, tensor in floats.items()}
         if inplace:
-            first = given[self.tensors[0]]
+            first = present[self.tensors[0]]
             check_inplace(self.caller, first, computed[self.tensors[0]], first.permute(stored_order(first)))
         return self._of_dimensions(computed, weights, inplace, reduction=reduction, **options)
 
     def _dtype(self, tensors: Mapping[str, Tensor]) -> torch.dtype:
-        """That integer tensors are computed in.
+        """Return the dtype that integer tensors are converted to.
 
         Raises:
-            NotImplementedError: there is none, as in PyTorch.
+            NotImplementedError: all tensors are integers, and the loss does not take them, as in PyTorch.
         """
-        if any(each.is_floating_point() for each in tensors.values()):
+        if any(tensor.is_floating_point() for tensor in tensors.values()):
             return promoted(tensors.values())
         if not self.takes_integers_alone:
             raise NotImplementedError(
@@ -108,15 +110,23 @@ class ElementwiseLoss:
     def _of_dimensions(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
     ) -> Tensor:
-        """Of tensors that the kernels get as the first one lies in memory, and with a dimension."""
+        """Return the loss of tensors that are permuted to the memory order of the first one, with at least one
+        dimension.
+        """
         first = tensors.get(self.tensors[0])
         if first is None:
             raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
         if first.dim() == 0:
-            rows, of_rows = ({name: each.reshape(1) for name, each in some.items()} for some in (tensors, weights))
+            rows, of_rows = (
+                {name: tensor.reshape(1) for name, tensor in named_tensors.items()}
+                for named_tensors in (tensors, weights)
+            )
             return self._of_dimensions(rows, of_rows, inplace, **options).reshape(())
         order = stored_order(first)
-        stored, of_stored = ({name: each.permute(order) for name, each in some.items()} for some in (tensors, weights))
+        stored, of_stored = (
+            {name: tensor.permute(order) for name, tensor in named_tensors.items()}
+            for named_tensors in (tensors, weights)
+        )
         loss = self._of_stored(stored, of_stored, inplace, **options)
         if options["reduction"] != "none":
             return loss
@@ -125,16 +135,16 @@ class ElementwiseLoss:
     def _of_stored(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
     ) -> Tensor:
-        """Of tensors as they lie in memory; weights that elements share are not copied to their size."""
+        """Return the loss of tensors in memory order; weights that elements share are not expanded to the full size."""
         shape = tuple(tensors[self.tensors[0]].shape)
         matrix = Matrix.of(shape, list(weights.values()))
         if matrix is None:
-            computed = {**tensors, **{name: each.expand(shape) for name, each in weights.items()}}
+            computed = {**tensors, **{name: weight.expand(shape) for name, weight in weights.items()}}
         else:
-            computed = {name: matrix.elements(each) for name, each in tensors.items()}
-            computed |= {name: matrix.weight(each) for name, each in weights.items()}
-        every = [computed.get(name) for name in (*self.tensors, *self.optional)]
-        loss: Tensor = self.derivative.apply(inplace, *every, **options)
+            computed = {name: matrix.elements(tensor) for name, tensor in tensors.items()}
+            computed |= {name: matrix.weight(weight) for name, weight in weights.items()}
+        inputs = [computed.get(name) for name in (*self.tensors, *self.optional)]
+        loss: Tensor = self.derivative.apply(inplace, *inputs, **options)
         return loss if matrix is None or options["reduction"] != "none" else loss.reshape(shape)
 
 
@@ -156,27 +166,32 @@ def elementwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        name: of the function in ``torch.nn.functional``.
-        noun: what its first tensor is, in words.
-        kernels: forward and backward, whose arguments have the names of tensors and options.
-        tensors, optional, constant, integers: as :class:`ElementwiseLoss` has them.
-        typed: tensors whose types promote to that of the losses, as PyTorch has it; none: all of them.
-        options: defaults of the kernels' options by name. The reduction comes first, unless it is among them.
-        wanted: tensors whose gradients the operator computes if nothing is said; None: the first one alone.
-        check_values: raises where values are out of range, on the CPU alone.
-        is_float32_under_autocast, takes_integers_alone: as :class:`ElementwiseLoss` has them.
+        name: the name of the function in ``torch.nn.functional``.
+        noun: a noun for the first tensor, in words.
+        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
+        tensors, optional, constant, integers: see :class:`ElementwiseLoss`.
+        typed: the names of the tensors whose dtypes promote to the dtype of the losses, as in PyTorch; empty for all of
+            them.
+        options: the defaults of the kernels' options by name. The reduction comes first, unless it is among them.
+        wanted: the names of the tensors whose gradients the operator computes by default; None: only the first one.
+        check_values: a function that raises if values are out of range, called on the CPU only.
+        is_float32_under_autocast, takes_integers_alone: see :class:`ElementwiseLoss`.
     """
     caller = Caller(name, tensors[0], noun, f"torch.nn.functional.{name}")
-    every = (*tensors, *optional)
-    inputs = tuple(Input(each, dtypes=FLOAT_DTYPES, is_optional=each in optional) for each in every)
-    differentiated = [each for each in every if each not in constant]
-    gradients = tuple(_gradient(each) for each in differentiated)
+    names = (*tensors, *optional)
+    inputs = tuple(
+        Input(tensor_name, dtypes=FLOAT_DTYPES, is_optional=tensor_name in optional) for tensor_name in names
+    )
+    differentiated = [tensor_name for tensor_name in names if tensor_name not in constant]
+    gradients = tuple(_gradient(tensor_name) for tensor_name in differentiated)
     is_chosen = len(gradients) > 1  # the only gradient has no flag
     asked = differentiated[:1] if wanted is None else wanted
-    requests = requests_of({each: each in asked for each in differentiated})
+    requests = requests_of({tensor_name: tensor_name in asked for tensor_name in differentiated})
 
     def dtype(call: Call) -> torch.dtype:
-        return promoted(each for name, each in call.tensors.items() if each is not None and name in (typed or every))
+        return promoted(
+            tensor for name, tensor in call.tensors.items() if tensor is not None and name in (typed or names)
+        )
 
     own = options_of_loss(options or {})
     forward = register(
@@ -198,7 +213,7 @@ def elementwise_loss(
             options=(own, requests) if is_chosen else (own,),
             outputs=gradients,
             kernel=kernels[1],
-            on_request={each.name: each.request for each in gradients} if is_chosen else {},
+            on_request={gradient.name: gradient.request for gradient in gradients} if is_chosen else {},
             arguments=kernel_gradient,
             may_overwrite=True,
             instead=caller.instead,

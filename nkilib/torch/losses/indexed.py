@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses with class indices: their operators, made from one description, and what rows of classes take and refuse."""
+"""Losses with class indices: their operators, made from one description, and the checks of rows of classes."""
 
 from __future__ import annotations
 
@@ -39,18 +39,19 @@ def indexed_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: its name, and how messages speak of its first tensor.
-        kernels: forward and backward, whose arguments have the names of tensors and options.
-        inputs: of the forward; the first one alone has a gradient.
-        options: defaults of the kernels' options by name, with the reduction.
-        losses: the shape of losses that are not reduced.
-        backward: names of what the backward takes, in order: inputs of the forward, what it saved, and ``"grad_loss"``.
-        arguments: of both kernels: the indices as they take them.
-        check_values: raises where indices are out of range, on the CPU alone.
-        saved: what the forward returns for the backward.
-        may_overwrite: the backward can write the gradient over the first input.
+        caller: its name, and the name of its first tensor in messages.
+        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
+        inputs: the inputs of the forward; only the first one has a gradient.
+        options: the defaults of the kernels' options by name, including the reduction.
+        losses: a function that returns the shape of losses that are not reduced.
+        backward: the names of the backward's inputs, in order: inputs of the forward, tensors that it saved, and
+            ``"grad_loss"``.
+        arguments: a function that returns the arguments of both kernels: the indices as they take them.
+        check_values: a function that raises if indices are out of range, called on the CPU only.
+        saved: the outputs of the forward for the backward.
+        may_overwrite: whether the backward can write the gradient over the first input.
     """
-    first, known, own = inputs[0].name, {each.name: each for each in inputs}, options_of_loss(options)
+    first, known, own = inputs[0].name, {operand.name: operand for operand in inputs}, options_of_loss(options)
     of_forward = Operator(
         f"{caller}_forward",
         inputs=inputs,
@@ -76,16 +77,16 @@ def indexed_loss(
 
 
 def class_targets(call: Call) -> dict[str, Any]:
-    """The targets as kernels take them that ignore no class."""
+    """Return the targets for kernels that ignore no class."""
     return {"targets_hbm": class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 
 def check_float_input(caller: Caller, input: Tensor) -> None:
-    """Refuse a type of the first input, with PyTorch's types of errors.
+    """Reject a first input that is not bfloat16, float16 or float32, with PyTorch's error types.
 
     Raises:
-        NotImplementedError: integers.
-        TypeError: float64.
+        NotImplementedError: it is an integer tensor.
+        TypeError: it is float64.
     """
     if not input.is_floating_point():
         raise NotImplementedError(f"{caller}: not implemented for {caller.noun} of {input.dtype}; pass input.float()")
@@ -93,19 +94,19 @@ def check_float_input(caller: Caller, input: Tensor) -> None:
 
 
 def rows_and_classes(input: Tensor) -> tuple[int, int]:
-    """N and C of [N, C], [C] or a number, which is one class."""
+    """Return N and C of an input [N, C], [C] or without dimensions, which is one class."""
     if input.dim() == 2:
         return int(input.shape[0]), int(input.shape[1])
     return 1, int(input.shape[0]) if input.dim() else 1
 
 
 def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Refuse shapes and types of input and target, with PyTorch's types of errors.
+    """Reject wrong shapes and dtypes of input and target, with PyTorch's error types.
 
     Raises:
-        RuntimeError: no classes, or more than two dimensions; a target of no integers.
-        NotImplementedError: an input of integers.
-        TypeError: float64.
+        RuntimeError: no classes, or more than two dimensions; a target that is not an integer tensor.
+        NotImplementedError: an integer input.
+        TypeError: a float64 input.
     """
     if input.dim() > 2 or (input.dim() and rows_and_classes(input)[1] == 0):
         raise RuntimeError(
@@ -118,12 +119,12 @@ def check_classes(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def check_inplace(caller: Caller, input: Tensor, computed: Tensor, inplace: Any) -> None:
-    """Refuse ``inplace`` where the gradient cannot be written over the input.
+    """Reject ``inplace`` where the gradient cannot be written over the input.
 
     Raises:
-        TypeError: it is no bool.
+        TypeError: it is not a bool.
         ValueError: the kernel would work on a copy.
-        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is at work.
+        RuntimeError: a leaf that requires grad, or a view of one; torch.compile is tracing.
     """
     checks.check_flag(caller, "inplace", inplace)
     if not inplace:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the modules of losses have in common: they keep arguments, and hand them to the function."""
+"""Base classes of loss modules, which store arguments and pass them to the function."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 
 class LossModule(nn.Module):
-    """A loss that can be reduced, and whose backward can write over its input.
+    """A loss with a reduction, whose backward can write over its input.
 
     Args:
-        reduction, inplace: as for the function.
+        reduction, inplace: see the function.
     """
 
     def __init__(self, reduction: str, inplace: bool) -> None:
@@ -22,11 +22,11 @@ class LossModule(nn.Module):
 
 
 class WeightedLossModule(LossModule):
-    """One with a weight.
+    """A :class:`LossModule` with a weight.
 
     Args:
-        weight: kept as a buffer that moves with the module.
-        reduction, inplace: as for the function.
+        weight: the weight, kept as a buffer that moves with the module.
+        reduction, inplace: see the function.
     """
 
     weight: Tensor | None

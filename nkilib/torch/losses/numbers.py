@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of losses that are numbers."""
+"""Checks of loss options that are numbers."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from nkilib.torch.dispatch.checks import checked_number
 
 
 def finite_number(caller: Caller, name: str, value: Any) -> float:
-    """The value as a number of Python.
+    """Return the value as a Python number.
 
     Raises:
-        TypeError: no number.
+        TypeError: it is not a number.
         ValueError: it is infinite, NaN or out of the range of float32.
     """
     number = checked_number(caller, name, value)
@@ -26,11 +26,12 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
 
 
 def least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """A number that is added to, or bounds, what a logarithm is taken of.
+    """Return the checked number that is added to, or bounds, the argument of a logarithm.
 
     Raises:
-        TypeError: no number.
-        ValueError: it is less than 2^-64, from where on NKI documents the logarithm; or as :func:`finite_number` has
+        TypeError: it is not a number.
+        ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
+            :func:`finite_number`.
         it.
     """
     number = finite_number(caller, name, value)

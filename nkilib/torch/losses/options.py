@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options of operators as dataclasses, made from their defaults."""
+"""Operator options as dataclasses, made from their defaults."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def group_of(defaults: Defaults) -> type[Dataclass]:
-    """A frozen dataclass with these fields, each of the type of its default."""
+    """Return a frozen dataclass with these fields, each of the type of its default."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     return make_dataclass("OperatorOptions", fields, frozen=True)
 
 
 def options_of_loss(options: Defaults) -> type[Dataclass]:
-    """The options of a loss. Every loss has a reduction: the first option, unless ``options`` say where it stands."""
+    """Return the options of a loss. Every loss has a reduction: the first option, unless ``options`` contain it."""
     return group_of(options if "reduction" in options else {"reduction": "mean", **options})
 
 
 def requests_of(wanted: Mapping[str, bool]) -> type[Dataclass]:
-    """Which gradients are asked for, by the names of the tensors. The others are not computed."""
+    """Return the options that request gradients, by the names of the tensors. Other gradients are not computed."""
     return group_of({f"grad_{name}_wanted": value for name, value in wanted.items()})

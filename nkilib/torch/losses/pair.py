@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of an input and a target that broadcast, with a warning, and perhaps a weight of the shape of the input."""
+"""Losses of an input and a target that broadcast, with a warning, and optionally a weight of the shape of the input."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ def loss_of_pair(
     divides_by_weight: bool = False,
     **options: float,
 ) -> Tensor:
-    """The loss, as PyTorch takes these tensors.
+    """Return the loss of an input and a target, with PyTorch's broadcasting.
 
     Args:
-        loss, reduction, inplace: of the loss, whose function calls this one: a warning names the caller of that.
-        input, target: of shapes that broadcast.
-        weight: of the shape of the input; None: 1.
-        divides_by_weight: a mean divides by the sum of the weights, not by their number.
-        options: of the loss.
+        loss, reduction, inplace: the loss and its arguments; a warning points to the caller of the public function that
+            calls this one.
+        input, target: tensors whose shapes broadcast.
+        weight: a weight of the shape of the input; None: 1.
+        divides_by_weight: whether a mean divides by the sum of the weights, not by their number.
+        options: the options of the loss.
     """
-    if all(isinstance(each, Tensor) for each in (input, target)):  # the others are refused by the loss
+    if all(isinstance(tensor, Tensor) for tensor in (input, target)):  # the loss rejects the others
         warn_of_broadcast(loss.caller, input, target)
     if isinstance(weight, Tensor):
         check_weight(loss.caller, input, weight)

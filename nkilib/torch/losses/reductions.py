@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The reductions of losses that know the mean over a batch."""
+"""The reductions of losses that support the mean over a batch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ BATCHMEAN: Final = "batchmean"
 
 
 def check_reduction_or_batchmean(caller: Caller, reduction: Any) -> None:
-    """Refuse an unknown one.
+    """Reject an unknown reduction.
 
     Raises:
-        ValueError: always then.
+        ValueError: if the check fails.
     """
     known = (*REDUCTIONS, BATCHMEAN)
     if reduction not in known:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loss of rows as PyTorch sees it: its operators, made from one description, and the semantics around them."""
+"""Row-wise losses in PyTorch: their operators, made from one description, and the semantics around them."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ _WANTED: Final = "coefficients_wanted"
 
 @dataclass(frozen=True)
 class RowInputs:
-    """What a loss takes.
+    """The tensors that a row-wise loss takes.
 
     Attributes:
-        matrices: names of the tensors of rows that every call has and that have gradients, the first one first.
-        vectors: names of tensors with a float32 for each row, without a gradient.
-        optional: names of further tensors of rows, with gradients; of one row for all of them, or of each.
+        matrices: the names of the required tensors of rows, which have gradients, in order.
+        vectors: the names of tensors with one float32 number for each row, without a gradient.
+        optional: the names of optional tensors of rows, with gradients; they have one row for all rows, or one for
+            each.
     """
 
     matrices: Sequence[str]
@@ -43,33 +44,33 @@ class RowInputs:
 
     @property
     def operands(self) -> tuple[Input, ...]:
-        """Of the operators."""
+        """The inputs of the operators."""
         return (
-            *(Input(each, dimensions=2, dtypes=FLOAT_DTYPES) for each in self.matrices),
-            *(Input(each, dimensions=1, dtypes=(torch.float32,)) for each in self.vectors),
-            *(Input(each, dimensions=2, dtypes=FLOAT_DTYPES, is_optional=True) for each in self.optional),
+            *(Input(name, dimensions=2, dtypes=FLOAT_DTYPES) for name in self.matrices),
+            *(Input(name, dimensions=1, dtypes=(torch.float32,)) for name in self.vectors),
+            *(Input(name, dimensions=2, dtypes=FLOAT_DTYPES, is_optional=True) for name in self.optional),
         )
 
     @property
     def differentiated(self) -> tuple[str, ...]:
-        """Names of those that there are gradients of."""
+        """The names of the tensors that have gradients."""
         return (*self.matrices, *self.optional)
 
     def dtype(self, call: Call) -> torch.dtype:
-        """The type of losses that are not reduced: what the types of the tensors of rows promote to."""
-        named = [call.tensors[name] for name in (*self.matrices, *self.optional)]
-        return promoted(each for each in named if each is not None)
+        """Return the dtype of losses that are not reduced: the dtype that the tensors of rows promote to."""
+        tensors = [call.tensors[name] for name in (*self.matrices, *self.optional)]
+        return promoted(tensor for tensor in tensors if tensor is not None)
 
 
 @dataclass(frozen=True)
 class RowwiseLoss:
-    """A loss, registered with PyTorch.
+    """A row-wise loss, registered with PyTorch.
 
     Attributes:
-        caller: its name, and how messages speak of its first tensor.
-        inputs: what it takes.
-        has_coefficients: whether the forward makes some for the backward.
-        derivative: of the operators.
+        caller: its name, and the name of its first tensor in messages.
+        inputs: the tensors that it takes.
+        has_coefficients: whether the forward computes coefficients for the backward.
+        derivative: the derivative of the operators.
     """
 
     caller: Caller
@@ -78,25 +79,25 @@ class RowwiseLoss:
     derivative: Derivative = field(repr=False)
 
     def __call__(self, tensors: Mapping[str, Tensor | None], reduction: str, inplace: bool, **options: Any) -> Tensor:
-        """The loss of the rows along the last dimension.
+        """Return the loss of the rows along the last dimension.
 
         Args:
-            tensors: by name. Those of rows have one shape, the optional ones that or [1, columns]; vectors have it
-                without the last dimension.
+            tensors: the tensors by name. Tensors of rows have one shape; optional ones have that shape or [1, columns];
+                vectors have that shape without the last dimension.
             reduction: ``"mean"``, ``"sum"`` or ``"none"``.
             inplace: the backward writes the gradient over the first tensor.
-            options: of the kernels.
+            options: the options of the kernels.
         """
         first = tensors[self.inputs.matrices[0]]
         if first is None:
             raise TypeError(f"{self.caller}: argument {self.caller.input!r} must be Tensor, not None")
         rows = Rows.of(first)
-        given = [self._operand(name, each, rows, first) for name, each in tensors.items()]
+        operands = [self._operand(name, tensor, rows, first) for name, tensor in tensors.items()]
         if self.has_coefficients:
-            are_differentiated = torch.is_grad_enabled() and any(map(_may_require_grad, given))
+            are_differentiated = torch.is_grad_enabled() and any(map(_may_require_grad, operands))
             options = {**options, _WANTED: are_differentiated}
-        found = self.derivative.apply(inplace, *given, reduction=reduction, **options)
-        loss: Tensor = found[0] if self.has_coefficients else found
+        returned = self.derivative.apply(inplace, *operands, reduction=reduction, **options)
+        loss: Tensor = returned[0] if self.has_coefficients else returned
         return rows.restored(loss) if reduction == "none" else loss
 
     def _operand(self, name: str, tensor: Tensor | None, rows: Rows, first: Tensor) -> Tensor | None:
@@ -110,44 +111,47 @@ class RowwiseLoss:
     def check(
         self, tensors: Mapping[str, Tensor | None], reduction: Any, inplace: Any, integers: Sequence[str] = ()
     ) -> None:
-        """Refuse what the kernels cannot compute or PyTorch does not accept, with PyTorch's types of errors.
+        """Reject arguments that the kernels cannot compute or that PyTorch does not accept, with PyTorch's error types.
 
         Args:
-            tensors: of the call, by name.
-            reduction, inplace: of the call.
+            tensors: the tensors of the call, by name.
+            reduction, inplace: the arguments of the call.
             integers: names of tensors that PyTorch takes in integer types too.
 
         Raises:
-            TypeError: an argument has the wrong Python type; or float64.
+            TypeError: an argument has the wrong Python type, or a tensor is float64.
             ValueError: unknown ``reduction``.
-            RuntimeError: devices do not fit; a complex tensor, or an integer one.
-            NotImplementedError: another device; a part of a tensor; a derivative in forward mode.
+            RuntimeError: devices differ; a complex tensor, or an integer tensor that is not allowed.
+            NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode
+                differentiation.
         """
         check_call(self.caller, tensors, reduction, inplace, self.inputs.optional, integers)
 
-    def check_inplace(self, given: Tensor, computed: Tensor) -> None:
-        """Refuse ``inplace`` where the kernel would get a copy of the first tensor.
+    def check_inplace(self, input: Tensor, computed: Tensor) -> None:
+        """Reject ``inplace`` where the kernel would get a copy of the first tensor.
 
         Args:
-            given: of the call.
-            computed: what the loss is computed of.
+            input: the caller's first tensor.
+            computed: the tensor from which the loss is computed.
 
         Raises:
-            ValueError: always then.
-            RuntimeError: of a leaf, or under torch.compile.
+            ValueError: if the check fails.
+            RuntimeError: with a leaf that requires grad, or under torch.compile.
         """
-        checks.check_inplace(self.caller, given)
-        is_kept = given.dtype == computed.dtype and given.shape == computed.shape
-        if not is_kept or not Rows.of(given).is_view(given):
+        checks.check_inplace(self.caller, input)
+        is_kept = input.dtype == computed.dtype and input.shape == computed.shape
+        if not is_kept or not Rows.of(input).is_view(input):
             raise ValueError(
                 f"{self.caller}: inplace=True needs {self.caller.input} dense with its rows contiguous, in the shape "
-                f"and type in which the loss is computed, got {given.dtype} of {tuple(given.shape)}, strides "
-                f"{given.stride()}; leave inplace off"
+                f"and type in which the loss is computed, got {input.dtype} of {tuple(input.shape)}, strides "
+                f"{input.stride()}; leave inplace off"
             )
 
 
 def _may_require_grad(tensor: Tensor | None) -> bool:
-    """In vmap nobody knows: what is mapped over says no, whatever it is a batch of."""
+    """Return whether the tensor requires grad, or may: under vmap a mapped tensor reports False whatever it is a batch
+    of.
+    """
     if tensor is None:
         return False
     return tensor.requires_grad or (not torch.compiler.is_compiling() and is_batchedtensor(tensor))
@@ -165,13 +169,13 @@ def rowwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: its name, and how messages speak of its first tensor.
-        kernels: forward and backward, whose arguments have the names of tensors and options.
-        inputs: what it takes.
-        options: defaults of the kernels' options beside the reduction, by name.
-        forward_alone: those that the backward does not take.
-        coefficients: numbers a row that the backward takes; None: none.
-        wanted: defaults of the requests for gradients by the name of the tensor; None: all.
+        caller: its name, and the name of its first tensor in messages.
+        kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
+        inputs: the tensors that it takes.
+        options: the defaults of the kernels' options other than the reduction, by name.
+        forward_alone: the options that the backward does not take.
+        coefficients: a function that returns how many coefficients per row the backward takes; None: none.
+        wanted: the defaults of the gradient requests by the name of the tensor; None: all are requested.
     """
     name, saved = caller.function, list[Input]()
     own = options_of_loss(options or {})
@@ -195,16 +199,20 @@ def rowwise_loss(
             instead=caller.instead,
         )
     )
-    gradients = tuple(_gradient(each) for each in inputs.differentiated)
+    gradients = tuple(_gradient(tensor_name) for tensor_name in inputs.differentiated)
     backward = register(
         Operator(
             f"{name}_backward",
-            inputs=(*(each for each in inputs.operands if each.name not in inputs.vectors), *saved, Input("grad_loss")),
+            inputs=(
+                *(operand for operand in inputs.operands if operand.name not in inputs.vectors),
+                *saved,
+                Input("grad_loss"),
+            ),
             options=(own, requests_of(wanted or dict.fromkeys(inputs.differentiated, True))),
             without=forward_alone,
             outputs=gradients,
             kernel=kernels[1],
-            on_request={each.name: each.request for each in gradients},
+            on_request={gradient.name: gradient.request for gradient in gradients},
             arguments=kernel_gradient,
             may_overwrite=True,
             instead=caller.instead,
@@ -214,10 +222,12 @@ def rowwise_loss(
 
 
 def as_floats(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Tensors of which integer ones have the type that the floating ones promote to, or float32 without any."""
-    floating = [each for each in tensors if each.is_floating_point()]
+    """Return the tensors, with integer ones cast to the dtype that the floating ones promote to, or to float32 without
+    any.
+    """
+    floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     dtype = promoted(floating) if floating else torch.float32
-    return [each if each.is_floating_point() else each.to(dtype) for each in tensors]
+    return [tensor if tensor.is_floating_point() else tensor.to(dtype) for tensor in tensors]
 
 
 def _coefficients_output(numbers: Callable[[Call], int]) -> Output:

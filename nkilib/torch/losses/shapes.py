@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What losses of an input and a target say of their shapes."""
+"""The shape checks of losses of an input and a target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkilib.torch.dispatch.caller import Caller
 
 
 def warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Warn where shapes differ, as PyTorch does: they broadcast, which is seldom what is meant."""
+    """Warn if the shapes differ, as PyTorch does: they broadcast, which is rarely intended."""
     if input.shape == target.shape:  # most are, and the loss broadcasts them with a weight
         return
     broadcast_shape(caller, {"input": input.shape, "target": target.shape})
@@ -29,10 +29,10 @@ def warn_of_broadcast(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
-    """Refuse a weight of another shape than the input.
+    """Reject a weight whose shape is not the input's.
 
     Raises:
-        ValueError: always then, as in PyTorch.
+        ValueError: if the check fails, as in PyTorch.
     """
     if weight is not None and weight.shape != input.shape:
         raise ValueError(
@@ -41,23 +41,23 @@ def check_weight(caller: Caller, input: Tensor, weight: Tensor | None) -> None:
 
 
 def check_dimensions(caller: Caller, tensors: Mapping[str, Tensor]) -> None:
-    """Refuse tensors of different numbers of dimensions.
+    """Reject tensors with different numbers of dimensions.
 
     Raises:
-        RuntimeError: always then, as in PyTorch.
+        RuntimeError: if the check fails, as in PyTorch.
     """
-    if len({each.dim() for each in tensors.values()}) > 1:
-        sizes = ", ".join(f"{name} {tuple(each.shape)}" for name, each in tensors.items())
+    if len({tensor.dim() for tensor in tensors.values()}) > 1:
+        sizes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
         raise RuntimeError(
             f"{caller}: all input tensors should have the same number of dimensions, got {sizes}; reshape them"
         )
 
 
 def check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
-    """Refuse a target of another shape than the input, where PyTorch does not broadcast.
+    """Reject a target whose shape is not the input's, where PyTorch does not broadcast.
 
     Raises:
-        ValueError: always then.
+        ValueError: if the check fails.
     """
     if isinstance(input, Tensor) and isinstance(target, Tensor) and input.shape != target.shape:
         raise ValueError(
@@ -66,10 +66,10 @@ def check_same_size(caller: Caller, input: Tensor, target: Tensor) -> None:
 
 
 def check_expands(caller: Caller, name: str, tensor: Tensor | None, shape: tuple[int, ...]) -> None:
-    """Refuse a tensor that does not broadcast to a shape.
+    """Reject a tensor that does not broadcast to a shape.
 
     Raises:
-        RuntimeError: always then, as in PyTorch.
+        RuntimeError: if the check fails, as in PyTorch.
     """
     if not isinstance(tensor, Tensor):
         return

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Weights that elements share, as ``pos_weight`` of classes: kernels take them as they are, [rows, 1] or [1, columns].
+"""Weights that elements share, such as ``pos_weight`` of classes: kernels take them unexpanded, [rows, 1] or [1,
+columns].
 
-The tensors of the loss are seen as a matrix. Where its rows and columns begin is chosen so that as little as possible
-of the weights is repeated.
+The tensors of the loss are viewed as a matrix. The split between its rows and columns is chosen so that as little as
+possible of the weights is repeated.
 """
 
 from __future__ import annotations
@@ -19,18 +20,20 @@ from torch import Tensor
 
 from nkilib.torch.dispatch.operator import Shape
 
-# A partition of the hardware has whole rows or a part of one: with fewer rows than this many of them would be idle.
+# A partition of the hardware has whole rows or a part of one: with fewer rows than this, many would be idle.
 _FEWEST_ROWS: Final = 512
 
 
 def compact(weight: Tensor, dimensions: int) -> Tensor:
-    """A weight with so many dimensions, of which those that it was expanded along have one element again: a view."""
+    """Return a view of a weight with the given number of dimensions, in which expanded dimensions have one element
+    again.
+    """
     whole = weight[(None,) * (dimensions - weight.dim())]
     return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
 
 
 def sum_of(weight: Tensor) -> Tensor:
-    """The sum of a weight, float32. PyTorch's of one that was expanded is off by up to 4e-3 on the CPU."""
+    """Return the sum of a weight, float32. PyTorch's sum of an expanded weight is off by up to 4e-3 on the CPU."""
     if weight.requires_grad:
         return weight.contiguous().sum(dtype=torch.float32)
     numbers = compact(weight, weight.dim())
@@ -42,8 +45,8 @@ class Matrix:
     """The tensors of a loss as [rows, columns].
 
     Attributes:
-        shape: of the tensors.
-        split: how many of its dimensions rows are counted by; the others are those of columns.
+        shape: the shape of the tensors.
+        split: the number of dimensions that make up the rows; the others make up the columns.
     """
 
     shape: Shape
@@ -51,11 +54,11 @@ class Matrix:
 
     @classmethod
     def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
-        """The best one for weights of as many dimensions, each of the shape's size or 1.
+        """Return the best matrix for weights with the shape's number of dimensions, each of the shape's extent or 1.
 
-        None: no weight is shared, or none could be taken as it is.
+        Return None if no weight is shared, or no weight could be used unexpanded.
         """
-        if 0 in shape or all(tuple(each.shape) == shape for each in weights):
+        if 0 in shape or all(tuple(weight.shape) == shape for weight in weights):
             return None
         splits = [split for split in range(1, len(shape)) if prod(shape[:split]) >= _FEWEST_ROWS]
         ranked = sorted((*cls(shape, split)._repeats(weights), split) for split in splits)
@@ -64,11 +67,11 @@ class Matrix:
         return cls(shape, ranked[0][-1])
 
     def elements(self, tensor: Tensor) -> Tensor:
-        """A tensor of the shape: a view, where it is contiguous."""
+        """Return a tensor of the shape as [rows, columns]: a view if it is contiguous."""
         return tensor.reshape(self._rows, self._columns)
 
     def weight(self, weight: Tensor) -> Tensor:
-        """A weight as [rows, 1] or [1, columns]; [rows, columns] if it is neither."""
+        """Return a weight as [rows, 1] or [1, columns]; [rows, columns] if it is neither."""
         if self._is_of_rows(weight):
             return weight.expand(*self.shape[: self.split], *weight.shape[self.split :]).reshape(self._rows, 1)
         if self._is_of_columns(weight):
@@ -90,7 +93,9 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """How many weights would be of each element, and along how many dimensions the others would be repeated."""
+        """Return the number of weights that would need all elements, and the number of dimensions that the others would
+        repeat.
+        """
         whole, dimensions = 0, 0
         for weight in weights:
             if self._is_of_rows(weight):

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Class indices of any integer type, made what the kernels take: int32, and never in range by wrapping around.
+"""The conversion of class indices of any integer type to the int32 that kernels take, without wrapping into range.
 
-Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation, and 2^32 + 3 would be
-class 3. So nothing here computes with 64 bits where memory can be read: the halves of an integer are two int32. In a
-graph, and on XLA, there may be no memory to read like this. There, what is done is right with 64 bits, and with 32 for
-all that an int32 holds.
+Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation, and 2^32 + 3 would
+become class 3. So nothing here computes with 64 bits where memory can be read: the halves of an integer are two int32.
+In a graph, and on XLA, there may be no memory to read this way. The operations used there are correct with 64 bits, and
+with 32 bits for all values that fit an int32.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from nkilib.torch.dispatch.operator import TILE_DTYPES
 INDEX_DTYPES: Final = frozenset(
     (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64)
 )
-# What the kernels are told to ignore where the caller's ignore_index cannot be handed on.
+# The kernels' ignore_index where the caller's cannot be passed on.
 _IGNORED: Final = -100
 _INT32: Final = torch.iinfo(torch.int32)
 _BITS: Final = 32
 
 
 class _Halves(NamedTuple):
-    """Integers as two int32 each: ``high * 2^32 + low``, where ``low`` counts as unsigned."""
+    """Integers as two int32 each: ``high * 2^32 + low``, with ``low`` unsigned."""
 
     low: Tensor
     high: Tensor
 
     @property
     def fit(self) -> Tensor:
-        """Which of them ``low`` alone is, as an int32."""
+        """A bool tensor: whether each integer equals ``low``, taken as an int32."""
         return self.high == self.low >> (_BITS - 1)
 
     def are(self, value: int) -> Tensor:
-        """Which of them are ``value``, of 64 bits."""
+        """Return a bool tensor: whether each integer equals ``value``, of 64 bits."""
         high, low = value >> _BITS, value & (1 << _BITS) - 1
         return (self.low == (low if low <= _INT32.max else low - (1 << _BITS))) & (self.high == high)
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Of integers of 64 bits, or of unsigned ones of 32, as they lie in memory; None where it cannot be read."""
+    """Return the halves of 64-bit integers, or of unsigned 32-bit ones, from memory; None if memory cannot be read."""
     if is_traced(target) or target.device.type == "xla":
         return None
     if target.itemsize < torch.int64.itemsize:  # uint32
@@ -59,13 +59,13 @@ def _halves(target: Tensor) -> _Halves | None:
 
 
 def _is_narrow(target: Tensor) -> bool:
-    """Whether every value of the type is an int32."""
+    """Return whether an int32 can hold every value of the dtype."""
     limits = torch.iinfo(target.dtype)
     return _INT32.min <= limits.min and limits.max <= _INT32.max
 
 
 def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
-    """Bool of the shape of the target, which class indices are ``ignore_index``, any integer of 64 bits."""
+    """Return a bool tensor of the shape of the target: which class indices are ``ignore_index``, any 64-bit integer."""
     limits = torch.iinfo(target.dtype)
     if not limits.min <= ignore_index <= limits.max:  # PyTorch would wrap the number into the type
         return torch.zeros_like(target, dtype=torch.bool)
@@ -76,18 +76,18 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
-    """The target and the ignore_index that a kernel gets.
+    """Return the target and the ignore_index for a kernel.
 
-    An int32 target passes through. Of others only what they mean is kept: a class, ignored, or out of range. A plain
+    An int32 target is passed through. Other targets keep only their meaning: a class, ignored, or out of range. A plain
     cast would bring 2^32 + 3 into range.
 
     Args:
         target: [N] of any integer type, or [N, V] class probabilities, floating.
-        ignore_index: the caller's, any integer.
+        ignore_index: the caller's ignore_index, any integer.
         num_classes: V.
 
     Returns:
-        [N] int32 and the ignore_index for it; probabilities in a type of the kernels, contiguous.
+        The target [N] int32 and the ignore_index for it; class probabilities in a dtype of the kernels, contiguous.
     """
     if target.is_floating_point():
         return (target if target.dtype in TILE_DTYPES else target.float()).contiguous(), _IGNORED
@@ -97,12 +97,14 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
 
 
 def class_indices(target: Tensor, num_classes: int) -> Tensor:
-    """int32 for a kernel that ignores no class: what is none stays none, whatever integer type it has."""
+    """Return int32 indices for a kernel that ignores no class: an index out of range stays out of range, in any integer
+    type.
+    """
     return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 
 
 def _in_reach(target: Tensor, num_classes: int) -> Tensor:
-    """int32: the classes, and -1 or ``num_classes`` for what is none."""
+    """Return int32 indices: the classes, and -1 or ``num_classes`` for an index that is not a class."""
     if _is_narrow(target):
         return target.to(torch.int32).clamp(-1, num_classes)
     halves = _halves(target)
@@ -112,10 +114,11 @@ def _in_reach(target: Tensor, num_classes: int) -> Tensor:
 
 
 def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100) -> Tensor:
-    """Class indices checked on the host and made int32, which kernels take as they are: move the result to the device.
+    """Check class indices on the host and convert them to int32, which kernels take as they are; then move the result
+    to the device.
 
-    On a Neuron device no value is looked at, and 64-bit integers may be computed with 32 bits. So this is the place for
-    labels to be checked, where they come from the loader.
+    On a Neuron device no value is read, and 64-bit integers may be computed with 32 bits. So call this where labels
+    come from the loader, to check them.
 
     Example::
 
@@ -123,15 +126,15 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100) ->
 
     Args:
         target: class indices on the CPU, of any integer type and shape.
-        num_classes: V; every index must be below.
-        ignore_index: the one value outside of [0, V) that may be among them; it must be an int32.
+        num_classes: V; every index must be less.
+        ignore_index: the one value outside of [0, V) that is allowed; it must be an int32.
 
     Returns:
-        int32 of the same shape; the target itself if it is that already.
+        An int32 tensor of the same shape; the target itself if it is int32 already.
 
     Raises:
-        TypeError: no tensor, or not of an integer type.
-        ValueError: not on the CPU; ``ignore_index`` is no int32.
+        TypeError: not a tensor, or not of an integer type.
+        ValueError: not on the CPU; ``ignore_index`` is not an int32.
         IndexError: a class out of range.
     """
     caller = "int32_targets"
@@ -150,10 +153,11 @@ def int32_targets(target: Tensor, num_classes: int, ignore_index: int = -100) ->
 
 
 def check_range(caller: str, target: Tensor, ignore_index: int, num_classes: int) -> None:
-    """Refuse a class that does not exist. It looks at the values, so it is for the CPU only.
+    """Reject a class that does not exist. It reads the values, so it is for the CPU only.
 
     Raises:
-        IndexError: as PyTorch does, for the first target outside [0, num_classes) that is not ``ignore_index``.
+        IndexError: a target is outside [0, num_classes) and is not ``ignore_index``; the message names the first one,
+            as in PyTorch.
     """
     if target.is_floating_point():
         return

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of TorchTitan on the kernels, from logits or from hidden states; importing it does not import TorchTitan.
+"""The losses of TorchTitan on the kernels, from logits or from hidden states. Importing this package does not import
+TorchTitan.
 
-How each is put in the place of TorchTitan's is in docs/trainers.md.
+How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
 """
 
 from nkilib.torch.replacement import Undo

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``install``: TorchTitan 0.3 computes its chunked losses from hidden states, without logits."""
+"""``install``: makes TorchTitan 0.3 compute its chunked losses from hidden states, without logits."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from nkilib.torch.torchtitan.linear import linear_loss, logprobs_of, loss_by_hea
 _CALLER: Final = "nkilib.torch.torchtitan.install"
 _RELEASE: Final = Release(_CALLER, "torchtitan", "0.3.0")
 _LOSSES: Final = "torchtitan.components.loss"
-# Losses that ask for nothing of the logits but compute_logprobs.
+# The losses that use logits only in compute_logprobs.
 _POLICY_LOSSES: Final = ("DAPOLoss", "GRPOLoss")
 _POLICY_MODULES: Final = ("torchtitan.experiments.rl.losses.dapo", "torchtitan.experiments.rl.losses.grpo")
 _WIDTHS: Final = range(FEATURES_MIN, FEATURES_MAX + 1)
 
 
 class _Scores(NamedTuple):
-    """What a policy loss gets in the place of logits, and hands to ``compute_logprobs``."""
+    """The scores that a policy loss gets instead of logits, and passes to ``compute_logprobs``."""
 
     logprob: Tensor
     entropy: Tensor
@@ -39,35 +39,34 @@ class _Scores(NamedTuple):
 def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     """Make TorchTitan's losses run on the kernels, and those of ``ChunkedLossWrapper`` from hidden states.
 
-    After it, for tensors on one of these devices,
+    After the installation, for tensors on one of these devices,
 
-    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` is
-      :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss`, in one piece whatever ``num_chunks`` is, and around
-      ``DAPOLoss`` and ``GRPOLoss`` of ``torchtitan.experiments.rl`` it hands them log-probabilities and entropies of
-      :func:`nkilib.torch.linear_token_scores`. Around any other loss, with tensor parallelism, and with an output layer
-      that is no plain ``Linear`` of 16 to 16,384 features in a type of the kernels, it stays TorchTitan's own, as do
-      classes derived from it;
+    - ``ChunkedLossWrapper`` around ``CrossEntropyLoss`` is :class:`~nkilib.torch.torchtitan.LinearCrossEntropyLoss`, in
+      one piece for any ``num_chunks``, and around ``DAPOLoss`` and ``GRPOLoss`` of ``torchtitan.experiments.rl`` it
+      passes them log-probabilities and entropies of :func:`nkilib.torch.linear_token_scores`. Around any other loss,
+      with tensor parallelism, and with an output layer that is not a plain ``Linear`` of 16 to 16,384 features in a
+      dtype of the kernels, it stays TorchTitan's own, as do classes derived from it;
     - ``cross_entropy_loss`` and ``compute_logprobs`` are those of :mod:`nkilib.torch.torchtitan`, in every module of
       TorchTitan that has imported one by name too. A ``CrossEntropyLoss`` that was built before keeps what it had.
 
     Configurations and trainers stay as they are.
 
     Args:
-        devices: types of devices, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
 
     Returns:
-        What undoes it: call it, or use it in a ``with`` statement.
+        An object that undoes the replacement: call it, or use it in a ``with`` statement.
 
     Raises:
-        ImportError: there is no TorchTitan.
-        RuntimeError: the functions of the installed one have other arguments; it says which.
-        TypeError: ``devices`` is no iterable of strings, or a string itself.
+        ImportError: TorchTitan is not installed.
+        RuntimeError: the functions of the installed TorchTitan have other arguments; the message names them.
+        TypeError: ``devices`` is not an iterable of strings, or is itself a string.
         ValueError: it is installed already; or no kernel runs on one of the devices.
     """
     kinds = checked_devices(str(_CALLER), devices)
     titan: Any = importlib.import_module(_LOSSES)
     if hasattr(titan.cross_entropy_loss, "nkilib_devices"):
-        raise ValueError(f"{_CALLER}: it is installed already; call what it returned first")
+        raise ValueError(f"{_CALLER}: it is installed already; call the object that it returned first")
     wrapper = titan.ChunkedLossWrapper
     _RELEASE.check(
         _version(),
@@ -81,11 +80,11 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             f"{_LOSSES}.ChunkedLossWrapper.set_lm_head": (wrapper.set_lm_head, "(self, lm_head)"),
         },
     )
-    found = {
+    functions = {
         "cross_entropy_loss": _cross_entropy_loss(titan.cross_entropy_loss, kinds),
         "compute_logprobs": _compute_logprobs(titan.compute_logprobs, kinds),
     }
-    of_functions = [Replacement(titan, name, getattr(titan, name), ours) for name, ours in found.items()]
+    of_functions = [Replacement(titan, name, getattr(titan, name), ours) for name, ours in functions.items()]
     call = Replacement(wrapper, "__call__", wrapper.__call__, _call(wrapper, titan.CrossEntropyLoss, kinds))
     return replace("torchtitan", (*of_functions, call))
 
@@ -136,7 +135,7 @@ def _call(wrapper: Any, cross_entropy: type, devices: frozenset[str]) -> Callabl
 
 
 def _takes(head: Any, hidden: Tensor, devices: frozenset[str]) -> bool:
-    """Whether losses from hidden states take these, with an output layer that may be None."""
+    """Return whether the losses from hidden states support these tensors and this output layer, which may be None."""
     if head is None or dtensor(hidden) is not None or not (_is_on(hidden, devices) and hidden.shape[-1] in _WIDTHS):
         return False
     titan: Any = sys.modules.get("torchtitan.distributed.spmd_types")
@@ -163,8 +162,8 @@ def _policy_loss(
 
     def reduced(logprob: Tensor, entropy: Tensor) -> Tensor:
         loss: Tensor
-        loss, found = wrapper.loss_fn(_Scores(logprob, entropy), labels, global_valid_tokens, **loss_inputs)
-        metrics.update(found)
+        loss, loss_metrics = wrapper.loss_fn(_Scores(logprob, entropy), labels, global_valid_tokens, **loss_inputs)
+        metrics.update(loss_metrics)
         return loss
 
     return loss_by_head(wrapper.lm_head, hidden, labels, scored, reduced), metrics

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of TorchTitan from hidden states and the output layer: there are no logits, not even of a chunk.
+"""Losses of TorchTitan from hidden states and the output layer, without logits, not even of a chunk.
 
-What they equal is written down in ``torchtitan/components/loss.py``, version 0.3.0: the output layer, and then the loss
-of :mod:`nkilib.torch.torchtitan.losses` of its logits.
+Their reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
+:mod:`nkilib.torch.torchtitan.losses` of its logits.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
 from nkilib.torch.torchtitan.losses import IGNORE_INDEX
 
-# Results of hidden states, each of the shape of the labels.
+# A function from hidden states to results, each of the shape of the labels.
 Scored = Callable[[Tensor], tuple[Tensor, ...]]
-# A loss without dimensions from them.
+# A function from these results to a scalar loss.
 Reduced = Callable[..., Tensor]
 
 
@@ -32,14 +32,15 @@ Reduced = Callable[..., Tensor]
 class LinearCrossEntropyLoss:
     """``(hidden, labels, global_valid_tokens) -> (loss, {})``: output layer and cross-entropy without logits.
 
-    It stands where TorchTitan has ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and gives what
-    :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` gives of ``lm_head(hidden)`` in float32. The gradients wait for
-    the backward of the loss, which may scale them. With ``fully_shard(lm_head)``, alone or as ``[norm, lm_head]``,
-    the loss runs inside a call of ``lm_head``, whose hooks gather its weights.
+    It replaces TorchTitan's ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and returns the loss that
+    :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` returns for ``lm_head(hidden)`` in float32. The gradients are
+    kept until the backward of the loss, which may scale them. With ``fully_shard(lm_head)``, alone or as
+    ``[norm, lm_head]``, the loss runs inside a call of ``lm_head``, whose hooks gather its weights.
 
     Attributes:
         lm_head: the output layer, a ``torch.nn.Linear``.
-        memory_limit: of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in one launch.
+        memory_limit: the option of :func:`nkilib.torch.linear_cross_entropy`: bytes for loss and gradients in a single
+            launch.
     """
 
     lm_head: nn.Module | None = None
@@ -49,27 +50,27 @@ class LinearCrossEntropyLoss:
         """Set the output layer, before the first call.
 
         Raises:
-            TypeError, NotImplementedError: the layer is another than the kernels compute.
+            TypeError, NotImplementedError: the kernels do not compute this layer.
         """
         self.lm_head = checked_head("LinearCrossEntropyLoss", lm_head)
 
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The sum over all tokens that count, divided by their number on all ranks, and no metrics.
+        """Return the sum over all valid tokens, divided by their number on all ranks, and no metrics.
 
         Args:
-            pred: hidden states [..., D], what the output layer takes; bfloat16, float16 or float32.
-            labels: [...] of the same tokens, in [0, V) or -100.
-            global_valid_tokens: the number; a tensor is not read. None leaves the sum.
-            kwargs: ignored, as there.
+            pred: hidden states [..., D], the input of the output layer; bfloat16, float16 or float32.
+            labels: the labels [...] of the same tokens, in [0, V) or -100.
+            global_valid_tokens: the number of valid tokens on all ranks; a tensor is not read. None returns the sum.
+            kwargs: ignored, as in TorchTitan.
 
         Returns:
-            Float32 without dimensions, of the tokens of this rank.
+            A float32 scalar tensor, for the tokens of this rank.
 
         Raises:
-            RuntimeError: there is no output layer.
-            TypeError, ValueError, IndexError, NotImplementedError: as :func:`nkilib.torch.linear_cross_entropy`.
+            RuntimeError: no output layer is set.
+            TypeError, ValueError, IndexError, NotImplementedError: see :func:`nkilib.torch.linear_cross_entropy`.
         """
         if self.lm_head is None:
             raise RuntimeError(
@@ -87,10 +88,10 @@ def linear_loss(
     global_valid_tokens: Tensor | float | None,
     memory_limit: int | None = None,
 ) -> Tensor:
-    """The loss of :class:`LinearCrossEntropyLoss`, of a head that has been checked."""
+    """Return the loss of :class:`LinearCrossEntropyLoss` for a head that has been checked."""
 
     def scored(rows: Tensor) -> tuple[Tensor, ...]:
-        # Summed up here: what computes gradients in the same launch takes no position apart.
+        # Summed here, because a single launch with gradients returns no per-position losses.
         loss = linear_cross_entropy(
             rows,
             head.weight,
@@ -111,22 +112,23 @@ def linear_loss(
 def compute_linear_logprobs(
     hidden: Tensor, lm_head: nn.Module, labels: Tensor, *, return_entropy: bool = False
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Log-probability of every label, and the entropy beside it, from hidden states.
+    """Compute the log-probability of every label, and optionally the entropy, from hidden states.
 
-    It gives what :func:`~nkilib.torch.torchtitan.compute_logprobs` gives of ``lm_head(hidden)`` in float32. The entropy
-    is a constant for autograd, there too.
+    It returns the values that :func:`~nkilib.torch.torchtitan.compute_logprobs` returns for ``lm_head(hidden)`` in
+    float32. The entropy is a constant for autograd, as in that function.
 
     Args:
         hidden: [..., D], bfloat16, float16 or float32.
-        lm_head: the output layer, a ``torch.nn.Linear`` whose weights are all here, or that ``fully_shard`` was given.
-        labels: [...] integer, or -100, with log-probability 0.
-        return_entropy: the result is a tuple of both.
+        lm_head: the output layer, a ``torch.nn.Linear`` with whole weights on this rank, or one to which
+            ``fully_shard`` was applied.
+        labels: [...] integer, or -100, which gives log-probability 0.
+        return_entropy: whether to return a tuple of log-probabilities and entropies.
 
     Returns:
-        Float32 of the shape of ``labels``, in nats.
+        A float32 tensor of the shape of ``labels``, in nats.
 
     Raises:
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
             :func:`nkilib.torch.linear_token_scores`.
     """
     head = checked_head("compute_linear_logprobs", lm_head)
@@ -139,7 +141,7 @@ def compute_linear_logprobs(
 
 
 def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy: bool) -> tuple[Tensor, ...]:
-    """Log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
+    """Return log-probabilities, and with ``with_entropy`` entropies without a gradient, of the shape of ``labels``."""
     scores = linear_token_scores(
         hidden.view(*labels.shape, hidden.shape[-1]),
         head.weight,
@@ -152,14 +154,14 @@ def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy
 
 
 def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
-    """A loss of what ``scored`` finds in hidden states, in the forward of a head that ``fully_shard`` was given.
+    """Return a loss of the results of ``scored``, in the forward of a head to which ``fully_shard`` was applied.
 
     Args:
         head: the output layer.
-        hidden: [..., D].
-        labels: of the same tokens.
-        scored: of hidden states [tokens, D], with the weights of ``head``.
-        reduced: of its results.
+        hidden: the hidden states [..., D].
+        labels: the labels of the same tokens.
+        scored: a function of hidden states [tokens, D] and the weights of ``head``.
+        reduced: a function that reduces its results to a loss.
     """
     loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
     if is_fully_sharded(head) and not torch.is_grad_enabled():
@@ -168,29 +170,30 @@ def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored
 
 
 def _results(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored) -> tuple[Tensor, ...]:
-    """What ``scored`` finds, with the whole weights of ``head``."""
+    """Return the results of ``scored`` with the whole weights of ``head``."""
     return results_in_forward(head, hidden, labels, lambda hidden, *_: scored(hidden))
 
 
 def checked_head(caller: str, head: nn.Module) -> nn.Linear:
-    """The output layer, if it is a product and a bias, and whole on every rank or sharded by its own ``fully_shard``.
+    """Return the output layer if it is a product and a bias, and whole on every rank or sharded by its own
+    ``fully_shard``.
 
     Raises:
-        TypeError: it is no ``torch.nn.Linear``, or computes something else.
-        NotImplementedError: its weights are spread by something else than its own ``fully_shard``, or it is FSDP1's.
+        TypeError: it is not a ``torch.nn.Linear``, or computes something else.
+        NotImplementedError: its weights are sharded by something other than its own ``fully_shard``, or by FSDP1.
     """
     reason = reason_against(head)
     if reason is not None:
-        kind, said = reason
-        raise kind(f"{caller}: {said}; take nkilib.torch.torchtitan.ChunkedCrossEntropyLoss")
+        error, message = reason
+        raise error(f"{caller}: {message}; take nkilib.torch.torchtitan.ChunkedCrossEntropyLoss")
     return cast(nn.Linear, head)
 
 
 def reason_against(head: nn.Module) -> tuple[type[Exception], str] | None:
-    """Why losses of :mod:`nkilib.torch.torchtitan.linear` do not take an output layer; None if they do."""
+    """Return why losses of :mod:`nkilib.torch.torchtitan.linear` do not support an output layer; None if they do."""
     if not isinstance(head, nn.Linear) or type(head).forward is not nn.Linear.forward:
         return TypeError, f"lm_head must be a torch.nn.Linear with the forward of that, got {type(head).__qualname__}"
-    if any(getattr(each, "_is_flat_param", False) for each in head.parameters()):  # as FSDP1 marks its own
+    if any(getattr(parameter, "_is_flat_param", False) for parameter in head.parameters()):  # as FSDP1 marks its own
         return NotImplementedError, "lm_head must not be sharded by FullyShardedDataParallel"
     weight = dtensor(head.weight)
     if weight is None:

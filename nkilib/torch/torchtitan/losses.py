@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of TorchTitan from logits, under their names and with their arguments; TorchTitan is not imported.
+"""The losses of TorchTitan from logits, with TorchTitan's names and arguments; TorchTitan is not imported.
 
-What they equal is written down in ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss`
-and 0.3.0 for the rest. How each is put in the place of TorchTitan's is in docs/trainers.md.
+Their reference is ``torchtitan/components/loss.py``, version 0.2.2 for :func:`build_cross_entropy_loss` and 0.3.0 for
+the rest. How each replaces TorchTitan's loss: docs/reference/torch.md#which-function-for-which-trainer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.functions.token_scores import token_scores
 from nkilib.torch.functions.vocab_parallel.functional import vocab_parallel_cross_entropy
 
-# Labels that do not count.
+# The label of ignored positions.
 IGNORE_INDEX: Final = -100
 
 
@@ -37,30 +37,32 @@ def cross_entropy_loss(
     group: dist.ProcessGroup | None = None,
     inplace: bool = False,
 ) -> Tensor:
-    """The sum of the cross-entropies of all tokens that count, as ``torchtitan.components.loss.cross_entropy_loss``.
+    """Return the sum of the cross-entropies of all valid tokens, like
+    ``torchtitan.components.loss.cross_entropy_loss``.
 
-    It equals, without the copy of the logits in float32::
+    The loss equals, without the float32 copy of the logits::
 
         F.cross_entropy(pred.flatten(0, -2).float(), labels.flatten(), reduction="sum", ignore_index=-100)
 
-    and where the vocabulary is sharded, ``_LossParallelCrossEntropy`` there, with two all-reduces for three, and
-    without the log-probabilities [tokens, V / ranks] in float32 that it keeps for the backward.
+    and for a sharded vocabulary TorchTitan's ``_LossParallelCrossEntropy``, with two all-reduces instead of three, and
+    without the float32 log-probabilities [tokens, V / ranks] that it keeps for the backward.
 
     Args:
-        pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or with a group this rank's part of the
+        pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or, with a group, this rank's part of the
             vocabulary, divided as ``torch.chunk`` does.
         labels: [...] integer, or -100.
         global_vocab_size: V, for a part of the vocabulary in a plain tensor.
         group: the ranks that share the vocabulary of a plain ``pred``. None: the group ``"tp"`` of TorchTitan's mesh,
-            where TorchTitan runs with ``spmd_types``, whose tensors are plain; otherwise ``pred`` is whole.
+            if TorchTitan runs with ``spmd_types``, whose tensors are plain; otherwise ``pred`` has the whole
+            vocabulary.
         inplace: the backward writes the gradient over the memory of ``pred``.
 
     Returns:
-        Float32 without dimensions, a plain tensor: of the tokens of this rank.
+        A plain float32 scalar tensor, for the tokens of this rank.
 
     Raises:
-        ValueError: the vocabulary is sharded and ``global_vocab_size`` is not given, or it is not the columns.
-        TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
+        ValueError: the vocabulary is sharded and ``global_vocab_size`` is missing, or it does not match the columns.
+        TypeError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.cross_entropy`.
     """
     logits = _as_taken(pred)
     options: dict[str, Any] = {"ignore_index": IGNORE_INDEX, "reduction": "sum", "inplace": inplace, "class_dim": -1}
@@ -81,24 +83,25 @@ def compute_logprobs(
     global_vocab_size: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Log-probability of every label, and the entropy beside it, as ``torchtitan.components.loss.compute_logprobs``.
+    """Compute the log-probability of every label, and optionally the entropy, like
+    ``torchtitan.components.loss.compute_logprobs``.
 
-    Both come from one read of the logits; where the vocabulary is sharded it is not gathered. The entropy is a constant
-    for autograd, there too.
+    Both are computed with one read of the logits; a sharded vocabulary is not gathered. The entropy is a constant for
+    autograd, as in TorchTitan.
 
     Args:
-        logits: as ``pred`` of :func:`cross_entropy_loss`.
-        labels: [...] integer, or -100, with log-probability 0.
-        return_entropy: the result is a tuple of both.
-        global_vocab_size, group: as for :func:`cross_entropy_loss`. Without the size, all ranks of a sharded vocabulary
-            have to have as many columns.
+        logits: see ``pred`` of :func:`cross_entropy_loss`.
+        labels: [...] integer, or -100, which gives log-probability 0.
+        return_entropy: whether to return a tuple of log-probabilities and entropies.
+        global_vocab_size, group: see :func:`cross_entropy_loss`. Without the size, all ranks of a sharded vocabulary
+            must have equally many columns.
 
     Returns:
-        Float32 of the shape of ``labels``, in nats.
+        A float32 tensor of the shape of ``labels``, in nats.
 
     Raises:
-        ValueError: ``global_vocab_size`` is not the columns, and the ranks that have the others are not known.
-        TypeError, RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.token_scores`.
+        ValueError: ``global_vocab_size`` does not match the columns, and the ranks that have the others are not known.
+        TypeError, RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.token_scores`.
     """
     logits = _as_taken(logits)
     ranks = _ranks_of_vocabulary(logits, group)
@@ -112,11 +115,13 @@ def compute_logprobs(
 
 
 def build_cross_entropy_loss(job_config: Any, **kwargs: Any) -> Callable[..., Tensor]:
-    """The loss function for a ``TrainSpec`` of TorchTitan 0.2: ``TrainSpec(build_loss_fn=build_cross_entropy_loss)``.
+    """Return the loss function for a ``TrainSpec`` of TorchTitan 0.2:
+    ``TrainSpec(build_loss_fn=build_cross_entropy_loss)``.
 
     Args:
-        job_config: its configuration, of which ``compile`` is read: ``enable``, ``components`` and ``backend``.
-        kwargs: ignored, as there.
+        job_config: TorchTitan's configuration, of which ``compile`` is read: ``enable``, ``components`` and
+            ``backend``.
+        kwargs: ignored, as in TorchTitan.
     """
     if job_config.compile.enable and "loss" in job_config.compile.components:
         compiled: Callable[..., Tensor] = torch.compile(cross_entropy_loss, backend=job_config.compile.backend)
@@ -126,10 +131,10 @@ def build_cross_entropy_loss(job_config: Any, **kwargs: Any) -> Callable[..., Te
 
 @dataclass
 class CrossEntropyLoss:
-    """``(pred, labels, global_valid_tokens) -> (loss, {})``, as the losses of TorchTitan 0.3 are called.
+    """``(pred, labels, global_valid_tokens) -> (loss, {})``: a loss with the signature of TorchTitan 0.3.
 
     Attributes:
-        global_vocab_size, group, inplace: of :func:`cross_entropy_loss`.
+        global_vocab_size, group, inplace: see :func:`cross_entropy_loss`.
     """
 
     global_vocab_size: int | None = None
@@ -139,12 +144,12 @@ class CrossEntropyLoss:
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, divided by the number of tokens that count on all ranks, and no metrics.
+        """Return the loss, divided by the number of valid tokens on all ranks, and no metrics.
 
         Args:
-            pred, labels: of :func:`cross_entropy_loss`.
-            global_valid_tokens: the number; a tensor is not read.
-            kwargs: what else a trainer hands on; ignored, as there.
+            pred, labels: see :func:`cross_entropy_loss`.
+            global_valid_tokens: the number of valid tokens on all ranks; a tensor is not read.
+            kwargs: further arguments that a trainer passes; ignored, as in TorchTitan.
         """
         loss = cross_entropy_loss(
             pred, labels, global_vocab_size=self.global_vocab_size, group=self.group, inplace=self.inplace
@@ -154,15 +159,15 @@ class CrossEntropyLoss:
 
 @dataclass
 class ChunkedCrossEntropyLoss:
-    """Output layer, loss and backward for a chunk of the tokens at a time, as TorchTitan's ``ChunkedLossWrapper``.
+    """Output layer, loss and backward, one chunk of the tokens at a time, like TorchTitan's ``ChunkedLossWrapper``.
 
-    The logits of a chunk are nobody else's, so by default their memory takes their gradient. That of the weights is
-    summed up in float32 over the chunks, and all gradients wait for the backward of the loss, which may scale them:
-    :func:`nkilib.torch.functions.chunks.chunked_loss`.
+    Nothing else uses the logits of a chunk, so by default their gradient is written over their memory. The gradient of
+    the weights is summed in float32 over the chunks, and all gradients are kept until the backward of the loss, which
+    may scale them: :func:`nkilib.torch.functions.chunks.chunked_loss`.
 
     Attributes:
-        num_chunks: of as many tokens each, but for the last one.
-        loss: of a chunk.
+        num_chunks: the number of chunks, which have equally many tokens except for the last one.
+        loss: the loss of a chunk.
         lm_head: the output layer, from hidden states to logits.
     """
 
@@ -177,16 +182,16 @@ class ChunkedCrossEntropyLoss:
     def __call__(
         self, pred: Tensor, labels: Tensor, global_valid_tokens: Tensor | float | None = None, **kwargs: Any
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss, and no metrics.
+        """Return the loss, and no metrics.
 
         Args:
-            pred: hidden states [..., width], what the output layer takes.
-            labels: [...] of the same tokens.
-            global_valid_tokens: as for :class:`CrossEntropyLoss`.
-            kwargs: ignored, as there.
+            pred: hidden states [..., width], the input of the output layer.
+            labels: the labels [...] of the same tokens.
+            global_valid_tokens: see :class:`CrossEntropyLoss`.
+            kwargs: ignored, as in TorchTitan.
 
         Raises:
-            RuntimeError: there is no output layer.
+            RuntimeError: no output layer is set.
         """
         if self.lm_head is None:
             raise RuntimeError(
@@ -205,7 +210,9 @@ def _as_taken(logits: Tensor) -> Tensor:
 
 
 def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
-    """The group of a plain part of the vocabulary: the caller's, or that of the mesh of a TorchTitan that runs."""
+    """Return the group that shares a plain part of the vocabulary: the caller's, or that of the mesh of a running
+    TorchTitan.
+    """
     if group is not None or dtensor(logits) is not None:
         return group
     titan = sys.modules.get("torchtitan.distributed.spmd_types")
@@ -215,14 +222,14 @@ def _ranks_of_vocabulary(logits: Tensor, group: dist.ProcessGroup | None) -> dis
     return of_mesh
 
 
-def _check_whole(what: str, logits: Tensor, global_vocab_size: int | None) -> None:
-    """Refuse a vocabulary that is larger or smaller than the logits of which no group is known."""
+def _check_whole(noun: str, logits: Tensor, global_vocab_size: int | None) -> None:
+    """Reject a vocabulary of another size than the logits if no group is known."""
     if global_vocab_size in (None, logits.shape[-1]):
         return
     has = f"has {logits.shape[-1]} of global_vocab_size={global_vocab_size} classes, and"
     if dtensor(logits) is not None:
-        raise ValueError(f"{what}, a DTensor, {has} the columns of all ranks count; leave global_vocab_size out")
-    raise ValueError(f"{what} {has} the ranks that have the others are not known; pass group")
+        raise ValueError(f"{noun}, a DTensor, {has} the columns of all ranks count; leave global_vocab_size out")
+    raise ValueError(f"{noun} {has} the ranks that have the others are not known; pass group")
 
 
 def _sizes(caller: str, group: dist.ProcessGroup, global_vocab_size: int | None) -> tuple[int, ...]:

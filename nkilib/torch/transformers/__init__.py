@@ -3,8 +3,8 @@
 
 """The loss of Hugging Face causal language models on the kernels, from their logits or without them.
 
-``model.loss_function = causal_lm_loss`` takes logits; after ``fuse_linear_loss(model)`` a training step has none.
-Importing it does not import ``transformers``.
+``model.loss_function = causal_lm_loss`` takes logits; after ``fuse_linear_loss(model)`` a training step computes no
+logits. Importing this package does not import ``transformers``.
 """
 
 from nkilib.torch.transformers.fused import Undo, fuse_linear_loss

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The models of ``transformers`` that ``fuse_linear_loss`` knows: what follows their hidden states."""
+"""The models of ``transformers`` that ``fuse_linear_loss`` supports, and their computation after the hidden states."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _LEAVE_THE_HEAD: Final = (
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
-    """The supported class of ``transformers`` that ``module`` is an instance of, itself or by inheritance."""
+    """Return the supported class of ``transformers`` that ``module`` is an instance of, directly or by inheritance."""
     for kind in type(module).__mro__:
         if kind.__name__ in _SOFTCAPS and kind.__module__.startswith("transformers.models."):
             return kind
@@ -44,7 +44,7 @@ def known_class(module: nn.Module) -> type[nn.Module] | None:
 
 
 def find_causal_lm(module: nn.Module) -> nn.Module:
-    """The supported model that ``module`` is or holds.
+    """Return the supported model that ``module`` is or contains.
 
     Raises:
         TypeError: there is none, or its class has another ``forward`` than that of ``transformers``.
@@ -52,18 +52,18 @@ def find_causal_lm(module: nn.Module) -> nn.Module:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"{FUSE}: argument 'model' must be torch.nn.Module, not {type(module).__name__}; pass a model")
-    found = {each: kind for each in module.modules() if (kind := known_class(each)) is not None}
-    if not found:
+    models = {candidate: kind for candidate in module.modules() if (kind := known_class(candidate)) is not None}
+    if not models:
         raise TypeError(
             f"{FUSE}: model must be, or hold, one of {SUPPORTED} of transformers, got {type(module).__name__}; "
             f"{_INSTEAD}"
         )
-    if len(found) > 1:
+    if len(models) > 1:
         raise ValueError(
-            f"{FUSE}: model must hold one causal language model, got {len(found)} in {type(module).__name__}; call it "
+            f"{FUSE}: model must hold one causal language model, got {len(models)} in {type(module).__name__}; call it "
             f"with each of them"
         )
-    ((model, kind),) = found.items()
+    ((model, kind),) = models.items()
     if type(model).forward is not kind.forward:
         raise TypeError(
             f"{FUSE}: model must have the forward of {kind.__name__}, got {type(model).__name__} with one of its own, "
@@ -73,12 +73,12 @@ def find_causal_lm(module: nn.Module) -> nn.Module:
 
 
 def output_layer(model: Any) -> nn.Linear:
-    """The output layer of a supported model, which must be no more than a product with its weight.
+    """Return the output layer of a supported model, which must only multiply by its weight.
 
     Raises:
-        TypeError: it is another module than ``torch.nn.Linear``, as LoRA and quantization put in its place.
-        ValueError: it has other hooks than those of ``fully_shard``, which would not run or would get a loss in place
-            of logits; or its weight is tied to the embedding, and ``fully_shard`` was given it alone.
+        TypeError: it is not a ``torch.nn.Linear``, for instance because LoRA or quantization replaced it.
+        ValueError: it has hooks other than those of ``fully_shard``, which would not run or would get a loss instead of
+            logits; or its weight is tied to the embedding, and ``fully_shard`` was applied to it alone.
     """
     layer: nn.Linear = model.lm_head
     check_linear_head(FUSE, layer, _LEAVE_THE_HEAD)
@@ -88,7 +88,9 @@ def output_layer(model: Any) -> nn.Linear:
 
 
 def _check_tied(model: Any, layer: nn.Linear) -> None:
-    """Refuse a weight that ``fully_shard`` has taken from the output layer and not from the embedding it is tied to."""
+    """Reject a weight that ``fully_shard`` has sharded in the output layer but not in the embedding that it is
+    tied to.
+    """
     if layer.weight is model.get_input_embeddings().weight:
         return
     raise ValueError(
@@ -100,17 +102,17 @@ def _check_tied(model: Any, layer: nn.Linear) -> None:
 
 
 def logit_softcap(model: Any) -> float | None:
-    """The cap of the logits of a supported model, from its configuration."""
+    """Return the cap of the logits of a supported model, from its configuration."""
     kind = known_class(model)
     name = None if kind is None else _SOFTCAPS[kind.__name__]
     return None if name is None else getattr(model.config, name)
 
 
 def check_loss_function(model: Any) -> None:
-    """Refuse a loss that somebody gave the model: it would not be called.
+    """Reject a custom loss function of the model, because it would not be called.
 
     Raises:
-        ValueError: there is one.
+        ValueError: the model has a custom loss function.
     """
     function = model.loss_function
     if function is causal_lm_loss or getattr(function, "__name__", None) == "ForCausalLMLoss":

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``fuse_linear_loss``: a causal language model of ``transformers`` whose training step makes no logits."""
+"""``fuse_linear_loss``: causal language models of ``transformers`` whose training step computes no logits."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _ATTRIBUTE: Final = "_nkilib_fused_loss"
 
 @dataclass(frozen=True)
 class _FusedLoss:
-    """What a fused model does.
+    """The behaviour of a fused model.
 
     Attributes:
         outputs: the class of its outputs, ``CausalLMOutputWithPast``.
-        evaluation: ``model.eval()`` has no logits either where there are labels.
-        label_smoothing, lse_square_scale: of the loss in training.
-        memory_limit: of ``linear_cross_entropy``.
+        evaluation: whether ``model.eval()`` skips the logits too, if there are labels.
+        label_smoothing, lse_square_scale: the options of the loss in training.
+        memory_limit: the option of ``linear_cross_entropy``.
     """
 
     outputs: Callable[..., Any]
@@ -48,11 +48,11 @@ class _FusedLoss:
     lse_square_scale: float
     memory_limit: int | None
 
-    def is_taken(self, training: bool, labels: Tensor | None, skip_logits: bool | None) -> bool:
-        """Whether a call computes its loss without logits.
+    def skips_logits(self, training: bool, labels: Tensor | None, skip_logits: bool | None) -> bool:
+        """Return whether a call computes its loss without logits.
 
         Raises:
-            ValueError: logits are to be skipped where they are all there is.
+            ValueError: ``skip_logits`` is set, but the call has no labels.
         """
         if labels is None:
             if skip_logits:
@@ -60,12 +60,14 @@ class _FusedLoss:
             return False
         return training or self.evaluation if skip_logits is None else skip_logits
 
-    def loss(self, model: Any, hidden: Tensor, given: CausalLabels) -> Tensor:
-        """The loss of hidden states [..., sequence, width], computed in the forward of a sharded output layer."""
+    def loss(self, model: Any, hidden: Tensor, causal_labels: CausalLabels) -> Tensor:
+        """Return the loss of hidden states [..., sequence, width], computed in the forward of a sharded output
+        layer.
+        """
         layer = output_layer(model)
-        target = given.targets_of("hidden states", hidden)
-        normalizer = given.normalizer(hidden.device)
-        is_reduced = self.memory_limit is not None  # one launch computes gradients, and has to know what scales them
+        target = causal_labels.targets_of("hidden states", hidden)
+        normalizer = causal_labels.normalizer(hidden.device)
+        is_reduced = self.memory_limit is not None  # a single launch computes gradients, and has to know their scale
 
         def of_head(hidden: Tensor, target: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor]:
             loss = linear_cross_entropy(
@@ -74,7 +76,7 @@ class _FusedLoss:
                 target,
                 linear_bias=bias,
                 reduction="mean" if is_reduced else "none",
-                ignore_index=given.ignore_index,
+                ignore_index=causal_labels.ignore_index,
                 label_smoothing=self.label_smoothing if model.training else 0.0,
                 lse_square_scale=self.lse_square_scale if model.training else 0.0,
                 logit_softcap=logit_softcap(model),
@@ -84,19 +86,19 @@ class _FusedLoss:
             return (loss,)
 
         (loss,) = results_in_forward(layer, hidden, target, of_head)
-        return loss if is_reduced else given.mean(loss, target, normalizer)
+        return loss if is_reduced else causal_labels.mean(loss, target, normalizer)
 
     def forward(self, model: Any, *, labels: Tensor, logits_to_keep: int | Tensor = 0, **inputs: Any) -> Any:
-        """What the model returns, of arguments by name, as its own ``forward`` but for the logits."""
+        """Return the outputs of the model for keyword arguments, like its own ``forward`` except for the logits."""
         check_loss_function(model)
         return_dict = inputs.pop("return_dict", None)
         base = model.model(**inputs)
         hidden = _kept(base.last_hidden_state, logits_to_keep)
-        given = CausalLabels(
+        causal_labels = CausalLabels(
             FUSE, labels, inputs.get("shift_labels"), inputs.get("ignore_index", -100), inputs.get("num_items_in_batch")
         )
         outputs = self.outputs(
-            loss=self.loss(model, hidden, given),
+            loss=self.loss(model, hidden, causal_labels),
             logits=NO_LOGITS,
             past_key_values=base.past_key_values,
             hidden_states=base.hidden_states,
@@ -107,11 +109,11 @@ class _FusedLoss:
 
 
 class Undo:
-    """Gives a model its own ``forward`` back when it is called, or when a ``with`` block of it ends.
+    """Restores the model's own ``forward`` when it is called, or at the end of a ``with`` block.
 
-    A second call does nothing. If something else has wrapped the model's ``forward`` by then, as a trainer does for
-    mixed precision, that stays, and what it wraps computes logits again. A deep copy of a fused model is fused, and
-    ``Undo(copy)()`` ends that.
+    A second call does nothing. If something else has wrapped the model's ``forward`` in the meantime, as a trainer does
+    for mixed precision, the wrapper stays, and the wrapped forward computes logits again. A deep copy of a fused model
+    is fused, and ``Undo(copy)()`` restores it.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -139,40 +141,42 @@ def fuse_linear_loss(
 ) -> Undo:
     """Make a causal language model of ``transformers`` compute its loss from hidden states, without logits.
 
-    After it, with labels and in training mode, ``model(input_ids=ids, labels=labels).loss`` is
+    Afterwards, with labels and in training mode, ``model(input_ids=ids, labels=labels).loss`` is
     :func:`nkilib.torch.linear_cross_entropy` of the last hidden states and the weight of ``lm_head``, with the label
     shift, ``ignore_index``, ``shift_labels``, ``num_items_in_batch`` and ``logits_to_keep`` of the model itself. It
-    equals the loss of the stock model; products and statistics are float32, where that rounds logits to the type of the
-    model. ``logits`` of the output is a :class:`NoLogits`, which refuses to be used. Without labels, as in generation,
-    and after ``model.eval()``, the model's own ``forward`` runs, with logits. ``skip_logits=True`` or ``False``,
-    passed to a call of the model, decides for that call.
+    equals the loss of the stock model; products and statistics are float32, whereas the stock model rounds logits to
+    its dtype. ``logits`` of the output is a :class:`NoLogits`, which raises on every use. Without labels, as in
+    generation, and after ``model.eval()``, the model's own ``forward`` runs, with logits. ``skip_logits=True`` or
+    ``False``, passed to a call of the model, decides for that call.
 
     Args:
         model: one of Gemma2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM, or
-            a module that holds one, such as a PEFT model. Its ``lm_head`` is a plain ``torch.nn.Linear``, which
-            ``fully_shard`` may get with the rest of the model, by itself or in a list, before this or after it.
-        evaluation: skip the logits after ``model.eval()`` too, where there are labels: an evaluation of the loss alone.
-        label_smoothing, lse_square_scale: as :func:`nkilib.torch.linear_cross_entropy`, in training mode only.
-        memory_limit: as :func:`nkilib.torch.linear_cross_entropy`.
+            a module that contains one, such as a PEFT model. Its ``lm_head`` must be a plain ``torch.nn.Linear``;
+            ``fully_shard`` may be applied to it with the rest of the model, by itself or in a list, before or after
+            this call.
+        evaluation: skip the logits after ``model.eval()`` too, if there are labels: for an evaluation of the loss
+            alone.
+        label_smoothing, lse_square_scale: see :func:`nkilib.torch.linear_cross_entropy`; used in training mode only.
+        memory_limit: see :func:`nkilib.torch.linear_cross_entropy`.
 
     Returns:
-        What undoes it: call it, or use it in a ``with`` statement.
+        An object that undoes the change: call it, or use it in a ``with`` statement.
 
     Raises:
         TypeError: the model is not one of these, has another ``forward`` than theirs, or another output layer.
         ValueError: the model has been fused already, something wraps its ``forward``, its loss is not that of
-            ``transformers``, ``lm_head`` has hooks or not as many rows as the configuration says, or its weight is
-            tied to the embedding and ``fully_shard`` got it alone.
-        RuntimeError, IndexError, NotImplementedError: when the model is called, as
+            ``transformers``, ``lm_head`` has hooks or not as many rows as the configuration says, or its weight is tied
+            to the embedding and ``fully_shard`` was applied to it alone.
+        RuntimeError, IndexError, NotImplementedError: when the model is called, see
             :func:`nkilib.torch.linear_cross_entropy`.
 
-    Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss likewise.
+    Source: arXiv 2410.10989 (Liger Kernel) and 2411.09009 (Cut Your Losses) fuse output layer and loss in the same way.
     """
     causal_lm = find_causal_lm(model)
     _check_unwrapped(causal_lm)
     check_loss_function(causal_lm)
     _check_vocabulary(causal_lm, output_layer(causal_lm))
-    from transformers.modeling_outputs import CausalLMOutputWithPast  # whoever has such a model has imported it
+    from transformers.modeling_outputs import CausalLMOutputWithPast  # such a model exists only if it has been imported
 
     fused = _FusedLoss(CausalLMOutputWithPast, evaluation, label_smoothing, lse_square_scale, memory_limit)
     setattr(causal_lm, _ATTRIBUTE, fused)
@@ -182,10 +186,12 @@ def fuse_linear_loss(
 
 
 def _check_unwrapped(model: nn.Module) -> None:
-    """Refuse a second fusion, and a ``forward`` that somebody wrapped: around the model's own, which would not run."""
+    """Reject a second fusion, and a ``forward`` that wraps the model's own, because the wrapper would not run."""
     forward = vars(model).get("forward")
     if _has_fused_forward(model) and _ATTRIBUTE in vars(model):
-        raise ValueError(f"{FUSE}: model has been fused already; undo that by what {FUSE} returned, or Undo(model)()")
+        raise ValueError(
+            f"{FUSE}: model has been fused already; undo it by the object that {FUSE} returned, or Undo(model)()"
+        )
     # A model from a pickle has its own forward as an attribute.
     if forward is None or _has_fused_forward(model) or getattr(forward, "__func__", None) is type(model).forward:
         return
@@ -206,9 +212,13 @@ def _check_vocabulary(model: Any, layer: nn.Linear) -> None:
 
 @functools.cache
 def _fused_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """A ``forward`` that takes what ``stock`` takes, and is that where the model is not fused or wants logits."""
+    """Return a ``forward`` with the parameters of ``stock``, which it calls if the model is not fused or logits are
+    wanted.
+    """
     signature = inspect.signature(stock)
-    _, *names = (name for name, each in signature.parameters.items() if each.kind is each.POSITIONAL_OR_KEYWORD)
+    _, *names = (
+        name for name, parameter in signature.parameters.items() if parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+    )
 
     @functools.wraps(stock)
     def forward(self: Any, *args: Any, skip_logits: bool | None = None, **kwargs: Any) -> Any:
@@ -217,7 +227,7 @@ def _fused_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
         if fused is None or len(args) > len(names) or positional.keys() & kwargs.keys():
             return stock(self, *args, **kwargs)  # the latter two are errors, and its own
         inputs = {**positional, **kwargs}
-        if fused.is_taken(self.training, inputs.get("labels"), skip_logits):
+        if fused.skips_logits(self.training, inputs.get("labels"), skip_logits):
             return fused.forward(self, **inputs)
         return stock(self, **inputs)
 
@@ -233,10 +243,10 @@ def _has_fused_forward(model: nn.Module) -> bool:
 
 
 def _kept(hidden: Tensor, logits_to_keep: int | Tensor) -> Tensor:
-    """The hidden states [batch, sequence, width] of the positions of which the model would compute logits.
+    """Return the hidden states [batch, sequence, width] of the positions for which the model would compute logits.
 
-    ``logits_to_keep`` is their number, from the end, or 0 for all; or indices of positions [positions] for every
-    sequence, or [batch, positions] for each; or a mask [batch, sequence], which gives [positions, width].
+    ``logits_to_keep`` is their number, counted from the end, or 0 for all; or indices of positions, [positions] for
+    every sequence, or [batch, positions] for each; or a mask [batch, sequence], which gives [positions, width].
     """
     if isinstance(logits_to_keep, int):
         return hidden[:, -logits_to_keep:]

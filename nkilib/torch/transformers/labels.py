@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Labels of causal language models as ``transformers`` hands them to a loss: targets, and what a sum is divided by."""
+"""Labels of causal language models as ``transformers`` passes them to a loss: targets, and the divisor of the sum."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CausalLabels:
-    """What a loss is given beside logits or hidden states.
+    """The arguments of a loss other than logits or hidden states.
 
     Attributes:
-        caller: the public function, for errors.
+        caller: the public function that error messages name.
         labels: [..., sequence] integer, the tokens themselves.
         shift_labels: [..., sequence] or flat, the target of every position; replaces ``labels``.
-        ignore_index: label of tokens that are no target.
-        num_items_in_batch: what the sum of the losses is divided by; None means the targets of this call.
+        ignore_index: label of tokens that are not targets.
+        num_items_in_batch: the divisor of the sum of the losses; None means the number of targets of this call.
     """
 
     caller: str
@@ -31,14 +31,15 @@ class CausalLabels:
     num_items_in_batch: Tensor | int | None
 
     def targets_of(self, name: str, tensor: Tensor) -> Tensor:
-        """The target of every position of ``tensor``, [..., sequence, width]: on its device, of its positions' shape.
+        """Return the target of every position of ``tensor``, [..., sequence, width]: on its device, of its positions'
+        shape.
 
         Args:
-            name: of ``tensor``, for errors.
+            name: the name of ``tensor`` in errors.
             tensor: logits or hidden states.
 
         Raises:
-            ValueError: neither labels nor targets, or not as many as positions.
+            ValueError: neither labels nor targets, or their number is not that of the positions.
         """
         targets, positions = self.shift_labels, tensor.shape[:-1]
         if targets is None:
@@ -50,15 +51,15 @@ class CausalLabels:
             raise ValueError(
                 f"{self.caller}: there must be a label for each of the {positions.numel()} positions of {name}, "
                 f"{tuple(positions)}, got {targets.numel()} of shape {tuple(targets.shape)}; where logits_to_keep "
-                f"shortens the {name}, shorten the labels likewise"
+                f"shortens the {name}, shorten the labels in the same way"
             )
         return targets.to(tensor.device).reshape(positions)
 
     def normalizer(self, device: torch.device) -> Tensor | None:
-        """The divisor as a tensor without dimensions on ``device``: data parallelism may hand on one of shape [1].
+        """Return the divisor as a scalar tensor on ``device``; data parallelism may pass one of shape [1].
 
         Raises:
-            ValueError: it is not one element.
+            ValueError: it does not have one element.
         """
         if self.num_items_in_batch is None:
             return None
@@ -71,12 +72,12 @@ class CausalLabels:
         return items.reshape(())
 
     def mean(self, losses: Tensor, target: Tensor, normalizer: Tensor | None) -> Tensor:
-        """The sum of the losses of all positions, divided as ``transformers`` divides it.
+        """Return the sum of the losses of all positions, divided as ``transformers`` divides it.
 
         Args:
             losses: float32, 0 where the target is ignored.
-            target: of the shape of ``losses``.
-            normalizer: the divisor; None for the number of targets, and NaN where that is 0, as PyTorch's mean is.
+            target: a tensor of the shape of ``losses``.
+            normalizer: the divisor; None for the number of targets, with NaN if that is 0, as PyTorch's mean.
         """
         if normalizer is not None:
             return losses.sum() / normalizer.to(torch.float32)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What stands in the place of logits that were never computed."""
+"""The placeholder for logits that were never computed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _MESSAGE: Final = (
 
 
 class NoLogits:
-    """Refuses every use as a tensor, and says how to get logits.
+    """A placeholder that raises on every use as a tensor, and explains how to get logits.
 
-    It keeps the place of the logits in outputs, so that the other items of a tuple stay where they are, and is not
-    None, of which errors would not say what is missing. Programs that walk through outputs, as those of ``accelerate``
-    and DistributedDataParallel do, take it for a value that is no tensor.
+    It keeps the place of the logits in outputs, so that the other items of a tuple keep their position. It is not None,
+    because errors about None would not say what is missing. Programs that walk through outputs, such as ``accelerate``
+    and DistributedDataParallel, treat it as a value that is not a tensor.
     """
 
     def __getattr__(self, name: str) -> NoReturn:

@@ -3,7 +3,7 @@
 
 """The loss of Hugging Face causal language models on the kernels: ``model.loss_function = causal_lm_loss``.
 
-It has the signature that ``transformers`` calls, and does not import it.
+It has the signature that ``transformers`` calls, and does not import ``transformers``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from nkilib.torch.functions.cross_entropy.checks import RECIPE
 from nkilib.torch.functions.cross_entropy.functional import cross_entropy
 from nkilib.torch.transformers.labels import CausalLabels
 
-# Arguments of cross_entropy that have no meaning here. Ignored with all else that a model hands on, they would seem to.
-_NOT_HANDED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
+# Arguments of cross_entropy that have no meaning here. They raise, instead of being ignored like other arguments.
+_NOT_PASSED_ON: Final = frozenset(("weight", "reduction", "normalizer", "return_outputs", "class_dim"))
 
 
 @shows(RecipeOptions, defaults=LossOptions)
@@ -36,49 +36,50 @@ def causal_lm_loss(
     inplace: bool = False,
     **kwargs: Any,
 ) -> Tensor:
-    """Cross-entropy of every token with the one after it, as ``transformers.loss.loss_utils.ForCausalLMLoss``.
+    """Compute the cross-entropy of every token with the next one, like
+    ``transformers.loss.loss_utils.ForCausalLMLoss``.
 
-    Assign it to a model once, before anything wraps the model; its ``forward`` calls it when it is given labels::
+    Assign it to a model once, before anything wraps the model; the model's ``forward`` calls it if there are labels::
 
         model.loss_function = causal_lm_loss
         model.loss_function = functools.partial(causal_lm_loss, inplace=True)  # the logits' memory becomes the gradient
         model.loss_function = functools.partial(causal_lm_loss, lse_square_scale=1e-4)  # z-loss
 
-    It equals, with ``shifted = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]``::
+    The loss equals, with ``shifted = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]``::
 
         F.cross_entropy(logits.float().view(-1, vocab_size), shifted.view(-1), ignore_index=ignore_index)
 
-    and with ``num_items_in_batch`` the sum of the losses over that number. The logits are not copied to float32 for
-    it: the kernels compute in float32 whatever the type of the logits, and round the gradient once.
+    and with ``num_items_in_batch`` the sum of the losses divided by that number. The logits are not copied to float32:
+    the kernels compute in float32 whatever the type of the logits, and round the gradient once.
 
     Args:
         logits: [..., sequence, V], bfloat16, float16 or float32; other floating types are first cast to float32.
-        labels: [..., sequence] integer, the tokens themselves, unshifted; not looked at if ``shift_labels`` is given.
+        labels: [..., sequence] integer, the tokens themselves, unshifted; ignored if ``shift_labels`` is given.
         vocab_size: V.
-        num_items_in_batch: what the sum is divided by, a number or a tensor of one element: the targets of all
-            micro-batches of a step. None divides by the targets of this call, of which there must be one.
-        ignore_index: label of tokens that are no target, as padding.
-        shift_labels: [..., sequence] integer, or flat, the target of every position; replaces ``labels``, as sequence
-            parallelism needs it, where the token after the last of a rank is on another one.
-        label_smoothing, logit_softcap, lse_square_scale, temperature: as :func:`nkilib.torch.cross_entropy`. A model
-            that caps its logits itself, as Gemma 2 does, needs no ``logit_softcap``.
-        inplace: the backward writes the gradient over the memory of ``logits``, which are the ``logits`` of the
+        num_items_in_batch: the divisor of the sum, a number or a tensor of one element: the number of targets in all
+            micro-batches of a step. None divides by the number of targets of this call, which must be at least one.
+        ignore_index: label of tokens that are not targets, such as padding.
+        shift_labels: [..., sequence] integer, or flat, the target of every position; replaces ``labels``. Sequence
+            parallelism needs it, because the token after a rank's last one is on another rank.
+        label_smoothing, logit_softcap, lse_square_scale, temperature: see :func:`nkilib.torch.cross_entropy`. A model
+            that caps its logits itself, such as Gemma 2, needs no ``logit_softcap``.
+        inplace: the backward writes the gradient over the memory of ``logits``, which are also the ``logits`` of the
             model's output.
-        kwargs: what else a model hands on; ignored, as there.
+        kwargs: further arguments that a model passes; ignored, as in ``transformers``.
 
     Returns:
-        The loss, float32 without dimensions.
+        The loss, a float32 scalar tensor.
 
     Raises:
         ValueError: neither ``labels`` nor ``shift_labels`` is given; ``vocab_size`` is not the last dimension of
-            ``logits``; ``num_items_in_batch`` is not one element; there are not as many labels as positions.
-        TypeError: an argument of ``cross_entropy`` that cannot be handed on, as ``weight``.
-        RuntimeError, IndexError, NotImplementedError: as :func:`nkilib.torch.cross_entropy`.
+            ``logits``; ``num_items_in_batch`` does not have one element; the number of labels is not that of positions.
+        TypeError: an argument of ``cross_entropy`` that cannot be passed on, such as ``weight``.
+        RuntimeError, IndexError, NotImplementedError: see :func:`nkilib.torch.cross_entropy`.
     """
-    refused = sorted(_NOT_HANDED_ON & kwargs.keys())
+    refused = sorted(_NOT_PASSED_ON & kwargs.keys())
     if refused:
         raise TypeError(
-            f"causal_lm_loss: {', '.join(refused)} cannot be handed on to cross_entropy; call it yourself, with the "
+            f"causal_lm_loss: {', '.join(refused)} cannot be passed on to cross_entropy; call it yourself, with the "
             f"logits of the model's output"
         )
     if logits.shape[-1] != vocab_size:
@@ -86,13 +87,13 @@ def causal_lm_loss(
             f"causal_lm_loss: vocab_size must be the last dimension of logits, got {vocab_size} and logits of shape "
             f"{tuple(logits.shape)}; set config.vocab_size to the rows of the output layer"
         )
-    given = CausalLabels("causal_lm_loss", labels, shift_labels, ignore_index, num_items_in_batch)
+    causal_labels = CausalLabels("causal_lm_loss", labels, shift_labels, ignore_index, num_items_in_batch)
     return cross_entropy(
         logits if logits.dtype in TILE_DTYPES else logits.float(),
-        given.targets_of("logits", logits),
+        causal_labels.targets_of("logits", logits),
         ignore_index=ignore_index,
         label_smoothing=label_smoothing,
-        normalizer=given.normalizer(logits.device),
+        normalizer=causal_labels.normalizer(logits.device),
         inplace=inplace,
         class_dim=-1,
         **{name: kwargs[name] for name in RECIPE if name in kwargs},

@@ -3,9 +3,9 @@
 
 """The functions of Hugging Face's TRL that take hidden states and output layers, on the kernels.
 
-After ``nkilib.torch.trl.install()`` its SFT, DPO, KTO, GRPO and RLOO trainers score tokens by
-:func:`nkilib.torch.linear_token_scores`, and its distillation trainer compares student and teacher by
-:func:`nkilib.torch.linear_distillation_loss`. Importing it does not import ``trl``.
+After ``nkilib.torch.trl.install()`` TRL's SFT, DPO, KTO, GRPO and RLOO trainers compute token scores with
+:func:`nkilib.torch.linear_token_scores`, and its distillation trainer compares student and teacher with
+:func:`nkilib.torch.linear_distillation_loss`. Importing this package does not import ``trl``.
 """
 
 from nkilib.torch.trl.installation import Undo, install

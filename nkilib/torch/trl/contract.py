@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The functions of TRL that are replaced: where they stand, how they are called, and the check that this is so."""
+"""The functions of TRL that are replaced: their location, their signature, and the check of both."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
-# Who is named in errors.
+# The function that error messages name.
 INSTALL: Final = "nkilib.torch.trl.install"
 # The release whose functions were compared with ours, as major and minor number.
 RELEASE: Final = "1.16"
@@ -34,7 +34,7 @@ class Function:
 
     Attributes:
         module, attribute: the name that TRL's trainers look up at every call.
-        own_module, own_name: where TRL defines the function.
+        own_module, own_name: the module and name under which TRL defines the function.
         parameters: the arguments in their order, with their defaults.
     """
 
@@ -77,7 +77,7 @@ _DIVERGENCES: Final = Function(
 
 @dataclass(frozen=True)
 class Place:
-    """Where a function of TRL stands.
+    """The location of a function of TRL.
 
     Attributes:
         module: the module in which trainers look it up.
@@ -93,16 +93,16 @@ class Place:
 
     @property
     def current(self) -> Any:
-        """What stands there now."""
+        """The function that is there now."""
         return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
-        """Let every trainer call ``function``."""
+        """Make every trainer call ``function``."""
         setattr(self.module, self.attribute, function)
 
     @contextmanager
     def gathered(self, *layers: tuple[Tensor | None, ...]) -> Iterator[None]:
-        """TRL's context in which ZeRO-3 has gathered the parameters of each of some output layers."""
+        """Return TRL's context in which ZeRO-3 has gathered the parameters of the given output layers."""
         with ExitStack() as contexts:
             for parameters in layers:
                 contexts.enter_context(getattr(self.utils, _GATHER)(*parameters))
@@ -110,11 +110,11 @@ class Place:
 
 
 class Places(NamedTuple):
-    """Where both functions stand.
+    """The locations of both functions.
 
     Attributes:
-        scores: of tokens.
-        divergences: of a student from a teacher.
+        scores: the location of the token scores.
+        divergences: the location of the divergence of a student from a teacher.
     """
 
     scores: Place
@@ -122,11 +122,11 @@ class Places(NamedTuple):
 
 
 def find_places() -> Places:
-    """The places in the TRL that is installed, which is imported.
+    """Import the installed TRL and return the locations of its functions.
 
     Raises:
-        ImportError: there is no TRL, or one that differs from the release that this was written for; the message says
-            in what.
+        ImportError: TRL is not installed, or differs from the release that this was written for; the message names the
+            differences.
     """
     try:
         trl = import_module("trl")
@@ -139,18 +139,18 @@ def find_places() -> Places:
         ) from None
     version = str(trl.__version__)
     faults = [] if version.split(".")[:2] == RELEASE.split(".") else [f"its version is {version}"]
-    scores, divergences = (_found(each, faults) for each in (_SCORES, _DIVERGENCES))
+    scores, divergences = (_located(function, faults) for function in (_SCORES, _DIVERGENCES))
     if faults or scores is None or divergences is None:
         raise ImportError(
             f"{INSTALL}: needs the token scores and divergences of trl {RELEASE}, and the trl here differs: "
-            f"{'; '.join(faults)}; install trl=={RELEASE}.*, or an nkilib that knows this one",
+            f"{'; '.join(faults)}; install trl=={RELEASE}.*, or an nkilib release for this version",
             name="trl",
         )
     return Places(scores, divergences)
 
 
-def _found(function: Function, faults: list[str]) -> Place | None:
-    """Where a function stands, and None where it does not; what differs is added to ``faults``."""
+def _located(function: Function, faults: list[str]) -> Place | None:
+    """Return the location of a function, or None if it is not as expected; differences are added to ``faults``."""
     try:
         utils, module = import_module(_UTILS), import_module(function.module)
         own = getattr(import_module(function.own_module), function.own_name)
@@ -159,18 +159,19 @@ def _found(function: Function, faults: list[str]) -> Place | None:
         return None
     needed = ((module, function.module, function.attribute), (utils, _UTILS, _GATHER))
     missing = [f"{path} has no {name}" for owner, path, name in needed if not hasattr(owner, name)]
-    faults += [each for each in (*missing, *_differences(function, own)) if each not in faults]
+    faults += [difference for difference in (*missing, *_differences(function, own)) if difference not in faults]
     return Place(module, function.attribute, own, utils)
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """How the arguments of a function differ from those that are known, a clause each."""
-    _, *found = inspect.signature(own.forward).parameters.values()  # the first is the context
-    names, expected = [each.name for each in found], list(function.parameters)
+    """Return the differences between the arguments of a function and those that are known, one clause each."""
+    _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
+    names, expected = [parameter.name for parameter in parameters], list(function.parameters)
     if names != expected:
         return [f"{function.own_name} takes ({', '.join(names)}) instead of ({', '.join(expected)})"]
     return [
-        f"{function.own_name} has {each.name}={each.default!r} by default instead of {function.parameters[each.name]!r}"
-        for each in found
-        if each.default != function.parameters[each.name]
+        f"{function.own_name} has {parameter.name}={parameter.default!r} by default instead of "
+        f"{function.parameters[parameter.name]!r}"
+        for parameter in parameters
+        if parameter.default != function.parameters[parameter.name]
     ]

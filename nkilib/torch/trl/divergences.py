@@ -20,17 +20,17 @@ from nkilib.torch.functions.linear_distillation.functional import linear_distill
 from nkilib.torch.functions.linear_distillation.results import LinearDistillationOutputs
 from nkilib.torch.trl.operands import Head, Operands, read_cap
 
-# What TRL's function returns: the divergence, and the student's entropy, which has no gradient.
+# The results of TRL's function: the divergence, and the student's entropy, which has no gradient.
 DivergenceResults: TypeAlias = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
 class LogitOptions:
-    """What one model does with its logits.
+    """The scaling and capping of one model's logits.
 
     Attributes:
-        scale: multiplies them first.
-        softcap: c of c * tanh(logits / c), after the scale; None leaves them.
+        scale: the factor of the logits, applied first.
+        softcap: c of c * tanh(logits / c), after the scale; None applies no cap.
     """
 
     scale: float
@@ -39,13 +39,13 @@ class LogitOptions:
 
 @dataclass(frozen=True)
 class DivergenceRecipe:
-    """The arguments of TRL's function that are no operands.
+    """The arguments of TRL's function that are not operands.
 
     Attributes:
         beta: 0 is KL(teacher || student), 1 is KL(student || teacher), and between them is the generalized
             Jensen-Shannon divergence with M = beta * teacher + (1 - beta) * student.
-        temperature: divides the logits of both models.
-        student, teacher: what each does with its logits.
+        temperature: the divisor of the logits of both models.
+        student, teacher: the logit options of each model.
     """
 
     beta: float
@@ -53,31 +53,30 @@ class DivergenceRecipe:
     student: LogitOptions
     teacher: LogitOptions
 
-    def is_taken(self, student: Head, teacher: Head) -> bool:
-        """Whether the kernels compute these divergences; TRL's own code computes the others."""
-        if any(each.dtype == torch.float64 for head in (student, teacher) for each in head if each is not None):
+    def is_supported(self, student: Head, teacher: Head) -> bool:
+        """Return whether the kernels compute these divergences; TRL's own code computes the others."""
+        if any(tensor.dtype == torch.float64 for head in (student, teacher) for tensor in head if tensor is not None):
             return False
-        has_features = all(FEATURES_MIN <= each.hidden.shape[-1] <= FEATURES_MAX for each in (student, teacher))
+        has_features = all(FEATURES_MIN <= model.hidden.shape[-1] <= FEATURES_MAX for model in (student, teacher))
         if not has_features or not _fit_on_chip(student, teacher):
             return False
-        has_scales = all(LOGIT_SCALE_MIN <= each.scale <= LOGIT_SCALE_MAX for each in (self.student, self.teacher))
+        has_scales = all(LOGIT_SCALE_MIN <= model.scale <= LOGIT_SCALE_MAX for model in (self.student, self.teacher))
         has_options = 0.0 <= self.beta <= 1.0 and LEAST_TEMPERATURE <= self.temperature <= MOST_TEMPERATURE
         return has_scales and has_options and student.num_classes == teacher.num_classes
 
     def results(self, operands: Operands) -> DivergenceResults:
-        """TRL's two results [N], the first of which is differentiable in the student's operands.
+        """Return TRL's two results [N], the first of which is differentiable with respect to the student's operands.
 
         Args:
             operands: hidden states [N, D], weight [V, D] and bias [V] of the student, and then of the teacher.
 
         Raises:
-            TypeError, ValueError, RuntimeError, NotImplementedError: as
-                :func:`nkilib.torch.linear_distillation_loss`.
+            TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`nkilib.torch.linear_distillation_loss`.
         """
         student, teacher = Head.of(operands[:3]), Head.of(operands[3:])
         compute_dtype = _products(student, teacher)
         with _without_autocast(student.hidden.device):
-            found = linear_distillation_loss(
+            results = linear_distillation_loss(
                 student.hidden,
                 student.weight,
                 teacher.hidden.detach(),
@@ -95,35 +94,35 @@ class DivergenceRecipe:
                 outputs=("entropy",),
                 compute_dtype=compute_dtype,
             )
-        scores = cast(LinearDistillationOutputs, found)
+        scores = cast(LinearDistillationOutputs, results)
         return scores.loss, cast(Tensor, scores.entropy)
 
 
 def _products(student: Head, teacher: Head) -> torch.dtype | None:
-    """The type of the products, none of which rounds more than TRL does; None is that of each model's own operands.
+    """Return the dtype of the products, which rounds no more than TRL does; None for that of each model's own operands.
 
-    TRL rounds hidden states and weight of a model to the type of autocast, or of its hidden states, and multiplies them
-    in float32; it rounds no bias. The kernels round all to one type, or nothing. So where a bias would be rounded too,
-    or the models differ, operands that have to be rounded are multiplied in float32 as they are.
+    TRL rounds hidden states and weight of a model to autocast's dtype, or to that of its hidden states, and multiplies
+    them in float32; it does not round a bias. The kernels round all operands to one dtype, or none. So if a bias would
+    be rounded too, or the models differ, operands that TRL rounds are multiplied in float32 without rounding.
     """
     heads = (student, teacher)
     autocast = autocast_dtype(student.hidden.device)
-    dtypes = [autocast or each.hidden.dtype for each in heads]
+    dtypes = [autocast or model.hidden.dtype for model in heads]
     pairs = list(zip(heads, dtypes, strict=True))
-    if all(each.hidden.dtype == dtype == each.weight.dtype for each, dtype in pairs):
+    if all(head.hidden.dtype == dtype == head.weight.dtype for head, dtype in pairs):
         return None
-    rounds_bias = any(each.bias is not None and each.bias.dtype != dtype for each, dtype in pairs)
+    rounds_bias = any(head.bias is not None and head.bias.dtype != dtype for head, dtype in pairs)
     return torch.float32 if rounds_bias or len(set(dtypes)) > 1 else dtypes[0]
 
 
 def _fit_on_chip(student: Head, teacher: Head) -> bool:
-    """Whether the kernels have room for the hidden states of both models."""
+    """Return whether the hidden states of both models fit on chip."""
     dtype = _products(student, teacher)
-    sizes = [each.hidden.shape[-1] * (dtype or each.hidden.dtype).itemsize for each in (student, teacher)]
+    sizes = [model.hidden.shape[-1] * (dtype or model.hidden.dtype).itemsize for model in (student, teacher)]
     return sum(sizes) <= most_hidden_bytes(dtype is not None)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """In which no operand is rounded that the call does not name."""
+    """Return a context in which autocast rounds no operand that the call does not name."""
     is_on = autocast_dtype(device) is not None
     return torch.autocast(device.type, enabled=False) if is_on else nullcontext()

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What TRL's functions take of a model: its hidden states and output layer, and how they read a softcap."""
+"""The operands that TRL's functions take of a model (hidden states and output layer), and TRL's reading of a
+softcap.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ Operands: TypeAlias = Sequence[Tensor | None]
 
 
 class Head(NamedTuple):
-    """The output layer of a model, and what it takes.
+    """The output layer of a model, and its input.
 
     Attributes:
-        hidden: [N, D].
-        weight: [V, D].
-        bias: [V], or None.
+        hidden: the hidden states [N, D].
+        weight: the weight [V, D].
+        bias: the bias [V], or None.
     """
 
     hidden: Tensor
@@ -29,7 +31,7 @@ class Head(NamedTuple):
 
     @classmethod
     def of(cls, operands: Operands) -> Head:
-        """The layer of hidden states, weight and bias.
+        """Return the head for hidden states, weight and bias.
 
         Raises:
             TypeError: hidden states or weight are missing.
@@ -41,16 +43,16 @@ class Head(NamedTuple):
 
     @property
     def parameters(self) -> tuple[Tensor | None, ...]:
-        """Weight and bias."""
+        """The weight and the bias."""
         return self.weight, self.bias
 
     @property
     def num_classes(self) -> int:
-        """V, of a weight that ZeRO-3 holds without elements too: DeepSpeed keeps its shape beside it."""
+        """V, also for a weight that ZeRO-3 keeps without elements: DeepSpeed stores its shape beside it."""
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])
 
 
 def read_cap(softcap: float | None) -> float | None:
-    """The cap as TRL reads it: 0 means 1, and of a negative one the function is the same."""
+    """Return the cap as TRL reads it: 0 means 1, and the sign does not matter."""
     return None if softcap is None else abs(float(softcap)) or 1.0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What stands in the places of TRL's functions, and hands each call to the kernels or to TRL's own code."""
+"""The replacements of TRL's functions, which pass each call to the kernels or to TRL's own code."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from nkilib.torch.trl.zero3 import gathered_results, is_sharded
 
 @dataclass(frozen=True, eq=False)
 class Installation:
-    """One call of ``install`` that has not been undone; each is unlike every other.
+    """One call of ``install`` that has not been undone; instances are compared by identity.
 
     Attributes:
-        devices: types of devices whose tensors the kernels take.
+        devices: the device types whose tensors the kernels take.
     """
 
     devices: frozenset[str]
@@ -30,10 +30,10 @@ class Installation:
 
 @dataclass
 class Router:
-    """Stands in the place of a function of TRL, which is a class that has ``apply`` called.
+    """A replacement of a function of TRL, which is a class whose ``apply`` is called.
 
     Attributes:
-        place: where it stands.
+        place: the location of the replaced function.
         installed: every installation that has not been undone.
     """
 
@@ -41,16 +41,16 @@ class Router:
     installed: list[Installation] = field(default_factory=list)
 
     def is_for(self, tensor: Tensor) -> bool:
-        """Whether the kernels are installed for the device of a tensor."""
-        return any(tensor.device.type in each.devices for each in self.installed)
+        """Return whether the kernels are installed for the device of a tensor."""
+        return any(tensor.device.type in installation.devices for installation in self.installed)
 
     def add(self, installation: Installation) -> None:
-        """Let trainers call this."""
+        """Add an installation, and make trainers call this router."""
         self.installed.append(installation)
         self.place.put(self)
 
     def remove(self, installation: Installation) -> None:
-        """Take an installation back, and let trainers call TRL's function if it was the last."""
+        """Remove an installation, and make trainers call TRL's function again if it was the last."""
         if installation in self.installed:
             self.installed.remove(installation)
         if not self.installed and self.place.current is self:
@@ -58,7 +58,7 @@ class Router:
 
 
 class ScoreRouter(Router):
-    """Stands in the place of ``ChunkedLogProbFunction``."""
+    """The replacement of ``ChunkedLogProbFunction``."""
 
     def apply(
         self,
@@ -72,10 +72,10 @@ class ScoreRouter(Router):
         logit_scale: float = 1.0,
         outputs: tuple[str, ...] = OUTPUTS,
     ) -> TokenResults:
-        """TRL's results, from the kernels where these are installed for the device and take the operands."""
+        """Return TRL's results, from the kernels where these are installed for the device and take the operands."""
         recipe = ScoreRecipe(temperature, final_logit_softcapping, logit_scale, outputs)
         head, operands = Head(hidden, weight, bias), (hidden, weight, bias, targets)
-        if not self.is_for(hidden) or not recipe.is_taken(head):
+        if not self.is_for(hidden) or not recipe.is_supported(head):
             options = (temperature, chunk_size, final_logit_softcapping, logit_scale, outputs)
             own: TokenResults = self.place.own.apply(*operands, *options)
             return own
@@ -85,7 +85,7 @@ class ScoreRouter(Router):
 
 
 class DivergenceRouter(Router):
-    """Stands in the place of ``ChunkedDivergenceFunction``."""
+    """The replacement of ``ChunkedDivergenceFunction``."""
 
     def apply(
         self,
@@ -102,13 +102,13 @@ class DivergenceRouter(Router):
         teacher_logit_scale: float = 1.0,
         teacher_final_logit_softcapping: float | None = None,
     ) -> DivergenceResults:
-        """TRL's results, from the kernels where these are installed for the device and take the operands."""
+        """Return TRL's results, from the kernels where these are installed for the device and take the operands."""
         student = Head(student_hidden, student_weight, student_bias)
         teacher = Head(teacher_hidden, teacher_weight, teacher_bias)
         of_student = LogitOptions(student_logit_scale, student_final_logit_softcapping)
         of_teacher = LogitOptions(teacher_logit_scale, teacher_final_logit_softcapping)
         recipe, operands = DivergenceRecipe(beta, temperature, of_student, of_teacher), (*student, *teacher)
-        if not self.is_for(student_hidden) or not recipe.is_taken(student, teacher):
+        if not self.is_for(student_hidden) or not recipe.is_supported(student, teacher):
             scales = (of_student.scale, of_student.softcap, of_teacher.scale, of_teacher.softcap)
             own: DivergenceResults = self.place.own.apply(*operands, beta, temperature, *scales)
             return own
@@ -119,18 +119,18 @@ class DivergenceRouter(Router):
 
 
 def router_of(place: Place, kind: type[Router]) -> Router:
-    """What stands in a place, or a new router, which stands there from its first installation on.
+    """Return the router at a location, or a new one, which replaces the function from its first installation on.
 
     Raises:
-        RuntimeError: something else than TRL's function or a router stands there.
+        RuntimeError: the location holds neither TRL's function nor a router.
     """
     current: Any = place.current
     if isinstance(current, kind):
         return current
     if current is place.own:
         return kind(place)
-    found = current if isinstance(current, type) else type(current)
+    router_class = current if isinstance(current, type) else type(current)
     raise RuntimeError(
         f"{INSTALL}: {place.module.__name__}.{place.attribute} must be TRL's own {place.own.__qualname__}, got "
-        f"{found.__module__}.{found.__qualname__}; undo what has replaced it, and install again"
+        f"{router_class.__module__}.{router_class.__qualname__}; undo what has replaced it, and install again"
     )

@@ -17,10 +17,10 @@ from nkilib.torch.functions.linear_token_scores.functional import linear_token_s
 from nkilib.torch.trl.contract import KNOWN_OUTPUTS
 from nkilib.torch.trl.operands import Head, Operands, read_cap
 
-# What TRL's function returns: log-probability, entropy, log sum p^2, mean logit, and whether the target is the argmax.
+# The results of TRL's function: log-probability, entropy, log sum p^2, mean logit, and whether the target is argmax.
 TokenResults: TypeAlias = tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 
-# Our name of a result, by TRL's.
+# nkilib's name of a result, by TRL's.
 _NAMES: Final = {
     "entropy": "entropy",
     "log_sum_sq_probs": "log_sum_squares",
@@ -31,12 +31,12 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The arguments of TRL's function that are no operands.
+    """The arguments of TRL's function that are not operands.
 
     Attributes:
-        temperature: divides the logits.
-        softcap: c of c * tanh(logits / c), before the temperature; None leaves them.
-        logit_scale: multiplies the logits first.
+        temperature: the divisor of the logits.
+        softcap: c of c * tanh(logits / c), before the temperature; None applies no cap.
+        logit_scale: the factor of the logits, applied first.
         outputs: names of the results beside the log-probability.
     """
 
@@ -45,22 +45,22 @@ class ScoreRecipe:
     logit_scale: float
     outputs: tuple[str, ...]
 
-    def is_taken(self, head: Head) -> bool:
-        """Whether the kernels compute these scores; TRL's own code computes the others."""
-        if any(each is not None and each.dtype == torch.float64 for each in head):
+    def is_supported(self, head: Head) -> bool:
+        """Return whether the kernels compute these scores; TRL's own code computes the others."""
+        if any(tensor is not None and tensor.dtype == torch.float64 for tensor in head):
             return False
         features = FEATURES_MIN <= head.hidden.shape[-1] <= FEATURES_MAX
         has_scale = LOGIT_SCALE_MIN <= self.logit_scale <= LOGIT_SCALE_MAX
         return features and has_scale and KNOWN_OUTPUTS.issuperset(self.outputs)
 
     def results(self, operands: Operands) -> TokenResults:
-        """TRL's five results [N], differentiable in the first two.
+        """Return TRL's five results [N], the first two of which are differentiable.
 
         Args:
             operands: hidden states [N, D], weight [V, D], bias [V], and targets [N], int64.
 
         Raises:
-            TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as
+            TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see
                 :func:`nkilib.torch.linear_token_scores`.
         """
         head, targets = Head.of(operands[:3]), operands[3]
@@ -75,7 +75,7 @@ class ScoreRecipe:
             logit_scale=float(self.logit_scale),
             logit_softcap=read_cap(self.softcap),
             outputs=tuple(ours for theirs, ours in _NAMES.items() if theirs in self.outputs),
-            # The operands may be of unlike types: TRL casts all to that of autocast, or of the hidden states.
+            # The operands may have different dtypes: TRL casts all to autocast's, or to that of the hidden states.
             compute_dtype=autocast_dtype(head.hidden.device) or head.hidden.dtype,
         )
         is_top1 = None if scores.argmax is None else scores.argmax == targets

@@ -3,8 +3,8 @@
 
 """Functions of output layers under ZeRO-3 of DeepSpeed, whose parameters are whole only where they have been gathered.
 
-Around the forward weight and bias have been gathered; after it they have no elements. The backward needs them once
-more, so it gathers them again, with TRL's own context, and nothing keeps them in between.
+Weight and bias are gathered around the forward; afterwards they have no elements. The backward needs them once more, so
+it gathers them again, with TRL's own context, and nothing keeps them in between.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ _Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=
 
 
 class Recipe(Protocol[_Results_co]):
-    """A function of operands, with its options."""
+    """A function of operands, with bound options."""
 
     def results(self, operands: Operands) -> _Results_co:
-        """What it computes."""
+        """Return the results for the operands."""
 
 
 def is_sharded(*parameters: Tensor | None) -> bool:
-    """Whether one of the parameters is ZeRO-3's."""
-    return any(hasattr(each, _STATUS) for each in parameters)
+    """Return whether ZeRO-3 shards one of the parameters."""
+    return any(hasattr(parameter, _STATUS) for parameter in parameters)
 
 
 def gathered_results(recipe: Recipe[_Results_co], place: Place, operands: Operands, layers: Layers) -> _Results_co:
-    """The results of a recipe, whose backward gathers the parameters of the layers."""
-    found: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
-    return found
+    """Return the results of a recipe, whose backward gathers the parameters of the layers."""
+    results: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
+    return results
 
 
 @dataclass(frozen=True)
 class _OfParameter:
-    """Stands for a saved tensor that shares the memory of a parameter.
+    """A placeholder for a saved tensor that shares the memory of a parameter.
 
     Attributes:
-        number: of the parameter.
-        size, stride: of the tensor.
+        number: the index of the parameter.
+        size, stride: the size and stride of the tensor.
     """
 
     number: int
@@ -65,37 +65,39 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Weights and biases, which a graph does not keep.
+    """Weights and biases that a graph does not keep.
 
     Attributes:
-        tensors: they, without a bias that there is not.
+        tensors: the weights and biases, without missing biases.
     """
 
     tensors: Sequence[Tensor]
 
     def pack(self, saved: Tensor) -> _Saved:
-        """What the graph keeps of a tensor that it saves."""
-        for number, each in enumerate(self.tensors):
-            if saved.data_ptr() == each.data_ptr() and saved.numel() == each.numel():
+        """Return what the graph keeps for a tensor that it saves: the tensor, or a placeholder for memory of a
+        parameter.
+        """
+        for number, parameter in enumerate(self.tensors):
+            if saved.data_ptr() == parameter.data_ptr() and saved.numel() == parameter.numel():
                 return _OfParameter(number, saved.size(), saved.stride())
         return saved
 
     def unpack(self, kept: _Saved) -> Tensor:
-        """The tensor again; the parameters have been gathered."""
+        """Return the saved tensor; the parameters must have been gathered."""
         if isinstance(kept, Tensor):
             return kept
         return self.tensors[kept.number].detach().as_strided(kept.size, kept.stride)
 
 
 def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
-    """The same memory in a graph of its own."""
+    """Return a leaf of a new graph with the same memory."""
     return tensor.detach().requires_grad_(requires_grad)
 
 
 class _Gathered(torch.autograd.Function):
     """The results of detached operands with a graph of their own, which the backward runs within TRL's context.
 
-    The parameters themselves are inputs of the outer graph alone, so their hooks run once.
+    Only the outer graph has the parameters themselves as inputs, so their hooks run once.
     """
 
     @staticmethod
@@ -105,22 +107,24 @@ class _Gathered(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.place, ctx.layers = place, layers
         numbers = [number for layer in layers for number in layer]
-        kept = _Parameters([each for each in (operands[number] for number in numbers) if each is not None])
+        kept = _Parameters([tensor for tensor in (operands[number] for number in numbers) if tensor is not None])
         wanted = ctx.needs_input_grad[-len(operands) :]
-        leaves = [None if each is None else _leaf(each, needed) for each, needed in zip(operands, wanted, strict=True)]
+        leaves = [
+            None if tensor is None else _leaf(tensor, needed) for tensor, needed in zip(operands, wanted, strict=True)
+        ]
         with torch.enable_grad(), saved_tensors_hooks(kept.pack, kept.unpack):
             results = recipe.results(leaves)
         for number in numbers:
             leaf = leaves[number]
             if leaf is not None:  # the graph holds the leaf, which would hold the gathered memory
                 leaf.data = leaf.data.new_empty(0)
-        ctx.leaves = [each for each in leaves if each is not None and each.requires_grad]
-        differentiable = [None if each is None or not each.requires_grad else each for each in results]
+        ctx.leaves = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        differentiable = [None if result is None or not result.requires_grad else result for result in results]
         # Saved rather than kept as an attribute, so that the inner graph is freed when the outer one is.
         ctx.save_for_backward(*(operands[number] for number in numbers), *differentiable)
-        detached = tuple(None if each is None else each.detach() for each in results)
+        detached = tuple(None if result is None else result.detach() for result in results)
         others = zip(detached, differentiable, strict=True)
-        ctx.mark_non_differentiable(*(each for each, kept in others if each is not None and kept is None))
+        ctx.mark_non_differentiable(*(result for result, known in others if result is not None and known is None))
         return detached
 
     @staticmethod
@@ -129,10 +133,10 @@ class _Gathered(torch.autograd.Function):
         saved = iter(ctx.saved_tensors)
         layers = [tuple(next(saved) for _ in layer) for layer in ctx.layers]
         pairs = zip(saved, upstream, strict=True)
-        given = [(each, grad) for each, grad in pairs if each is not None and grad is not None]
+        pairs_with_gradient = [(leaf, grad) for leaf, grad in pairs if leaf is not None and grad is not None]
         gradients: Sequence[Tensor | None] = (None,) * len(ctx.leaves)
-        if given:
-            results, grads = zip(*given, strict=True)
+        if pairs_with_gradient:
+            results, grads = zip(*pairs_with_gradient, strict=True)
             with ctx.place.gathered(*layers):
                 # Kept for another backward through an outer graph that was retained.
                 gradients = torch.autograd.grad(results, ctx.leaves, grads, retain_graph=True, allow_unused=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is refused, from shapes and types alone, and from the values of targets where they are known."""
+"""Checks of arguments: of shapes and types, and of the values of targets where they are known."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from nkilib.nki import SIMULATED
 CALLER: Final = "cross_entropy"
 
 
-def checked_options(caller: str, function: Callable[..., Any], **given: Any) -> LossOptions:
-    """The options as Python numbers.
+def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) -> LossOptions:
+    """Return the options as Python numbers.
 
     Args:
-        caller: who is named in errors.
-        function: whose keywords they are.
-        given: options by name; the others have their default.
+        caller: the name that errors begin with.
+        function: the function that the options were passed to.
+        keywords: the options by name; missing ones get their default.
 
     Raises:
-        TypeError: there is no such option; no number, or no integer for ``ignore_index``; an array of JAX.
-        ValueError: out of range.
+        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``; an array of
+            JAX.
+        ValueError: a value out of range.
     """
-    options = python_numbers(caller, function, LossOptions, given)
+    options = python_numbers(caller, function, LossOptions, keywords)
     try:
         check_options(caller, options)
     except AssertionError as error:
@@ -47,35 +48,36 @@ def checked_options(caller: str, function: Callable[..., Any], **given: Any) -> 
     return options
 
 
-def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], given: Mapping[str, Any]) -> Group:
-    """Options that are compiled into a kernel, from Python's or numpy's numbers.
+def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
+    """Make options that are compiled into a kernel, from numbers of Python or numpy.
 
     Args:
-        caller: who is named in errors.
-        function: whose keywords they are.
+        caller: the name that errors begin with.
+        function: the function that the options were passed to.
         group: the dataclass of the options.
-        given: options by name; the others have their default.
+        keywords: the options by name; missing ones get their default.
 
     Raises:
-        TypeError: there is no such option; another type; an array of JAX.
+        TypeError: an unknown option; a value of another type; an array of JAX.
     """
-    for each in options_of(group):
-        if isinstance(given.get(each.name), jax.Array):
+    for option in options_of(group):
+        if isinstance(keywords.get(option.name), jax.Array):
             raise TypeError(
-                f"{caller}: {each.name} must be a Python number, which is compiled into the kernel, got an array of "
-                f"JAX; pass {each.type.__name__}(...) of it, and where it is an argument of a function under jax.jit, "
+                f"{caller}: {option.name} must be a Python number, which is compiled into the kernel, got an array of "
+                f"JAX; pass {option.type.__name__}(...) of it, and where it is an argument of a function under "
+                f"jax.jit, "
                 f"name it in static_argnames"
             )
-    return numbers(caller, function, group, given)
+    return numbers(caller, function, group, keywords)
 
 
 def check_arguments(
     input: Any, target: Any, weight: Any, options: LossOptions, reduction: Any, normalizer: Any, axis: Any
 ) -> None:
-    """Refuse what the kernels cannot compute.
+    """Check that the kernels can compute the loss of these arguments.
 
     Raises:
-        TypeError: an argument is no array, or of a type that the kernels do not take.
+        TypeError: an argument is not an array, or has a type that the kernels do not take.
         ValueError: shapes do not fit; unknown ``reduction``; no such axis; ``normalizer`` without a mean.
         NotImplementedError: arrays are not where the kernels run.
     """
@@ -97,7 +99,7 @@ def check_arguments(
 
 
 def check_range(caller: str, target: Array, ignore_index: int, num_classes: int) -> None:
-    """Refuse a class that does not exist, where values are known without waiting for a device.
+    """Check that every class exists, where values are known without waiting for a device.
 
     Raises:
         IndexError: for the first target outside [0, num_classes) that is not ``ignore_index``.
@@ -113,7 +115,7 @@ def check_range(caller: str, target: Array, ignore_index: int, num_classes: int)
 
 
 def check_outputs(caller: str, num_classes: int) -> None:
-    """Refuse ``return_outputs`` where classes are too many to be counted in float32, as the argmax counts them.
+    """Check that ``return_outputs`` has few enough classes for the argmax, which counts them in float32.
 
     Raises:
         ValueError: there are more than 2^24.
@@ -125,7 +127,7 @@ def check_outputs(caller: str, num_classes: int) -> None:
 
 
 def check_weight(caller: str, weight: Array, classes: int) -> None:
-    """Refuse class weights that are no number for each class.
+    """Check that class weights have one number for each class.
 
     Raises:
         TypeError: not floating.
@@ -138,10 +140,10 @@ def check_weight(caller: str, weight: Array, classes: int) -> None:
 
 
 def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
-    """Refuse what cannot replace the divisor of a mean.
+    """Check that ``normalizer`` can replace the divisor of a mean.
 
     Raises:
-        TypeError: no number and no array, or complex.
+        TypeError: neither a number nor an array, or complex.
         ValueError: there is no mean; it has dimensions.
     """
     if normalizer is None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loss of rows and its derivative, for ``jax.grad``: the kernels' by the logits, XLA's by probabilities."""
+"""The row-wise loss and its derivative, for ``jax.grad``: by the logits from the kernels, by probabilities from XLA."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME: Final = "cross_entropy"
 
 @dataclass(frozen=True)
 class Needed:
-    """By which arguments the loss is differentiated."""
+    """The arguments that the loss is differentiated by."""
 
     logits: bool
     target: bool
@@ -35,7 +35,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward takes of the forward.
+    """The values that the forward saves for the backward.
 
     Attributes:
         logits: [N, V].
@@ -43,8 +43,8 @@ class Saved:
         class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
         target_weight: [N] float32, the forward's position_weight, for class probabilities; else None.
-        entropy: [N] float32; None where it was not asked for.
-        needed: which gradients, from ``saved_flags``.
+        entropy: [N] float32; None where it was not requested.
+        needed: flags of the needed gradients, from ``saved_flags``.
     """
 
     logits: jax.Array
@@ -57,7 +57,7 @@ class Saved:
     needed: jax.Array
 
 
-# A container of arrays to JAX.
+# JAX treats it as a container of arrays.
 jax.tree_util.register_dataclass(Saved)
 
 # ``kernels.forward`` or ``kernels.backward``.
@@ -65,7 +65,7 @@ KernelCall = Callable[[Recipe, Arrays, Arrays], dict[str, jax.Array]]
 
 
 def is_soft(target: jax.Array) -> bool:
-    """Whether targets are class probabilities."""
+    """Tell whether targets are class probabilities."""
     return jnp.issubdtype(target.dtype, jnp.floating)
 
 
@@ -80,7 +80,7 @@ def _refuse_second(call: KernelCall, recipe: Recipe, rows: Arrays, shared: Array
     )
 
 
-# What a kernel returns, with a derivative that raises: without one, the error would be that of a callback.
+# The results of a kernel, with a derivative that raises an error: without it, the error would come from a callback.
 _kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
 _kernel_results.defvjp(_refuse_second, _refuse_second)
 
@@ -88,19 +88,19 @@ _kernel_results.defvjp(_refuse_second, _refuse_second)
 def _results(
     recipe: Recipe, logits: jax.Array, target: jax.Array, class_weight: jax.Array | None
 ) -> dict[str, jax.Array]:
-    """Of the forward kernel, with the log-probability of the target in place of its logit."""
+    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
     rows = {"logits": logits, "target": _kernel_target(target)}
-    found = _kernel_results(kernels.forward, recipe, rows, {"class_weight": class_weight})
-    target_logit = found.pop("target_logit")
+    results = _kernel_results(kernels.forward, recipe, rows, {"class_weight": class_weight})
+    target_logit = results.pop("target_logit")
     if is_soft(target):
-        return found
-    logprob = jnp.where(target == IGNORED, 0.0, (target_logit - found["maximum"]) - found["log_sum"])
+        return results
+    logprob = jnp.where(target == IGNORED, 0.0, (target_logit - results["maximum"]) - results["log_sum"])
     is_wrong = target == OUT_OF_RANGE
-    return {**found, "loss": _nan_where(is_wrong, found["loss"]), "logprob": _nan_where(is_wrong, logprob)}
+    return {**results, "loss": _nan_where(is_wrong, results["loss"]), "logprob": _nan_where(is_wrong, logprob)}
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Some class stands for one that does not exist; what comes of it is made NaN."""
+    """Replace classes that do not exist by an existing one; the results of these rows are made NaN later."""
     return target if is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
 
 
@@ -109,7 +109,10 @@ def _nan_where(is_wrong: jax.Array, values: jax.Array) -> jax.Array:
 
 
 def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tuple[dict[str, jax.Array], Saved]:
-    """With ``symbolic_zeros``, JAX tells of every argument whether it is differentiated by."""
+    """Compute the results and the saved values.
+
+    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    """
     weight = None if class_weight is None else class_weight.value
     needed = Needed(logits.perturbed, target.perturbed, class_weight is not None and class_weight.perturbed)
     if needed.class_weight and not is_soft(target.value):
@@ -133,7 +136,7 @@ def _forward(recipe: Recipe, logits: Any, target: Any, class_weight: Any) -> tup
 
 
 def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Gradients of logits, target and class weights; None for no gradient."""
+    """Compute the gradients of logits, target and class weights; None for no gradient."""
     upstream = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name]
         for name in ("loss", "lse", "logprob", "entropy")
@@ -147,7 +150,7 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
             grad_target = target_gradient(distances, saved.class_weight, recipe.options).astype(saved.target.dtype)
         if needed.class_weight:
             grad_weight = weight_gradient(distances, saved.target, recipe.options)
-    if not needed.logits or all(each is None for each in upstream.values()):
+    if not needed.logits or all(grad is None for grad in upstream.values()):
         return None, grad_target, grad_weight
     if not is_soft(saved.target):
         grad_loss = _nan_where(saved.target == OUT_OF_RANGE, grad_loss)
@@ -163,8 +166,8 @@ def _backward(recipe: Recipe, saved: Saved, grads: dict[str, Any]) -> tuple[jax.
         "entropy": None if upstream["entropy"] is None else saved.entropy,
         "grad_entropy": upstream["entropy"],
     }
-    found = _kernel_results(kernels.backward, recipe, rows, {"class_weight": saved.class_weight})
-    return found["grad_logits"], grad_target, grad_weight
+    results = _kernel_results(kernels.backward, recipe, rows, {"class_weight": saved.class_weight})
+    return results["grad_logits"], grad_target, grad_weight
 
 
 # From the recipe, logits [N, V], targets and class weights to the forward's results by name, [N] each: loss, lse,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy``: softmax cross-entropy on the kernels, and what large-vocabulary training adds."""
+"""``cross_entropy``: softmax cross-entropy on the kernels, with the options of large-vocabulary training."""
 
 from __future__ import annotations
 
@@ -100,44 +100,45 @@ def cross_entropy(
     With z = softcap(input) / temperature, w the class weights (1 without any) and e = ``label_smoothing``, the loss of
     a position of target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale *
     lse ** 2``. Without options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by
-    default. Options mean what they mean in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32
+    default. Options have the same meaning as in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32
     whatever the type of the logits, and the gradient has the type of the logits, rounded once.
 
     It works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and ``jax.shard_map``.
-    Derivatives are first ones in reverse mode. A class that does not exist is an IndexError where the targets are known
-    (numpy arrays, and on the CPU arrays that are not being traced); else the loss of its position and its row of the
-    gradient are NaN.
+    It has first derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are
+    known (numpy arrays, and on the CPU arrays that are not being traced); else the loss of its position and its row of
+    the gradient are NaN.
 
     Args:
         input: logits, bfloat16, float16 or float32, [V] or [..., V], or with the classes along another ``axis``.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
-            the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, there are
-            derivatives by ``target`` and ``weight`` too; XLA computes those, and takes the memory.
+            the classes; or class probabilities, floating, of the shape of ``input``. Probabilities have derivatives by
+            ``target`` and ``weight`` too; XLA computes those, and needs the memory for them.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
-        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
-            positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
+        ignore_index: class index of ignored positions. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored (by the number
+            of positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
             As in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
         exact_maximum: True takes the maximum of every row before its exponentials, False does without, None chooses by
-            the modelled time (docs/kernels.md). Either form has the same bounds of errors.
-        normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
-            may be traced; no derivative is taken by it.
-        return_outputs: return :class:`CrossEntropyOutputs`.
-        axis: that of the classes.
+            the modelled time (docs/explanation/cross_entropy.md). Both have the same error bounds.
+        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
+            be traced; it has no derivative.
+        return_outputs: whether to return :class:`CrossEntropyOutputs`.
+        axis: the axis of the classes.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is
         ignored the mean is NaN and the gradient 0.
 
     Raises:
-        TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are refused), or
+        TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are not supported), or
             a number that is compiled in is traced.
         ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
-            without a mean; ``return_outputs`` with more than 2^24 classes; the environment says two numbers of cores.
+            without a mean; ``return_outputs`` with more than 2^24 classes; the environment gives two different numbers
+            of cores.
         IndexError: a target out of range, where targets are known.
         NotImplementedError: arrays are not where kernels run; a derivative by class weights with class indices, in
             forward mode through the gradient, or a second one.
@@ -172,7 +173,10 @@ def _computed(
     weight: jax.Array | None,
     normalizer: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """:func:`cross_entropy` of checked arguments; compiled, or each small operation would be a program of its own."""
+    """Compute :func:`cross_entropy` of checked arguments.
+
+    It is compiled, or each small operation would be its own program.
+    """
     logits, options = as_rows(input, axis), recipe.options
     if target.shape == input.shape:
         is_taken = target.dtype in TILE_DTYPES

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The launches of the two kernels, over rows: positions.
+"""Launches of the two kernels, over rows, which are positions.
 
-``rows`` have an entry for each position, ``shared`` what all have in common: the class weights.
+``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import jax.numpy as jnp
 from nkilib.core.host.options import values_of
 from nkilib.experimental.loss import choose_tiling, extended_cross_entropy_backward, extended_cross_entropy_forward
 from nkilib.experimental.loss.cross_entropy.options import LossOptions
-from nkilib.jax.dispatch.batching import Arrays, given
+from nkilib.jax.dispatch.batching import Arrays, required
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.targets import IGNORED
 from nkilib.nki import nl
 from nkilib.simulator.hardware.options import Options
 
-# What kernels take as logits; tiles have its type.
+# The types of logits that kernels take; tiles have the same type.
 TILE_DTYPES: Final = {
     jnp.dtype(jnp.bfloat16): nl.bfloat16,
     jnp.dtype(jnp.float16): nl.float16,
@@ -41,12 +41,12 @@ _BACKWARD: Final = Kernel("cross_entropy_backward", extended_cross_entropy_backw
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is compiled into the kernels.
+    """The options that are compiled into the kernels.
 
     Attributes:
-        options: of the loss.
-        with_outputs: argmax and entropy are asked for.
-        simulator: its options; None on the real NKI.
+        options: the options of the loss.
+        with_outputs: whether argmax and entropy are requested.
+        simulator: the options of the simulator; None on the real NKI.
     """
 
     options: LossOptions
@@ -55,21 +55,21 @@ class Recipe:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The arguments of both kernels; targets have one number for what is to be ignored."""
+        """The arguments of both kernels; one number marks all ignored targets."""
         values = {**values_of(self.options), "ignore_index": IGNORED}
         return {name: value for name, value in values.items() if name not in _OF_FORWARD}
 
     @property
     def forward_constants(self) -> dict[str, Any]:
-        """The arguments of the forward."""
+        """The constant arguments of the forward."""
         return {**self.constants, **{name: getattr(self.options, name) for name in _OF_FORWARD}}
 
 
 def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Results of the kernel, [N] each.
+    """Launch the forward kernel and return its results, [N] each.
 
     Args:
-        recipe: compiled in.
+        recipe: the compiled options.
         rows: ``logits`` [N, V]; ``target``, [N] int32, each a class or ``IGNORED``, or [N, V] class probabilities.
         shared: ``class_weight``, [V] float32 or None.
 
@@ -77,7 +77,7 @@ def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array
         loss, lse, target_logit, position_weight, maximum and log_sum, float32, as the kernel names them; with outputs
         ``argmax``, int32, and ``entropy``, float32.
     """
-    logits = given(rows, "logits")
+    logits = required(rows, "logits")
     names = ["loss", "lse", "target_logit", "position_weight"]
     names += [*(["argmax", "entropy"] if recipe.with_outputs else []), "maximum", "log_sum"]
     results = {name: Result(logits.shape[:1], _INT32 if name == "argmax" else _FLOAT32) for name in names}
@@ -94,20 +94,20 @@ def forward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array
 
 
 def backward(recipe: Recipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """The gradient of the logits, ``grad_logits``, [N, V] in their type.
+    """Launch the backward kernel and return the gradient of the logits, ``grad_logits``, [N, V] in their type.
 
     Args:
-        recipe: that of the forward.
-        rows: as in the forward, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
-            ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, None for no gradient, the first always;
-            ``target_weight``, the forward's position_weight for class probabilities, else None; ``entropy``, that of
-            the forward, where it has a gradient.
-        shared: as in the forward.
+        recipe: the compiled options of the forward.
+        rows: see :func:`forward`, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
+            ``grad_lse``, ``grad_logprob`` and ``grad_entropy``, None for no gradient, but the first is required;
+            ``target_weight``, the forward's position_weight for class probabilities, else None; ``entropy`` of the
+            forward, where it has a gradient.
+        shared: see :func:`forward`.
     """
-    logits = given(rows, "logits")
+    logits = required(rows, "logits")
     if logits.size == 0:
         return {"grad_logits": jnp.zeros_like(logits)}
-    lse = given(rows, "maximum") + given(rows, "log_sum")
+    lse = required(rows, "maximum") + required(rows, "log_sum")
     further = {f"{name}_hbm": rows[name] for name in _OF_BACKWARD}
     return launch(
         _BACKWARD,
@@ -133,7 +133,7 @@ def _arrays(rows: Arrays, shared: Arrays) -> dict[str, jax.Array | None]:
 
 
 def _cut(logits: jax.Array, direction: str) -> Mapping[str, Any]:
-    """How the kernel cuts the logits up, and the type of its tiles."""
+    """Return the tiling of a kernel, and the type of its tiles."""
     positions, classes = logits.shape
     tiling = choose_tiling(positions, classes, logits.dtype, direction, extended=True)
     return {**tiling._asdict(), "dtype": TILE_DTYPES[logits.dtype]}

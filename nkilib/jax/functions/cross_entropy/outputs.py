@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the loss functions return, made of the results of the rows."""
+"""The return values of the loss functions, made from the results of the rows."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 
 
 class CrossEntropyOutputs(NamedTuple):
-    """The loss and what the same pass over the logits yields beside it.
+    """The loss and the further outputs of the same pass over the logits.
 
     "Per position" is the shape of class-index targets. Logits are those after ``logit_softcap`` and ``temperature``. At
     ignored positions lse, argmax and entropy are those of the logits, the rest is 0.
 
     Attributes:
-        loss: float32, reduced as asked for; it includes ``z_loss``. Differentiable.
+        loss: float32, reduced as requested; it includes ``z_loss``. Differentiable.
         lse: float32 per position, log-sum-exp of the logits, in nats. Differentiable.
-        z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced as the loss. Differentiable.
+        z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced like the loss. Differentiable.
         logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
             probabilities, which have no single target.
-        argmax: int32 per position, the first class with the largest logit; V, which is no class, in a row that holds a
-            NaN.
+        argmax: int32 per position, the first class with the largest logit; V, which is not a class, in a row that holds
+            a NaN.
         entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
     """
 
@@ -48,14 +48,14 @@ def returned_values(
     shape: tuple[int, ...],
     return_outputs: bool,
 ) -> jax.Array | CrossEntropyOutputs:
-    """What a loss function returns.
+    """Make the return value of a loss function.
 
     Args:
-        results: of ``derivative.loss_of_rows``.
-        valid: [N], which positions count; None: all, with class probabilities.
-        options: of the loss.
-        reduction, normalizer, return_outputs: of the caller's arguments.
-        shape: of the positions.
+        results: the results of ``derivative.loss_of_rows``.
+        valid: [N], whether each position is valid; None: all are, with class probabilities.
+        options: the options of the loss.
+        reduction, normalizer, return_outputs: the arguments of the caller.
+        shape: the shape of the positions.
     """
     divisor = _divisor(results, normalizer, valid) if reduction == "mean" else None
     loss = _reduced(results["loss"], reduction, shape, divisor)
@@ -75,7 +75,7 @@ def returned_values(
 def _divisor(
     results: Mapping[str, jax.Array], normalizer: jax.Array | None, valid: jax.Array | None
 ) -> jax.Array | int:
-    """What a mean divides by: as PyTorch has it, for class probabilities the number of positions."""
+    """Return the divisor of a mean, which for class probabilities is the number of positions, as in PyTorch."""
     if normalizer is not None:
         return normalizer
     if valid is None:

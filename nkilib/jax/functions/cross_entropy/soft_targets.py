@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gradients of class probabilities and of their class weights: XLA computes them, the kernels do not.
+"""Gradients of class probabilities and of their class weights, which XLA computes and not the kernels.
 
-They take memory of several times the logits, in float32, so nothing here runs unless one of the two is differentiated.
+They need memory of several times the logits, in float32, so nothing here runs unless one of the two is differentiated.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 def scaled_distances(
     logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, options: LossOptions
 ) -> jax.Array:
-    """[N, V] float32: ``grad_loss * (lse - z)`` with z, the logits after cap and temperature; both gradients take it.
+    """Compute ``grad_loss * (lse - z)``, [N, V] float32, for both gradients.
+
+    z are the logits after cap and temperature.
 
     Args:
         logits: [N, V], before cap and temperature.
         maximum, log_sum: [N] float32, the summands of lse.
         grad_loss: [N] float32.
-        options: of the loss.
+        options: the options of the loss.
     """
     z, softcap = logits.astype(jnp.float32), options.logit_softcap
     if softcap is not None:
@@ -34,24 +36,24 @@ def scaled_distances(
 
 
 def target_gradient(distances: jax.Array, class_weight: jax.Array | None, options: LossOptions) -> jax.Array:
-    """[N, V] float32, of the class probabilities.
+    """Compute the gradient of the class probabilities, [N, V] float32.
 
     Args:
-        distances: from :func:`scaled_distances`.
+        distances: the result of :func:`scaled_distances`.
         class_weight: [V] float32; None means 1.
-        options: of the loss.
+        options: the options of the loss.
     """
     weighted = distances if class_weight is None else distances * class_weight
     return (1.0 - options.label_smoothing) * weighted
 
 
 def weight_gradient(distances: jax.Array, target: jax.Array, options: LossOptions) -> jax.Array:
-    """[V] float32, of the class weights.
+    """Compute the gradient of the class weights, [V] float32.
 
     Args:
-        distances: from :func:`scaled_distances`.
+        distances: the result of :func:`scaled_distances`.
         target: [N, V] class probabilities.
-        options: of the loss.
+        options: the options of the loss.
     """
     kept, spread = 1.0 - options.label_smoothing, options.label_smoothing / target.shape[1]
     return ((kept * target.astype(jnp.float32) + spread) * distances).sum(0)

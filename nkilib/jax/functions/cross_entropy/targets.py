@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Class indices of any integer type, made what the kernels take: int32, and never in range by wrapping around."""
+"""Conversion of class indices of any integer type to the kernels' int32, without wrapping into range."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import numpy as np
 
 Array: TypeAlias = jax.Array | np.ndarray
 
-# What stands for a position that does not count, whatever the caller's ignore_index is.
+# The target of an ignored position, whatever the caller's ignore_index is.
 IGNORED: Final = -100
-# What stands for a class that does not exist. Nothing can be raised from values of a compiled program: its loss is NaN.
+# The target for a class that does not exist. A compiled program cannot raise errors for values: its loss is NaN.
 OUT_OF_RANGE: Final = -1
 
 
 def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
-    """int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``; of numpy if the target is.
+    """Convert targets to int32: a class, ``IGNORED`` or ``OUT_OF_RANGE``. The result is numpy's if the target is.
 
     A plain cast would bring 2^32 + 3 into range.
 
     Args:
-        target: of any shape and integer type.
-        ignore_index: the caller's, any integer.
+        target: class indices of any shape and integer type.
+        ignore_index: the caller's index of ignored positions, any integer.
         num_classes: V.
     """
     of = np if isinstance(target, np.ndarray) else jnp
@@ -36,7 +36,7 @@ def class_indices(target: Array, ignore_index: int, num_classes: int) -> Array:
 
 
 def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tuple[int, ...] | None:
-    """Where the first class stands that does not exist, None if there is none. It looks at values."""
+    """Return the position of the first class that does not exist, or None. It looks at values."""
     values = np.asarray(target)
     outside = ~(_is_class(values, num_classes) | _is(values, ignore_index))
     if not outside.any():
@@ -45,7 +45,7 @@ def first_out_of_range(target: Array, ignore_index: int, num_classes: int) -> tu
 
 
 def _is_class(target: Array, num_classes: int) -> Array:
-    """Compared in the type of the targets, which need not hold the number of classes."""
+    """Tell which targets are classes, compared in the type of the targets, which may not hold the number of classes."""
     last = min(num_classes - 1, np.iinfo(target.dtype).max)
     return (target >= 0) & (target <= target.dtype.type(last))
 

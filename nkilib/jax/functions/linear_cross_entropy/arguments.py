@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_cross_entropy`` that shapes and types decide about, under one name."""
+"""The arguments of ``linear_cross_entropy`` that checks of shapes and types need, as one object."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.jax.functions.cross_entropy.targets import Array
 
 @dataclass(frozen=True)
 class LinearArguments:
-    """As the caller gave them.
+    """The arguments as the caller passed them.
 
     Attributes:
         input: hidden states, [..., D].
@@ -38,17 +38,17 @@ class LinearArguments:
 
     @property
     def features(self) -> int:
-        """D, of the weight."""
+        """The number of features D of the weight."""
         return self.linear_weight.shape[1 if self.weight_layout == CLASSES_FIRST else 0]
 
     @property
     def classes(self) -> int:
-        """V."""
+        """The number of classes V."""
         return self.linear_weight.shape[0 if self.weight_layout == CLASSES_FIRST else 1]
 
     def rounding_dtype(self, compute_dtype: jnp.dtype | None) -> str | None:
-        """The type that kernels round operands to for the product, by its name; None where nothing is rounded."""
+        """Return the name of the type that kernels round operands to for the product; None where nothing is rounded."""
         operands = (self.input, self.linear_weight, self.linear_bias)
-        if compute_dtype is None or all(each is None or each.dtype == compute_dtype for each in operands):
+        if compute_dtype is None or all(operand is None or operand.dtype == compute_dtype for operand in operands):
             return None
         return str(compute_dtype.name)

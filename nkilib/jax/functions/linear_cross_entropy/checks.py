@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the functions of hidden states refuse, from shapes and types alone."""
+"""Checks of the arguments of the functions of hidden states, by shapes and types alone."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class _Product:
 
 
 def checked_scale(caller: str, function: Callable[..., Any], logit_scale: Any) -> float:
-    """``logit_scale`` as a Python float.
+    """Return ``logit_scale`` as a Python float.
 
     Raises:
-        TypeError: no number, or an array of JAX.
-        ValueError: out of range.
+        TypeError: not a number, or an array of JAX.
+        ValueError: a value out of range.
     """
     scale = python_numbers(caller, function, _Product, {"logit_scale": logit_scale}).logit_scale
     try:
@@ -52,11 +52,11 @@ def checked_scale(caller: str, function: Callable[..., Any], logit_scale: Any) -
 
 
 def checked_compute_dtype(caller: str, compute_dtype: Any) -> jnp.dtype | None:
-    """``compute_dtype`` as a type of numpy.
+    """Return ``compute_dtype`` as a type of numpy.
 
     Raises:
-        TypeError: it is no type.
-        ValueError: products do not have it.
+        TypeError: the argument is not a type.
+        ValueError: products do not support the type.
     """
     if compute_dtype is None:
         return None
@@ -71,65 +71,65 @@ def checked_compute_dtype(caller: str, compute_dtype: Any) -> jnp.dtype | None:
     return dtype
 
 
-def check_operands(caller: str, given: LinearArguments, compute_dtype: jnp.dtype | None, **further: Any) -> None:
-    """Refuse operands that do not fit each other, or that the kernels do not take.
+def check_operands(caller: str, arguments: LinearArguments, compute_dtype: jnp.dtype | None, **further: Any) -> None:
+    """Check that operands fit each other, and that the kernels take them.
 
     Args:
-        caller: who is named in errors.
-        given: the arguments; their target is looked at for being an array alone.
-        compute_dtype: of the products; None: that of the operands.
+        caller: the name that errors begin with.
+        arguments: the arguments; of the target, only that it is an array is checked.
+        compute_dtype: the type of the products; None: the type of the operands.
         further: other arguments that are arrays or None, by name.
 
     Raises:
-        TypeError: an argument is no array, or of a type that the kernels do not take.
+        TypeError: an argument is not an array, or has a type that the kernels do not take.
         ValueError: shapes do not fit; no such ``weight_layout``.
         NotImplementedError: arrays are not where the kernels run.
     """
-    required = {"input": given.input, "linear_weight": given.linear_weight, "target": given.target}
-    arrays = {**required, "linear_bias": given.linear_bias, **further}
+    required = {"input": arguments.input, "linear_weight": arguments.linear_weight, "target": arguments.target}
+    arrays = {**required, "linear_bias": arguments.linear_bias, **further}
     for name, value in arrays.items():
         if not (isinstance(value, Array) or (value is None and name not in required)):
             raise TypeError(
                 f"{caller}: {name} must be an array of JAX or numpy, got {type(value).__name__}; pass jnp.asarray(...)"
             )
     check_platforms(caller, arrays)
-    _check_shapes(caller, given)
-    _check_dtypes(caller, given, compute_dtype)
+    _check_shapes(caller, arguments)
+    _check_dtypes(caller, arguments, compute_dtype)
 
 
-def check_indices(caller: str, given: LinearArguments, shape: tuple[int, ...]) -> None:
-    """Refuse targets that are no class indices of the shape.
+def check_indices(caller: str, arguments: LinearArguments, shape: tuple[int, ...]) -> None:
+    """Check that targets are class indices of the given shape.
 
     Raises:
         TypeError: they are not integers.
         ValueError: they have another shape.
     """
-    if not jnp.issubdtype(given.target.dtype, jnp.integer):
+    if not jnp.issubdtype(arguments.target.dtype, jnp.integer):
         raise TypeError(
-            f"{caller}: target must be class indices, integers, got {given.target.dtype}; for class probabilities "
+            f"{caller}: target must be class indices, integers, got {arguments.target.dtype}; for class probabilities "
             f"multiply, and pass the logits to nkilib.jax.cross_entropy"
         )
-    if given.target.shape != shape:
+    if arguments.target.shape != shape:
         raise ValueError(
-            f"{caller}: target must have the shape of input, {given.input.shape}, without the features, {shape}, got "
-            f"{given.target.shape}"
+            f"{caller}: target must have the shape of input, {arguments.input.shape}, without the features, {shape}, "
+            f"got {arguments.target.shape}"
         )
 
 
-def _check_shapes(caller: str, given: LinearArguments) -> None:
-    layout, shape = given.weight_layout, given.linear_weight.shape
+def _check_shapes(caller: str, arguments: LinearArguments) -> None:
+    layout, shape = arguments.weight_layout, arguments.linear_weight.shape
     if layout not in WEIGHT_LAYOUTS:
         raise ValueError(
             f'{caller}: weight_layout must be "vd", [classes, features], or "dv", [features, classes], got {layout!r}'
         )
-    if given.input.ndim == 0:
+    if arguments.input.ndim == 0:
         raise ValueError(f"{caller}: input must have the features as its last axis, got shape (); pass [D] or [..., D]")
     if len(shape) != 2:
         raise ValueError(f"{caller}: linear_weight must be {_SHAPES[layout]}, got shape {shape}; reshape it")
-    features = given.input.shape[-1]
-    if given.features != features:
-        other = FEATURES_FIRST if layout == CLASSES_FIRST else CLASSES_FIRST
-        remedy = f"; pass weight_layout={other!r} for its transpose" if given.classes == features else ""
+    features = arguments.input.shape[-1]
+    if arguments.features != features:
+        other_layout = FEATURES_FIRST if layout == CLASSES_FIRST else CLASSES_FIRST
+        remedy = f"; pass weight_layout={other_layout!r} for its transpose" if arguments.classes == features else ""
         raise ValueError(
             f"{caller}: linear_weight must be {_SHAPES[layout]} by weight_layout={layout!r} with the {features} "
             f"features of input, got shape {shape}{remedy}"
@@ -139,20 +139,20 @@ def _check_shapes(caller: str, given: LinearArguments) -> None:
             f"{caller}: the kernels take {FEATURES_MIN} to {FEATURES_MAX} features, got {features}; pad fewer with "
             f"zeros in input and linear_weight, for more pass the logits to nkilib.jax.cross_entropy"
         )
-    if not 1 <= given.classes <= CLASSES_MAX:
+    if not 1 <= arguments.classes <= CLASSES_MAX:
         raise ValueError(
             f"{caller}: linear_weight must have 1 to {CLASSES_MAX} classes, got shape {shape}; there is no launch for "
             f"a larger vocabulary"
         )
-    if given.linear_bias is not None and given.linear_bias.shape != (given.classes,):
+    if arguments.linear_bias is not None and arguments.linear_bias.shape != (arguments.classes,):
         raise ValueError(
-            f"{caller}: linear_bias must have a number for each class, shape {(given.classes,)}, got "
-            f"{given.linear_bias.shape}"
+            f"{caller}: linear_bias must have a number for each class, shape {(arguments.classes,)}, got "
+            f"{arguments.linear_bias.shape}"
         )
 
 
-def _check_dtypes(caller: str, given: LinearArguments, compute_dtype: jnp.dtype | None) -> None:
-    input, weight, bias = given.input, given.linear_weight, given.linear_bias
+def _check_dtypes(caller: str, arguments: LinearArguments, compute_dtype: jnp.dtype | None) -> None:
+    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     for name, array in (("input", input), ("linear_weight", weight), ("linear_bias", bias)):
         if array is not None and array.dtype not in TILE_DTYPES:
             raise TypeError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and scores of rows from hidden states and their derivative, for ``jax.grad``."""
+"""Loss and scores of rows from hidden states, and their derivative, for ``jax.grad``."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ from nkilib.jax.functions.linear_cross_entropy.kernels import LinearRecipe, Need
 
 @dataclass(frozen=True)
 class Saved:
-    """What the backward takes of the forward.
+    """The values that the forward saves for the backward.
 
     Attributes:
         input: [N, D].
-        linear_weight: in its layout.
+        linear_weight: the output layer, in its layout.
         target: int32, as ``targets.class_indices`` gives them.
         linear_bias, class_weight: [V] float32, or None.
         maximum, log_sum: [N] float32.
-        entropy: [N] float32; None where it was not asked for.
-        needed: which gradients, from ``saved_flags``.
+        entropy: [N] float32; None where it was not requested.
+        needed: flags of the needed gradients, from ``saved_flags``.
     """
 
     input: jax.Array
@@ -46,17 +46,20 @@ class Saved:
     needed: jax.Array
 
 
-# A container of arrays to JAX.
+# JAX treats it as a container of arrays.
 jax.tree_util.register_dataclass(Saved)
 
-# Of rows and of what they share.
+# A function of the arrays of rows and of the shared arrays.
 _Launch = Callable[[Arrays, Arrays], dict[str, jax.Array]]
-# What gradients come to, by name.
+# The names of the results that have upstream gradients.
 _UPSTREAM: Final = ("loss", "lse", "logprob", "entropy")
 
 
 def _launched(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Of the forward where nothing is needed; gradients of the output layer are sums over the rows of an example."""
+    """Launch the forward if ``needed`` is None, else the backward, and return the results.
+
+    Gradients of the output layer are sums over the rows of an example.
+    """
     if needed is None:
         call: _Launch = partial(kernels.forward, recipe)
         return batched_by_rows(call)(rows, shared)
@@ -71,7 +74,7 @@ def _refuse_second(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, sh
     )
 
 
-# What a kernel returns, with a derivative that raises: without one, the error would be that of a callback.
+# The results of a kernel, with a derivative that raises an error: without it, the error would come from a callback.
 _kernel_results: Final = jax.custom_vjp(_launched, nondiff_argnums=(0, 1))
 _kernel_results.defvjp(_refuse_second, _refuse_second)
 
@@ -84,23 +87,23 @@ def _results(
     linear_bias: jax.Array | None,
     class_weight: jax.Array | None,
 ) -> dict[str, jax.Array]:
-    """Of the forward kernel; the log-probability of the target in place of its logit."""
+    """Return the results of the forward kernel, with the log-probability of the target in place of its logit."""
     rows = {"input": input, "target": _kernel_target(target)}
-    found = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
+    results = _kernel_results(recipe, None, rows, _shared(linear_weight, linear_bias, class_weight))
     if recipe.wanted.target:
-        logprob = (found.pop("target_logit") - found["maximum"]) - found["log_sum"]
-        found["logprob"] = jnp.where(target == IGNORED, 0.0, logprob)
-    elif not recipe.is_loss and "loss" in found:
-        found["logprob"] = 0.0 - found.pop("loss")  # a difference, for the negative of 0 has a sign
+        logprob = (results.pop("target_logit") - results["maximum"]) - results["log_sum"]
+        results["logprob"] = jnp.where(target == IGNORED, 0.0, logprob)
+    elif not recipe.is_loss and "loss" in results:
+        results["logprob"] = 0.0 - results.pop("loss")  # a difference, for the negative of 0 has a sign
     is_wrong = target == OUT_OF_RANGE
     return {
         name: jnp.where(is_wrong, jnp.nan, values) if name in ("loss", "logprob") else values
-        for name, values in found.items()
+        for name, values in results.items()
     }
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Some class stands for one that does not exist; what comes of it is made NaN."""
+    """Replace classes that do not exist by an existing one; the results of these rows are made NaN later."""
     return jnp.where(target == OUT_OF_RANGE, 0, target)
 
 
@@ -111,14 +114,17 @@ def _shared(linear_weight: jax.Array, linear_bias: jax.Array | None, class_weigh
 def _forward(
     recipe: LinearRecipe, input: Any, linear_weight: Any, target: Any, linear_bias: Any, class_weight: Any
 ) -> tuple[dict[str, jax.Array], Saved]:
-    """With ``symbolic_zeros``, JAX tells of every argument whether it is differentiated by."""
+    """Compute the results and the saved values.
+
+    With ``symbolic_zeros``, JAX tells which arguments are differentiated.
+    """
     needed = Needed(input.perturbed, linear_weight.perturbed, linear_bias is not None and linear_bias.perturbed)
     if class_weight is not None and class_weight.perturbed:
         raise NotImplementedError(
             f"{recipe.caller}: weight is differentiated by, and there is no derivative by class weights; pass "
             f"jax.lax.stop_gradient(weight)"
         )
-    bias, weights = (None if each is None else each.value for each in (linear_bias, class_weight))
+    bias, weights = (None if argument is None else argument.value for argument in (linear_bias, class_weight))
     results = _results(recipe, input.value, linear_weight.value, target.value, bias, weights)
     saved = Saved(
         input=input.value,
@@ -135,16 +141,16 @@ def _forward(
 
 
 def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> tuple[jax.Array | None, ...]:
-    """Gradients of input, weight, target, bias and class weights; None for no gradient."""
+    """Compute the gradients of input, weight, target, bias and class weights; None for no gradient."""
     upstream: dict[str, jax.Array | None] = {
         name: None if name not in grads or isinstance(grads[name], SymbolicZero) else grads[name] for name in _UPSTREAM
     }
     needed = Needed(*flags_of(saved.needed))
-    if needed == Needed(False, False, False) or all(each is None for each in upstream.values()):
+    if needed == Needed(False, False, False) or all(grad is None for grad in upstream.values()):
         return None, None, None, None, None
     of_logprob = upstream["logprob"]
     if not recipe.is_loss and saved.target.ndim == 1 and of_logprob is not None:
-        # As the negative of a loss, whose gradient is the one that costs nothing more.
+        # As the negative of a loss, whose gradient costs nothing more.
         upstream.update(loss=-of_logprob, logprob=None)
     is_wrong = saved.target == OUT_OF_RANGE
     for name in ("loss", "logprob"):
@@ -160,8 +166,8 @@ def _backward(recipe: LinearRecipe, saved: Saved, grads: Mapping[str, Any]) -> t
         **{f"grad_{name}": values for name, values in upstream.items()},
     }
     shared = _shared(saved.linear_weight, saved.linear_bias, saved.class_weight)
-    found = _kernel_results(recipe, needed, rows, shared)
-    return found.get("input"), found.get("linear_weight"), None, found.get("linear_bias"), None
+    results = _kernel_results(recipe, needed, rows, shared)
+    return results.get("input"), results.get("linear_weight"), None, results.get("linear_bias"), None
 
 
 # From the recipe, hidden states [N, D], the weight, targets, bias and class weights to results by name, [N] each

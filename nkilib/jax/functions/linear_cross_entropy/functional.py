@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_cross_entropy``: the loss of an output layer from hidden states, on kernels that keep no logits."""
+"""``linear_cross_entropy``: the loss of an output layer from hidden states, on kernels that store no logits."""
 
 from __future__ import annotations
 
@@ -128,13 +128,14 @@ def linear_cross_entropy(
     It equals, with z = softcap(logit_scale * (input @ linear_weight.T + linear_bias)) / temperature and products in
     float32, ``nkilib.jax.cross_entropy(z, target, weight, ...)``, and without options
     ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``. The gradients of ``input``, ``linear_weight``
-    and ``linear_bias`` have the types of these arrays, come from float32 sums and are rounded once; one that nobody
-    asks for is not computed. Of float16 all gradients are NaN where an upstream gradient of one position is infinite or
-    NaN: the largest one sets a power of two for all.
+    and ``linear_bias`` have the types of these arrays, come from float32 sums and are rounded once; a gradient that is
+    not needed is not computed. With float16, all gradients are NaN if the upstream gradient of one position is infinite
+    or NaN, because the largest upstream gradient sets a power of two for all positions.
 
-    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. Derivatives are
-    first ones in reverse mode. A class that does not exist is an IndexError where the targets are known (numpy arrays,
-    and on the CPU arrays that are not being traced); else the loss of its position is NaN, and so are gradients.
+    It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has first
+    derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are known (numpy
+    arrays, and on the CPU arrays that are not being traced); else the loss of its position is NaN, and so are
+    gradients.
 
     Args:
         input: hidden states, [..., D], bfloat16, float16 or float32; D from 16 to 16,384.
@@ -143,34 +144,36 @@ def linear_cross_entropy(
             the features.
         linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
-        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
-            ``"none"`` keeps the positions apart.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
+            not, ``"none"`` keeps the positions apart.
+        ignore_index: class index of ignored positions. They have loss 0 and gradient 0.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
         logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
             As in Gemma 2, arXiv 2408.00118.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number, a constant of the compiled
-            kernel, as ``logit_scale``: each new value compiles anew.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as the models of Cohere have it. Neither
-            is multiplied into an operand of the product, so nothing is rounded for them.
-        compute_dtype: bfloat16, float16 or float32: operands of another type, which need not be alike then, are rounded
-            to it for the products, and so is the bias. None: that of the operands.
+        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number, which like ``logit_scale`` is
+            a
+            constant of the compiled kernel: each new value is compiled again.
+        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as in the models of Cohere. Neither
+            temperature nor scale is multiplied into an operand of the product, so nothing is rounded for them.
+        compute_dtype: bfloat16, float16 or float32: operands of other types, which may then differ, are rounded to it
+            for
+            the products, and so is the bias. None: the type of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        normalizer: number that replaces the divisor of the mean, for instance that of the targets on all devices. It
-            may be traced; no derivative is taken by it.
-        return_outputs: return :class:`CrossEntropyOutputs`.
-        weight_layout: ``"vd"``, as PyTorch and Hugging Face have it and as an embedding that is shared with the output
-            layer is, or ``"dv"``, as the kernel of ``flax.linen.Dense`` is. Neither is copied.
+        normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
+            be traced; it has no derivative.
+        return_outputs: whether to return :class:`CrossEntropyOutputs`.
+        weight_layout: ``"vd"``, the layout of PyTorch, of Hugging Face and of an embedding that is shared with the
+            output layer, or ``"dv"``, the layout of the kernel of ``flax.linen.Dense``. Neither is copied.
 
     Returns:
         The loss, float32: without dimensions, or for ``"none"`` of the shape of the targets. If every position is
         ignored the mean is NaN and the gradient 0.
 
     Raises:
-        TypeError: an argument has the wrong Python type or dtype (float64 is refused, and types that are not alike
+        TypeError: an argument has the wrong Python type or dtype (float64 is not supported, nor are different types
             without ``compute_dtype``), or a number that is compiled in is traced.
         ValueError: shapes do not fit; unknown ``reduction``, ``weight_layout`` or ``compute_dtype``; an option is out
-            of range; ``normalizer`` without a mean; the environment says two numbers of cores.
+            of range; ``normalizer`` without a mean; the environment gives two different numbers of cores.
         IndexError: a target out of range, where targets are known.
         NotImplementedError: arrays are not where kernels run; a derivative by class weights, in forward mode through
             the gradients, or a second one.
@@ -186,17 +189,17 @@ def linear_cross_entropy(
     )
     scale = checked_scale(_CALLER, linear_cross_entropy, logit_scale)
     dtype = checked_compute_dtype(_CALLER, compute_dtype)
-    given = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
-    check_operands(_CALLER, given, dtype, weight=weight)
-    check_indices(_CALLER, given, given.positions)
+    arguments = LinearArguments(input, linear_weight, target, linear_bias, weight_layout)
+    check_operands(_CALLER, arguments, dtype, weight=weight)
+    check_indices(_CALLER, arguments, arguments.positions)
     check_reduction(_CALLER, reduction)
     if weight is not None:
-        check_weight(_CALLER, weight, given.classes)
+        check_weight(_CALLER, weight, arguments.classes)
     check_normalizer(_CALLER, normalizer, reduction)
     if return_outputs:
-        check_outputs(_CALLER, given.classes)
-    check_range(_CALLER, target, options.ignore_index, given.classes)
-    target, is_narrowed = narrowed(target, options.ignore_index, given.classes)
+        check_outputs(_CALLER, arguments.classes)
+    check_range(_CALLER, target, options.ignore_index, arguments.classes)
+    target, is_narrowed = narrowed(target, options.ignore_index, arguments.classes)
     if normalizer is not None and not isinstance(normalizer, jax.Array):
         normalizer = np.asarray(normalizer, np.float32)  # JAX would make int32 of integers, which wraps around
     launch_cores(f"nkilib.jax.{_CALLER}", library_grid())  # of a compiled launch JAX would wrap what is raised
@@ -205,7 +208,7 @@ def linear_cross_entropy(
         is_loss=True,
         options=replace(options, ignore_index=IGNORED) if is_narrowed else options,
         logit_scale=scale,
-        compute_dtype=given.rounding_dtype(dtype),
+        compute_dtype=arguments.rounding_dtype(dtype),
         weight_layout=weight_layout,
         wanted=Wanted(
             argmax=return_outputs,
@@ -229,7 +232,10 @@ def _computed(
     weight: jax.Array | None,
     normalizer: jax.Array | None,
 ) -> jax.Array | CrossEntropyOutputs:
-    """:func:`linear_cross_entropy` of checked arguments; else each small operation would be a program of its own."""
+    """Compute :func:`linear_cross_entropy` of checked arguments.
+
+    It is compiled, because each small operation would be its own program otherwise.
+    """
     results, classes = computed_rows(recipe, input, linear_weight, target, linear_bias, weight)
     valid = classes != IGNORED
     if weight is None:  # no kernel is needed for it

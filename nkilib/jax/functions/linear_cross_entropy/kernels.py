@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The launches of the kernels of hidden states, over rows: positions.
+"""Launches of the kernels of hidden states, over rows, which are positions.
 
-``rows`` have an entry for each position, ``shared`` what all have in common: the output layer and the class weights.
+``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
+class weights.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from nkilib.experimental.loss import (
     linear_token_scores_forward,
 )
 from nkilib.experimental.loss.cross_entropy.options import LossOptions, Wanted
-from nkilib.jax.dispatch.batching import Arrays, given
+from nkilib.jax.dispatch.batching import Arrays, required
 from nkilib.jax.dispatch.host_call import Result
 from nkilib.jax.dispatch.launch import Kernel, launch
 from nkilib.jax.functions.cross_entropy.kernels import TILE_DTYPES
@@ -31,24 +32,24 @@ from nkilib.simulator.hardware.options import Options
 _FLOAT32, _INT32 = jnp.dtype(jnp.float32), jnp.dtype(jnp.int32)
 _FORWARD: Final = Kernel("linear_cross_entropy_forward", linear_cross_entropy_forward)
 _BACKWARD: Final = Kernel("linear_cross_entropy_backward", linear_cross_entropy_backward)
-# Of several target ids of a position.
+# The kernels for several target ids per position.
 _FORWARD_OF_IDS: Final = Kernel("linear_token_scores_forward", linear_token_scores_forward)
 _BACKWARD_OF_IDS: Final = Kernel("linear_token_scores_backward", linear_token_scores_backward)
 
 
 @dataclass(frozen=True)
 class LinearRecipe:
-    """What is compiled into the kernels.
+    """The options that are compiled into the kernels.
 
     Attributes:
-        caller: who is named in errors.
-        is_loss: it is a loss; else log-probabilities, without options of the loss.
-        options: of the loss.
-        logit_scale: what product and bias are multiplied by, before cap and temperature.
-        compute_dtype: the type that operands of another one are rounded to, by its name; None: all have the same.
+        caller: the name that errors begin with.
+        is_loss: whether the kernel computes a loss; else log-probabilities, without options of the loss.
+        options: the options of the loss.
+        logit_scale: the factor of product and bias, before cap and temperature.
+        compute_dtype: the name of the type that operands of another type are rounded to; None: all have the same type.
         weight_layout: ``"vd"`` or ``"dv"``.
-        wanted: results of the forward; maximum and log-sum are among them.
-        simulator: its options; None on the real NKI.
+        wanted: the wanted results of the forward; maximum and log-sum are among them.
+        simulator: the options of the simulator; None on the real NKI.
     """
 
     caller: str
@@ -61,8 +62,8 @@ class LinearRecipe:
     simulator: Options | None
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
-        """The arguments of forward and backward; targets have one number for what is to be ignored."""
-        found: dict[str, Any] = {
+        """Return the arguments of forward and backward; one number marks all ignored targets."""
+        constants: dict[str, Any] = {
             "weight_layout": self.weight_layout,
             "ignore_index": IGNORED,
             "logit_softcap": self.options.logit_softcap,
@@ -71,14 +72,14 @@ class LinearRecipe:
             "compute_dtype": None if self.compute_dtype is None else TILE_DTYPES[jnp.dtype(self.compute_dtype)],
         }
         if not of_ids:
-            found["label_smoothing"] = self.options.label_smoothing
-            found["lse_square_scale"] = self.options.lse_square_scale
-        return found
+            constants["label_smoothing"] = self.options.label_smoothing
+            constants["lse_square_scale"] = self.options.lse_square_scale
+        return constants
 
 
 @dataclass(frozen=True)
 class Needed:
-    """By which arguments a result is differentiated."""
+    """The arguments that a result is differentiated by."""
 
     input: bool
     weight: bool
@@ -86,18 +87,18 @@ class Needed:
 
 
 def forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """Results of the kernel.
+    """Launch the forward kernel and return its results.
 
     Args:
-        recipe: compiled in.
-        rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids of a position.
+        recipe: the compiled options.
+        rows: ``input`` [N, D]; ``target`` int32, each a class or ``IGNORED``, [N], or [N, K] for K ids per position.
         shared: ``linear_weight`` in its layout; ``linear_bias`` and ``class_weight``, [V] float32 or None.
 
     Returns:
-        [N] float32 but for ``argmax``, int32: loss, or of K ids logprob [N, K]; lse, maximum and log_sum; target_logit
-        and position_weight, argmax, entropy, log_sum_squares and mean_logit where they are wanted.
+        [N] float32, except ``argmax``, which is int32: loss, or with K ids logprob [N, K]; lse, maximum and log_sum;
+        and if wanted target_logit, position_weight, argmax, entropy, log_sum_squares and mean_logit.
     """
-    input, target, wanted = given(rows, "input"), given(rows, "target"), recipe.wanted
+    input, target, wanted = required(rows, "input"), required(rows, "target"), recipe.wanted
     positions, of_ids = input.shape[:1], target.ndim == 2
     names = ["logprob" if of_ids else "loss", "lse"]
     names += ["target_logit", "position_weight"] if wanted.target else []
@@ -119,22 +120,24 @@ def forward(recipe: LinearRecipe, rows: Arrays, shared: Arrays) -> dict[str, jax
 
 
 def backward(recipe: LinearRecipe, needed: Needed, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
-    """The gradients that are needed: ``input`` and ``linear_weight`` in shape and type, ``linear_bias`` [V] float32.
+    """Launch the backward kernel and return the needed gradients.
+
+    ``input`` and ``linear_weight`` have the shape and type of these arrays, ``linear_bias`` is [V] float32.
 
     Args:
-        recipe: that of the forward.
-        needed: at least one.
-        rows: as in the forward, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
-            ``grad_lse``, ``grad_logprob`` ([N, K] of K ids) and ``grad_entropy``, None for no gradient, at least one is
-            given; ``entropy``, that of the forward, where it has a gradient. Of K ids there is no ``grad_loss``.
-        shared: as in the forward.
+        recipe: the compiled options of the forward.
+        needed: the needed gradients, at least one.
+        rows: see :func:`forward`, and [N] float32 each: ``maximum`` and ``log_sum`` of the forward; ``grad_loss``,
+            ``grad_lse``, ``grad_logprob`` ([N, K] with K ids) and ``grad_entropy``, None for no gradient, at least one
+            is required; ``entropy`` of the forward, where it has a gradient. With K ids there is no ``grad_loss``.
+        shared: see :func:`forward`.
     """
     of_all = {"input": rows["input"], "linear_weight": shared["linear_weight"], "linear_bias": shared["linear_bias"]}
     wanted = {"input": needed.input, "linear_weight": needed.weight, "linear_bias": needed.bias}
     results = {
         name: Result(array.shape, array.dtype) for name, array in of_all.items() if array is not None and wanted[name]
     }
-    target, lse = given(rows, "target"), given(rows, "maximum") + given(rows, "log_sum")
+    target, lse = required(rows, "target"), required(rows, "maximum") + required(rows, "log_sum")
     if target.size == 0:
         return {name: jnp.zeros(result.shape, result.dtype) for name, result in results.items()}
     of_ids = target.ndim == 2

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arrays of any shape made rows of positions, for loss and scores alike; compiled with what follows from them."""
+"""Conversion of arrays of any shape to rows of positions, for loss and scores alike, compiled with the launch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def computed_rows(
     linear_bias: jax.Array | None,
     class_weight: jax.Array | None = None,
 ) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Results of checked arguments by row, and int32 targets of the rows.
+    """Compute the results by row from checked arguments, and return them with the int32 targets of the rows.
 
     Args:
-        recipe: compiled in.
+        recipe: the compiled options.
         input: [..., D].
-        linear_weight: in its layout.
-        target: of the positions, or with an axis of K ids beside them.
+        linear_weight: the output layer, in its layout.
+        target: class indices in the shape of the positions, or with a further axis of K ids.
         linear_bias, class_weight: [V] floating, or None.
     """
     positions = prod(input.shape[:-1])
@@ -51,7 +51,7 @@ def computed_rows(
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Targets of numpy as class indices of 32 bits, before JAX makes them of 64 bits; and whether they are."""
+    """Convert numpy targets to class indices of 32 bits before JAX makes 64 bits of them; also tell whether it did."""
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True
     return target, False

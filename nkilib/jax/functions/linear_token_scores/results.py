@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``linear_token_scores`` returns."""
+"""The return value of ``linear_token_scores``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import jax
 
 
 class LinearTokenScores(NamedTuple):
-    """Scores of the shape of the positions, float32 but for ``argmax``; None for what is not asked for.
+    """Scores in the shape of the positions, float32 except ``argmax``; None for scores that were not requested.
 
     Logits z are those after scale, cap and temperature, p is their softmax. Ignored positions have all scores but the
     log-probability.
 
     Attributes:
-        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. Of K target ids a position it
-            has K as its last axis. Differentiable.
-        entropy: of the softmax, in nats. Differentiable.
+        logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. With K target ids per position
+            its last axis has K entries. Differentiable.
+        entropy: entropy of the softmax, in nats. Differentiable.
         lse: log-sum-exp of the logits, in nats. Differentiable.
-        argmax: int32, the first class with the largest logit; V, which is no class, in a row that holds a NaN.
+        argmax: int32, the first class with the largest logit; V, which is not a class, in a row that holds a NaN.
         log_sum_squares: log of the sum of p^2, at most 0.
         mean_logit: the mean of z over the classes that no bias of -inf masks.
     """

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivative of the loss of rows: the kernels' by the logits, PyTorch's operators' by probabilities and weights."""
+"""The derivative of the row-wise cross-entropy: kernels for the logits, PyTorch's operators for probabilities and
+weights.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ from nkilib.torch.functions.cross_entropy.soft_targets import soft_target_gradie
 
 
 def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
-    """Gradients of class probabilities and of class weights, those of them that are asked for.
+    """Return the gradients of class probabilities and of class weights, as far as they are needed.
 
     Args:
-        call: of the backward.
-        needed: which inputs need a gradient.
+        call: the call of the backward.
+        needed: for each input, whether it needs a gradient.
     """
     needs_target, needs_weight = needed["target"], needed["class_weight"]
     grad_loss = call.tensors.get("grad_loss")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the functions refuse beside what all do, from shapes, types and devices alone: values are never looked at.
+"""Checks of cross-entropy beyond those of all functions, on shapes, dtypes and devices only: values are never read.
 
-For an input that ``torch.nn.functional.cross_entropy`` refuses too, the error has the type that it has there.
+For an input that ``torch.nn.functional.cross_entropy`` rejects too, the error has the same type as PyTorch's.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ _KNOWN: Final = (
 )
 
 
-def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) -> LossOptions:
-    """The options as Python numbers.
+def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossOptions:
+    """Return the options as Python numbers.
 
     Args:
-        caller: who is named in errors.
-        function: whose keywords they are.
-        given: options by name; the others have their default.
+        caller: the function that error messages name.
+        function: the function whose keyword arguments the options are.
+        given: options by name; options that are not given have their default.
 
     Raises:
-        TypeError: there is no such option; no number, or no integer for ``ignore_index``.
-        ValueError: ``ignore_index`` does not fit 64 bits; another option than ``label_smoothing`` is out of range.
+        TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``.
+        ValueError: ``ignore_index`` does not fit 64 bits; an option other than ``label_smoothing`` is out of range.
         RuntimeError: ``label_smoothing`` is out of range, as in PyTorch.
     """
-    options = numbers(caller, function, LossOptions, given)
+    options = numbers(caller, function, LossOptions, arguments)
     if not 0.0 <= options.label_smoothing <= 1.0:
         raise RuntimeError(f"{caller}: label_smoothing must be between 0.0 and 1.0. Got: {options.label_smoothing}")
     try:
@@ -57,7 +57,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **given: Any) 
 
 
 def check_known(caller: Caller, options: LossOptions, where: str) -> None:
-    """Refuse an option that is the kernels' alone where a formula of the loss is written in PyTorch.
+    """Reject an option that only the kernels have, where the loss is computed by a formula written in PyTorch.
 
     Raises:
         NotImplementedError: the option has another value than its default.
@@ -77,13 +77,14 @@ def check_arguments(
     normalizer: Tensor | None,
     class_dim: int,
 ) -> None:
-    """Refuse what the kernels cannot compute or PyTorch does not accept; :func:`check_weight` is apart.
+    """Reject arguments that the kernels cannot compute or that PyTorch does not accept; :func:`check_weight` is
+    separate.
 
     Raises:
-        TypeError: an argument has the wrong Python type, or the input is none of bfloat16, float16 and float32.
+        TypeError: an argument has the wrong Python type, or the input is not bfloat16, float16 or float32.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``normalizer`` does not fit.
-        RuntimeError: other shapes do not fit.
-        NotImplementedError: an unsupported device, a shard, integer logits, or a derivative in forward mode.
+        RuntimeError: other shapes do not match.
+        NotImplementedError: an unsupported device, a sharded tensor, integer logits, or forward-mode differentiation.
     """
     tensors = {caller.input: input, "target": target, "weight": weight, "normalizer": normalizer}
     checks.check_tensors(caller, tensors, optional=("weight", "normalizer"))
@@ -103,20 +104,20 @@ def check_arguments(
 
 
 def check_class_dim(caller: Caller, class_dim: int) -> None:
-    """Refuse another dimension of the classes than the second or the last.
+    """Check that the dimension of the classes is the second (1) or the last (-1).
 
     Raises:
-        ValueError: always then.
+        ValueError: if the check fails.
     """
     if type(class_dim) is not int or class_dim not in (1, -1):
         raise ValueError(f"{caller}: class_dim must be 1, as in PyTorch, or -1, got {class_dim!r}; permute the input")
 
 
 def check_inplace(caller: Caller, input: Tensor, class_dim: int) -> None:
-    """Refuse ``inplace=True`` where the gradient cannot be written over the logits.
+    """Reject ``inplace=True`` where the gradient cannot be written over the logits.
 
     Raises:
-        RuntimeError: the logits are a leaf that requires grad, or a view of one; torch.compile is at work.
+        RuntimeError: the logits are a leaf that requires grad, or a view of one; torch.compile is tracing.
         ValueError: the kernel would work on a copy of the logits.
     """
     checks.check_inplace(caller, input)
@@ -133,15 +134,15 @@ def _check_probabilities(caller: Caller, target: Tensor, options: LossOptions) -
     if options.ignore_index >= 0:
         raise RuntimeError(
             f"{caller}: ignore_index is not supported for floating point target, got {options.ignore_index}; leave it "
-            f"out, and give positions that do not count a row of zeros"
+            f"out, and give ignored positions a row of zeros"
         )
 
 
 def check_floating(caller: Caller, target: Tensor) -> None:
-    """Refuse class probabilities of another type.
+    """Check that class probabilities have a floating dtype.
 
     Raises:
-        RuntimeError: always then.
+        RuntimeError: if the check fails.
     """
     if not target.is_floating_point():
         raise RuntimeError(
@@ -153,23 +154,23 @@ def check_floating(caller: Caller, target: Tensor) -> None:
 def check_indices(
     caller: Caller, logits: tuple[int, ...], expected: tuple[int, ...], target: Tensor, remedy: str = ""
 ) -> None:
-    """Refuse class indices of another shape or type, in the order of PyTorch: the error is that of the first fault.
+    """Reject class indices of the wrong shape or dtype, in PyTorch's order: the error is that of the first fault.
 
     Args:
-        caller: who is named in errors.
-        logits: their shape.
-        expected: that of the targets.
-        target: of the caller's arguments.
-        remedy: to be added where the shape is another.
+        caller: the function that error messages name.
+        logits: the shape of the logits.
+        expected: the shape that the targets must have.
+        target: the target of the caller.
+        remedy: a text that is appended to the message for a wrong shape.
 
     Raises:
         ValueError: batch sizes differ.
-        RuntimeError: another shape; or no integers.
+        RuntimeError: another shape, or a dtype that is not an integer.
     """
     fits = target.shape == expected or (len(logits) == 1 and target.shape == (1,))
-    batch, given = (logits[0] if len(logits) > 1 else 1), (target.shape[0] if target.dim() else 0)
-    if not fits and batch != given and (len(logits) > 1 or target.dim() <= 1):
-        raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({given}).")
+    batch, target_batch = (logits[0] if len(logits) > 1 else 1), (target.shape[0] if target.dim() else 0)
+    if not fits and batch != target_batch and (len(logits) > 1 or target.dim() <= 1):
+        raise ValueError(f"{caller}: Expected input batch_size ({batch}) to match target batch_size ({target_batch}).")
     if target.dtype not in INDEX_DTYPES:
         raise RuntimeError(
             f"{caller}: expected target dtype to be an integer type, but got {target.dtype}; class probabilities have "
@@ -180,16 +181,16 @@ def check_indices(
 
 
 def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool) -> None:
-    """Refuse class weights that do not fit.
+    """Reject class weights of the wrong shape or dtype.
 
     Args:
-        caller: who is named in errors.
-        weight: of the caller's arguments.
-        classes: V.
-        soft: targets are class probabilities.
+        caller: the function that error messages name.
+        weight: the class weights of the caller.
+        classes: V, the number of classes.
+        soft: whether the targets are class probabilities.
 
     Raises:
-        RuntimeError: another shape than [classes]; not floating; requires grad and the targets are class indices.
+        RuntimeError: a shape other than [classes]; not floating; requires grad while the targets are class indices.
     """
     if weight is None:
         return
@@ -205,10 +206,11 @@ def check_weight(caller: Caller, weight: Tensor | None, classes: int, soft: bool
 
 
 def check_outputs(caller: Caller, classes: int) -> None:
-    """Refuse ``return_outputs`` where classes are too many to be counted in float32, as the argmax counts them.
+    """Reject ``return_outputs`` with more classes than float32 can count exactly, since the argmax is computed in
+    float32.
 
     Raises:
-        ValueError: there are more than 2^24.
+        ValueError: there are more than 2^24 classes.
     """
     if classes > ARGMAX_COLUMNS_MAX:
         raise ValueError(
@@ -217,12 +219,12 @@ def check_outputs(caller: Caller, classes: int) -> None:
 
 
 def check_normalizer(caller: Caller, normalizer: Tensor | None, reduction: str, device: torch.device) -> None:
-    """Refuse a divisor of the mean that does not fit.
+    """Reject a divisor of the mean that cannot be used.
 
     Raises:
-        ValueError: there is no mean; it has dimensions.
-        TypeError: complex.
-        RuntimeError: on another device than ``device`` and the CPU.
+        ValueError: the reduction is not a mean; the divisor has dimensions.
+        TypeError: the divisor is complex.
+        RuntimeError: the divisor is neither on ``device`` nor on the CPU.
     """
     if normalizer is None:
         return

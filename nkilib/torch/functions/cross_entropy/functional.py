@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``cross_entropy``: ``torch.nn.functional.cross_entropy`` on the kernels, and what large-vocabulary training adds."""
+"""``cross_entropy``: ``torch.nn.functional.cross_entropy`` computed by kernels, with options for large-vocabulary
+training.
+"""
 
 from __future__ import annotations
 
@@ -96,60 +98,62 @@ def cross_entropy(
     class_dim: int = 1,
     **recipe: Unpack[RecipeOptions],
 ) -> Tensor | CrossEntropyOutputs:
-    """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the cross-entropy between logits and targets with the kernels of :mod:`nkilib.experimental.loss`.
 
-    With the arguments that PyTorch has too it equals, with z = softcap(input) / temperature::
+    For the arguments that PyTorch shares, the result equals, with z = softcap(input) / temperature::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
 
     and ``lse_square_scale`` adds ``lse_square_scale * torch.logsumexp(z, class_dim) ** 2`` at every position that is
     not ignored, before the reduction. Statistics and the loss are float32 whatever the type of the logits, and the
-    gradient has the type of the logits, rounded once: of float16 to 0 below 3e-8, so scale the loss. No value is looked
-    at, so nothing waits for the device; on the CPU alone targets are checked for their range.
+    gradient has the dtype of the logits and is rounded once: float16 gradients below 3e-8 become 0, so scale the loss.
+    Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
+    their range.
 
     Args:
-        input: logits, bfloat16, float16 or float32: [V], [batch, V], [batch, V, d1, ...], or with
-            ``class_dim=-1`` [..., V]. Classes that do not lie next to each other in memory are copied so that they do.
-            A DTensor stands for what this rank has of it, and its mesh for the ranks that hold the other classes
-            (docs/trainers.md).
+        input: logits, bfloat16, float16 or float32: [V], [batch, V], [batch, V, d1, ...], or with ``class_dim=-1``
+            [..., V]. Logits whose classes are not adjacent in memory are copied first. A DTensor contributes this
+            rank's part, and its mesh defines the ranks that hold the other classes (see
+            docs/reference/torch.md#which-function-for-which-trainer).
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
-            the classes; or class probabilities, floating, of the shape of ``input``. For probabilities, ``target`` and
-            ``weight`` may require grad; those gradients take PyTorch's operators, and their memory.
+            the classes; or class probabilities, floating, of the shape of ``input``. With probabilities, ``target`` and
+            ``weight`` may require grad; their gradients are computed by PyTorch's operators and use their memory.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
-        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count (by the number of
-            positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
+        ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored (for class
+            probabilities, by the number of positions), ``"sum"`` does not, ``"none"`` returns one loss per position.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
-            As in Gemma 2, arXiv 2408.00118.
-        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
-        exact_maximum: True takes the maximum of every row before its exponentials, False does without, None chooses by
-            the modelled time (docs/kernels.md). Either form has the same bounds of errors.
-        normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
-            in all micro-batches or on all ranks.
-        inplace: the backward writes the gradient over the memory of ``input``, which saves as much as that. Later uses
-            of the logits in a backward raise, as after any operation in place.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(input / c), except -inf; None applies no
+            cap. Used in Gemma 2, arXiv 2408.00118.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
+            2204.02311.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6.
+        exact_maximum: True computes the maximum of every row before its exponentials, False skips it, None chooses by
+            the modelled time (docs/explanation/cross_entropy.md). Both forms have the same error bounds.
+        normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
+            micro-batches or on all ranks.
+        inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses
+            of the logits in a backward raise, as after any in-place operation.
         return_outputs: return :class:`CrossEntropyOutputs`.
-        class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V] as language models have it.
+        class_dim: 1, as in PyTorch, or -1 for [batch, sequence, V], the layout of language models.
 
     Returns:
-        The loss, float32: without dimensions, or for ``"none"`` of the shape of class indices. If every position is
-        ignored the mean is NaN and the gradient 0, as in PyTorch.
+        The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of class indices. If every position is
+        ignored, the mean is NaN and the gradient 0, as in PyTorch.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or logits of float64.
+        TypeError: an argument has the wrong Python type, or the logits are float64.
         ValueError: unknown ``reduction`` or ``class_dim``; batch sizes differ; ``ignore_index``, ``logit_softcap``,
             ``lse_square_scale`` or ``temperature`` out of range; ``normalizer`` without a mean; ``return_outputs`` with
-            more than 2^24 classes; ``inplace`` where the logits would be copied; of a DTensor whose positions are
-            spread over ranks, a mean without ``normalizer``.
-        RuntimeError: shapes or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says; ``inplace``
-            for a leaf or under torch.compile; ``weight`` requires grad with class indices.
+            more than 2^24 classes; ``inplace`` where the logits would be copied; a mean without ``normalizer`` of a
+            DTensor whose positions are spread over ranks.
+        RuntimeError: incompatible shapes or devices, or ``label_smoothing`` out of range, as in PyTorch; ``inplace``
+            with a leaf that requires grad, or under torch.compile; ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
         AssertionError: ``exact_maximum=False`` where the kernels need the maximum.
-        NotImplementedError: another device; a DTensor of a placement without a rule; FSDP shards; integer logits; a
-            derivative in forward mode.
+        NotImplementedError: an unsupported device; a DTensor placement that is not supported; FSDP shards; integer
+            logits; forward-mode differentiation.
     """
     caller, whole = CROSS_ENTROPY, dtensor(input)
     if whole is not None:

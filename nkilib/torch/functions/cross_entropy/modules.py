@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``CrossEntropyLoss``, the module with the arguments of :func:`nkilib.torch.cross_entropy`."""
+"""``CrossEntropyLoss``: the module with the arguments of :func:`nkilib.torch.cross_entropy`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from nkilib.torch.functions.cross_entropy.outputs import CrossEntropyOutputs
 
 
 class CrossEntropyLoss(nn.Module):
-    """``torch.nn.CrossEntropyLoss`` on the kernels; ``forward(input, target)`` in that order, as there.
+    """``torch.nn.CrossEntropyLoss``, computed by the kernels; ``forward(input, target)`` takes its arguments in
+    PyTorch's order.
 
     Example::
 
@@ -25,10 +26,10 @@ class CrossEntropyLoss(nn.Module):
 
     Args:
         weight: [V] floating, kept as a buffer that moves with the module; None means 1.
-        ignore_index: as for :func:`~nkilib.torch.cross_entropy`, and so are all that follow.
-        normalizer: kept as a buffer too, but not in the state dict. An integer, best: a floating one is rounded where
-            the module is cast, as by ``model.to(torch.bfloat16)``. One that changes from step to step comes with the
-            call of the module instead.
+        ignore_index: see :func:`~nkilib.torch.cross_entropy`, also for all arguments that follow.
+        normalizer: a buffer that moves with the module, but is not in the state dict. Prefer an integer: a floating
+            tensor is rounded when the module is cast, as by ``model.to(torch.bfloat16)``. Pass a normalizer that
+            changes from step to step to the call of the module instead.
     """
 
     weight: Tensor | None
@@ -64,7 +65,7 @@ class CrossEntropyLoss(nn.Module):
     def forward(
         self, input: Tensor, target: Tensor, *, normalizer: Tensor | None = None
     ) -> Tensor | CrossEntropyOutputs:
-        """The loss; a ``normalizer`` of the call replaces the module's."""
+        """Return the loss; a ``normalizer`` of the call replaces the module's."""
         return cross_entropy(
             input,
             target,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.cross_entropy_*``, described.
+"""Descriptions of the operators ``torch.ops.nkilib.cross_entropy_*``.
 
-Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. The semantics of
-PyTorch's shapes and reductions are in :mod:`.functional`, derivatives in :mod:`.autograd`.
+Rows are positions: logits [N, V], targets [N] of any integer type or class probabilities [N, V]. PyTorch's shapes and
+reductions are implemented in :mod:`.functional`, derivatives in :mod:`.autograd`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which results are asked for: the log-probability, of the forward alone, and the sum of distances, of a shard."""
+    """The requested results: the log-probability (forward only), and the sum of distances (of a shard only)."""
 
     with_logprob: bool = False
     with_distance_sum: bool = False
@@ -39,32 +39,33 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Columns:
-    """Which classes the columns of the logits are, named as the kernels name it.
+    """The classes that the columns of the logits stand for; the fields have the names of the kernels' arguments.
 
-    Maximum, log_sum and what else comes from a sum over classes are those of all, where the backward takes them.
+    Where the backward takes the maximum, log_sum or another result of a sum over classes, it is the result over all
+    classes.
 
     Attributes:
         first_class: the class of the first column.
-        num_classes: V, of all shards of the vocabulary; None: the columns are all classes.
+        num_classes: V, the number of classes in all shards of the vocabulary; None if the columns are all classes.
     """
 
     first_class: int = 0
     num_classes: int | None = None
 
     def vocabulary(self, logits: Tensor) -> int:
-        """V."""
+        """Return V, the number of classes."""
         return logits.shape[1] if self.num_classes is None else self.num_classes
 
 
 @dataclass(frozen=True)
 class Sums:
-    """``weight_sum``: that of the class weights of all shards, for label smoothing; None: the kernel sums them up."""
+    """``weight_sum``: the sum of the class weights of all shards, for label smoothing; None: the kernel computes it."""
 
     weight_sum: float | None = None
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """What both kernels are given beside the inputs and options, or in place of them."""
+    """Return the arguments of both kernels that add to the inputs and options, or replace them."""
     logits, target = call.first, call.tensor("target")
     vocabulary = call.group(Columns).vocabulary(logits)
     classes, ignore_index = kernel_target(target, call.options["ignore_index"], vocabulary)
@@ -78,25 +79,27 @@ def _arguments(call: Call, direction: str) -> dict[str, Any]:
     }
 
 
-def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
     ignored = is_ignored(call.tensor("target"), call.options["ignore_index"])
-    return torch.where(ignored, 0.0, (found["target_logit"] - found["maximum"]) - found["log_sum"])
+    return torch.where(ignored, 0.0, (results["target_logit"] - results["maximum"]) - results["log_sum"])
 
 
 def _has_classes(call: Call) -> bool:
-    """Targets are class indices; probabilities have no single target."""
+    """Return whether the targets are class indices; probabilities have no single target."""
     return not call.tensor("target").is_floating_point()
 
 
 def _check_classes(call: Call) -> None:
-    """Refuse class indices out of range."""
+    """Reject class indices out of range."""
     columns = call.group(Columns)
     caller = CROSS_ENTROPY if columns.num_classes is None else VOCAB_PARALLEL
     check_range(str(caller), call.tensor("target"), call.options["ignore_index"], columns.vocabulary(call.first))
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Of class probabilities the backward needs the sum of the factors, and would read them twice to get it."""
+    """Return the sum of the factors of class probabilities, so that the backward need not read them twice to compute
+    it.
+    """
     return None if _has_classes(call) else results["position_weight"]
 
 
@@ -139,10 +142,11 @@ FORWARD: Final = register(
 
 
 def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
-    """Those that are ``functions.cross_entropy.results.ShardStatistics``, of a shard without classes too.
+    """Return the outputs that make up ``functions.cross_entropy.results.ShardStatistics``, also of a shard without
+    classes.
 
     Args:
-        vocabulary: V, from the call.
+        vocabulary: a function that returns V for a call.
     """
     return (
         Output("maximum", fill=torch.finfo(torch.float32).min),
@@ -178,10 +182,10 @@ def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | Non
 
 def _backward_arguments(call: Call) -> dict[str, Any]:
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    found = {**_arguments(call, "backward"), "lse_hbm": lse.detach().contiguous()}
+    arguments = {**_arguments(call, "backward"), "lse_hbm": lse.detach().contiguous()}
     if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither
-        found["entropy_hbm"] = None
-    return found
+        arguments["entropy_hbm"] = None
+    return arguments
 
 
 BACKWARD: Final = register(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the loss functions return, made of the results of the rows."""
+"""The values that the loss functions return, computed from the per-row results."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from nkilib.torch.losses.target_indices import is_ignored
 
 
 class CrossEntropyOutputs(NamedTuple):
-    """The loss and what the same pass over the logits yields beside it.
+    """The loss and further results of the same pass over the logits.
 
-    "Per position" is the shape of class-index targets. Logits are those after scale, cap and temperature. At ignored
-    positions lse, argmax and entropy are those of the logits, the rest is 0.
+    "Per position" is the shape of class-index targets. "The logits" are those after scale, cap and temperature. At
+    ignored positions, lse, argmax and entropy are computed from the logits; all other results are 0.
 
     Attributes:
-        loss: float32, reduced as asked for; it includes ``z_loss``. Differentiable.
+        loss: float32, reduced as requested; it includes ``z_loss``. Differentiable.
         lse: float32 per position, log-sum-exp of the logits, in nats. Differentiable.
         z_loss: float32, the part of the loss that ``lse_square_scale`` adds, reduced as the loss. Differentiable.
         logprob: float32 per position, log-probability of the target in nats, at most 0. Differentiable. None for class
             probabilities, which have no single target.
         argmax: int64 per position, the first class with the largest logit; V, which is no class, in a row that holds a
             NaN.
-        entropy: float32 per position, of the softmax of the logits, in nats. Differentiable.
+        entropy: float32 per position, the entropy of the softmax of the logits, in nats. Differentiable.
     """
 
     loss: Tensor
@@ -50,14 +50,14 @@ def returned_values(
     shape: tuple[int, ...],
     return_outputs: bool,
 ) -> Tensor | CrossEntropyOutputs:
-    """What a loss function returns.
+    """Return the value of a loss function: the loss, or with ``return_outputs`` all outputs.
 
     Args:
-        results: of the rows.
-        target: of the rows, class indices or probabilities.
-        options: of the loss.
-        reduction, normalizer, return_outputs: of the caller's arguments.
-        shape: of the positions.
+        results: the per-row results.
+        target: the targets of the rows, class indices or probabilities.
+        options: the options of the loss.
+        reduction, normalizer, return_outputs: the caller's arguments.
+        shape: the shape of the positions.
     """
     soft = target.is_floating_point()
     divisor = _divisor(results, normalizer, soft) if reduction == "mean" else None
@@ -77,7 +77,9 @@ def returned_values(
 
 
 def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
-    """What a mean divides by. PyTorch's, for class probabilities, is the number of positions whatever the weights."""
+    """Return the divisor of a mean; as in PyTorch, class probabilities use the number of positions whatever the
+    weights.
+    """
     if normalizer is not None:
         return normalizer.to(torch.float32)
     if soft:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of a loss of DTensor logits, made those of this rank."""
+"""The conversion of a loss's arguments with DTensor logits to this rank's part."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def loss_part(
     class_dim: int,
     inplace: bool,
 ) -> LocalPart:
-    """This rank's part of the arguments.
+    """Return this rank's part of the arguments.
 
     Raises:
-        TypeError, ValueError, RuntimeError, NotImplementedError: as :func:`local_part`.
+        TypeError, ValueError, RuntimeError, NotImplementedError: see :func:`local_part`.
         ValueError: a mean without ``normalizer`` where other ranks have other positions.
     """
     others = {"weight": weight, "normalizer": normalizer}

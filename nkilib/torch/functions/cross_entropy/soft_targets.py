@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gradients of class probabilities and of their class weights: PyTorch's operators compute them, the kernels do not.
+"""Gradients of class probabilities and of their class weights, computed by PyTorch's operators instead of kernels.
 
-They take memory of several times the logits, in float32, so nothing here runs unless one of the two requires grad.
+They use several times the memory of the logits, in float32, so nothing here runs unless one of the two requires grad.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ def soft_target_gradients(
     needs_target: bool,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
+    """Return the derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for
+    smoothing e.
 
     Args:
         logits: [N, V], before cap and temperature.
         target: [N, V], class probabilities y.
         class_weight: [V] float32; None means 1.
-        maximum, log_sum: [N] float32, the summands of lse, of z, the logits after cap and temperature.
-        grad_loss: [N] float32, upstream gradient of every position's loss.
-        options: of the forward.
-        num_classes: classes that smoothing spreads over; more than V where the logits are a shard.
-        needs_target, needs_weight: whose gradients are asked for.
+        maximum, log_sum: [N] float32; their sum is the lse of z, the logits after cap and temperature.
+        grad_loss: [N] float32, the upstream gradient of every position's loss.
+        options: the options of the forward.
+        num_classes: the number of classes that smoothing spreads over; more than V if the logits are a shard.
+        needs_target, needs_weight: whether each gradient is requested.
 
     Returns:
-        Gradients of ``target``, in its type, and of ``class_weight``, [V] float32; None for one not asked for.
+        The gradients of ``target``, in its dtype, and of ``class_weight``, [V] float32; None for a gradient that is not
+        requested.
     """
     z = logits.to(torch.float32)
     if options.logit_softcap is not None:

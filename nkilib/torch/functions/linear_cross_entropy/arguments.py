@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_cross_entropy`` that tensors and shapes decide about, under one name."""
+"""The arguments of ``linear_cross_entropy`` that are checked by tensor and shape, as one object."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from nkilib.torch.dispatch.autocast import autocast_dtype
 
 @dataclass(frozen=True)
 class LinearArguments:
-    """As the caller gave them.
+    """The arguments of a call of ``linear_cross_entropy``, as the caller passed them.
 
     Attributes:
-        input: [..., D].
-        linear_weight: [V, D], or [V, d1, ..., D] for a loss of several dimensions.
+        input: the hidden states [..., D].
+        linear_weight: the weight [V, D], or [V, d1, ..., D] for a loss of several dimensions.
         target: class indices, or class probabilities of the shape of the logits.
-        linear_bias: of the shape of ``linear_weight`` without D.
-        weight: [V], of the classes.
+        linear_bias: the bias, of the shape of ``linear_weight`` without D.
+        weight: the class weights [V].
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        normalizer: divisor of the mean.
-        grad_weight_sum: to which the gradient of ``linear_weight`` is added.
+        normalizer: the divisor of the mean.
+        grad_weight_sum: the tensor to which the gradient of ``linear_weight`` is added.
     """
 
     input: Tensor
@@ -38,7 +38,7 @@ class LinearArguments:
     grad_weight_sum: Tensor | None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """Those that are or may be tensors, by name."""
+        """Return the arguments that are or may be tensors, by name."""
         return {
             "input": self.input,
             "linear_weight": self.linear_weight,
@@ -51,20 +51,20 @@ class LinearArguments:
 
     @property
     def logits_shape(self) -> tuple[int, ...]:
-        """Of what ``torch.nn.functional.cross_entropy`` would get."""
+        """The shape of the logits that ``torch.nn.functional.cross_entropy`` would get."""
         return (*self.input.shape[:-1], *self.linear_weight.shape[:-1])
 
     @property
     def has_probabilities(self) -> bool:
-        """The targets are class probabilities, which PyTorch tells by their shape."""
+        """True if the targets are class probabilities, which PyTorch recognises by their shape."""
         return tuple(self.target.shape) == self.logits_shape
 
     def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-        """The type that kernels round the operands to for the product; None where nothing has to be rounded.
+        """Return the dtype that kernels round the operands to for the product; None where nothing has to be rounded.
 
         Args:
-            compute_dtype: of the caller's arguments; None is autocast's, if that is on.
+            compute_dtype: the caller's argument; None means autocast's dtype if autocast is on.
         """
         dtype = compute_dtype or autocast_dtype(self.input.device)
         operands = (self.input, self.linear_weight, self.linear_bias)
-        return None if all(each is None or each.dtype == dtype for each in operands) else dtype
+        return None if all(tensor is None or tensor.dtype == dtype for tensor in operands) else dtype

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivatives of the operators: another launch, or gradients that the forward has returned already."""
+"""The derivatives of the operators: a second launch, or gradients that the forward has returned already."""
 
 from __future__ import annotations
 

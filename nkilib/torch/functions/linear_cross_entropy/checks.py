@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``linear_cross_entropy`` refuses, from shapes, types and devices alone: values are never looked at.
+"""The checks of ``linear_cross_entropy``, on shapes, dtypes and devices only: values are never read.
 
-For an input that ``torch.nn.functional.linear_cross_entropy`` refuses too, the error has the type that it has there.
+For an input that ``torch.nn.functional.linear_cross_entropy`` rejects too, the error has the same type as PyTorch's.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, D
 
 
 def checked_recipe(
-    caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **given: Any
+    caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
 ) -> tuple[LossOptions, Product]:
-    """The options of the loss, and what is done with the product, as Python numbers.
+    """Return the options of the loss and of the matrix product as Python numbers.
 
     Args:
-        caller: who is named in errors.
-        function: whose keywords they are.
+        caller: the function that error messages name.
+        function: the function whose keyword arguments the options are.
         temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
-        given: further options of the loss by name; the others have their default.
+        given: further options of the loss by name; options that are not given have their default.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as :func:`checked_options`.
+        TypeError, ValueError, RuntimeError: see :func:`checked_options`.
     """
     divisor, factor = (
         checks.checked_number(caller, name, value)
         for name, value in (("temperature", temperature), ("logit_scale", logit_scale))
     )
-    options = checked_options(caller, function, temperature=divisor, **given)
+    options = checked_options(caller, function, temperature=divisor, **further)
     try:
         check_logit_scale(str(caller), factor)
     except AssertionError as error:
@@ -57,41 +57,42 @@ def checked_recipe(
     return options, Product(factor)
 
 
-def check_arguments(caller: Caller, given: LinearArguments, ignore_index: int | None) -> None:
-    """Refuse what PyTorch does not accept either, in its order: the error is that of the first fault.
+def check_arguments(caller: Caller, arguments: LinearArguments, ignore_index: int | None) -> None:
+    """Reject arguments that PyTorch does not accept either, in its order: the error is that of the first fault.
 
-    :func:`check_weight` of cross-entropy is apart, for a shard of the classes has not their number.
+    :func:`check_weight` of cross-entropy is separate, because a shard of the classes does not know their number.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         ValueError: unknown ``reduction``; batch sizes differ.
-        RuntimeError: other shapes, types or devices do not fit.
-        NotImplementedError: an unsupported device, a shard, integers to multiply, or a derivative in forward mode.
+        RuntimeError: other shapes, dtypes or devices do not match.
+        NotImplementedError: an unsupported device, a sharded tensor, integers to multiply, or forward-mode
+            differentiation.
     """
-    tensors = given.tensors()
+    tensors = arguments.tensors()
     checks.check_tensors(caller, tensors, optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
-    check_reduction(caller, given.reduction)
+    check_reduction(caller, arguments.reduction)
     checks.check_plain(caller, tensors)
     checks.check_devices(
-        caller, given.input, {name: tensors[name] for name in ("linear_weight", "target", "linear_bias", "weight")}
+        caller, arguments.input, {name: tensors[name] for name in ("linear_weight", "target", "linear_bias", "weight")}
     )
-    _check_shapes(caller, given)
-    if given.has_probabilities:
-        check_floating(caller, given.target)
+    _check_shapes(caller, arguments)
+    if arguments.has_probabilities:
+        check_floating(caller, arguments.target)
         if ignore_index is not None:
             raise RuntimeError(
                 f"{caller}: ignore_index is not supported for floating point target, got {ignore_index}; leave it out, "
-                f"and give positions that do not count a row of zeros"
+                f"and give ignored positions a row of zeros"
             )
     else:
-        positions = tuple(given.input.shape[:-1])
-        _, *inner = given.linear_weight.shape[:-1]
-        check_indices(caller, given.logits_shape, (*positions, *inner), given.target)
+        positions = tuple(arguments.input.shape[:-1])
+        _, *inner = arguments.linear_weight.shape[:-1]
+        check_indices(caller, arguments.logits_shape, (*positions, *inner), arguments.target)
 
 
-def _check_shapes(caller: Caller, given: LinearArguments) -> None:
-    """Of what is multiplied."""
-    input, weight, bias = given.input, given.linear_weight, given.linear_bias
+def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
+    """Check the shapes of the operands of the matrix product."""
+    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     if input.dim() < 1:
         raise RuntimeError(f"{caller}: input must have the features as its last dimension, got no dimension")
     if weight.dim() < 2:
@@ -116,31 +117,31 @@ def _check_shapes(caller: Caller, given: LinearArguments) -> None:
 
 
 def checked_product(
-    caller: Caller, given: LinearArguments, product: Product, compute_dtype: torch.dtype | None
+    caller: Caller, arguments: LinearArguments, product: Product, compute_dtype: torch.dtype | None
 ) -> Product:
-    """What is done with the product, in the type that operands are rounded to.
+    """Return the product's options with the dtype that operands are rounded to.
 
     Args:
-        caller: who is named in errors.
-        given: the arguments.
-        product: of the other numbers.
-        compute_dtype: of the caller's arguments.
+        caller: the function that error messages name.
+        arguments: the arguments of the call.
+        product: the product's options with the other numbers.
+        compute_dtype: the caller's argument.
 
     Raises:
-        TypeError: it is no type.
-        ValueError: it is none that products have.
+        TypeError: ``compute_dtype`` is not a dtype.
+        ValueError: the kernels have no products in this dtype.
     """
     check_compute_dtype(caller, compute_dtype)
-    rounded = given.rounding_dtype(compute_dtype)
+    rounded = arguments.rounding_dtype(compute_dtype)
     return replace(product, compute_dtype=None if rounded is None else DTYPE_NAMES[rounded])
 
 
 def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
-    """Refuse what is no type of products.
+    """Reject a ``compute_dtype`` that products cannot have.
 
     Raises:
-        TypeError: it is no type.
-        ValueError: it is none that products have.
+        TypeError: it is not a dtype.
+        ValueError: the kernels have no products in this dtype.
     """
     if compute_dtype is not None and not isinstance(compute_dtype, torch.dtype):
         raise TypeError(f"{caller}: argument 'compute_dtype' must be torch.dtype, not {type(compute_dtype).__name__}")
@@ -150,28 +151,28 @@ def check_compute_dtype(caller: Caller, compute_dtype: Any) -> None:
         )
 
 
-def check_kernel_arguments(caller: Caller, given: LinearArguments, product: Product) -> None:
-    """Refuse what the kernels do not compute.
+def check_kernel_arguments(caller: Caller, arguments: LinearArguments, product: Product) -> None:
+    """Reject arguments that the kernels do not compute.
 
     Raises:
-        TypeError: input and weight are of another type than bfloat16, float16 and float32.
-        RuntimeError: input, weight and bias are of unlike types, and nothing says which to round them to.
-        NotImplementedError: no floating types; ``grad_weight_sum`` of XLA tensors.
-        ValueError: ``normalizer`` or ``grad_weight_sum`` does not fit; more positions than a launch takes.
+        TypeError: input and weight have a dtype other than bfloat16, float16 and float32.
+        RuntimeError: input, weight and bias have different dtypes, and no dtype to round them to is given.
+        NotImplementedError: dtypes that are not floating; ``grad_weight_sum`` of XLA tensors.
+        ValueError: ``normalizer`` or ``grad_weight_sum`` cannot be used; more positions than a launch takes.
     """
-    _check_dtypes(caller, given, product.compute_dtype is not None)
-    positions = prod(given.input.shape[:-1])
+    _check_dtypes(caller, arguments, product.compute_dtype is not None)
+    positions = prod(arguments.input.shape[:-1])
     if positions > POSITIONS_MAX:
         raise ValueError(
             f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them, "
             f"with normalizer= for a mean"
         )
-    check_normalizer(caller, given.normalizer, given.reduction, given.input.device)
-    check_sum(caller, given.linear_weight, given.grad_weight_sum)
+    check_normalizer(caller, arguments.normalizer, arguments.reduction, arguments.input.device)
+    check_sum(caller, arguments.linear_weight, arguments.grad_weight_sum)
 
 
-def _check_dtypes(caller: Caller, given: LinearArguments, are_rounded: bool) -> None:
-    input, weight, bias = given.input, given.linear_weight, given.linear_bias
+def _check_dtypes(caller: Caller, arguments: LinearArguments, are_rounded: bool) -> None:
+    input, weight, bias = arguments.input, arguments.linear_weight, arguments.linear_bias
     for name, tensor in (("input", input), ("linear_weight", weight)):
         if not tensor.is_floating_point():
             raise NotImplementedError(
@@ -195,11 +196,11 @@ def _check_dtypes(caller: Caller, given: LinearArguments, are_rounded: bool) -> 
 
 
 def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) -> None:
-    """Refuse a tensor to which the gradient of the weight cannot be added in place.
+    """Reject a tensor to which the gradient of the weight cannot be added in place.
 
     Raises:
         NotImplementedError: XLA tensors.
-        ValueError: another type, shape, device or layout; it requires grad.
+        ValueError: another dtype, shape, device or layout; it requires grad.
     """
     if grad_weight_sum is None:
         return
@@ -224,11 +225,11 @@ def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) ->
 
 
 def check_memory_limit(caller: Caller, memory_limit: int | None) -> None:
-    """Refuse what is no number of bytes.
+    """Check that a memory limit is a number of bytes.
 
     Raises:
-        TypeError: no integer.
-        ValueError: negative.
+        TypeError: it is not an integer.
+        ValueError: it is negative.
     """
     if memory_limit is None:
         return

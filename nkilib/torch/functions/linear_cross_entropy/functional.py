@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` on kernels that keep no logits."""
+"""``linear_cross_entropy``: ``torch.nn.functional.linear_cross_entropy`` computed by kernels that keep no logits."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from nkilib.torch.functions.linear_cross_entropy.one_launch import (
 from nkilib.torch.functions.linear_cross_entropy.operators import FORWARD, LINEAR, Product
 from nkilib.torch.functions.linear_cross_entropy.reference import check_unused, reason_for_reference, reference_loss
 
-# What ``ignore_index=None`` means for class indices.
+# The meaning of ``ignore_index=None`` for class indices.
 _IGNORED = -100
 
 
@@ -131,74 +131,79 @@ def linear_cross_entropy(
     grad_weight_sum: Tensor | None = None,
     memory_limit: int | None = None,
 ) -> Tensor | CrossEntropyOutputs:
-    """Cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
+    """Compute the cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
 
-    With the arguments that PyTorch has too it equals, with
-    z = softcap(logit_scale * linear(input, linear_weight, linear_bias)) / temperature, products and all that follows in
-    float32::
+    For the arguments that PyTorch shares, the result equals, with z = softcap(logit_scale * linear(input,
+    linear_weight, linear_bias)) / temperature, where products and all later steps are float32::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
 
     as ``torch.nn.functional.linear_cross_entropy`` of PyTorch 2.13 does, and ``lse_square_scale`` adds
     ``lse_square_scale * torch.logsumexp(z, -1) ** 2`` at every position that is not ignored, before the reduction. The
-    gradients have the types of their tensors, rounded once; one that nobody asks for is not computed. No value is
-    looked at, so nothing waits for the device; on the CPU alone targets are checked for their range. Under autocast
-    the kernels round input, weight and bias to its type for the products, with no copy of the weight, and gradients
-    of float32 tensors are unrounded. Of float16 all gradients are NaN where
-    an upstream gradient of one position is infinite or NaN: the largest one sets a power of two for all.
+    gradients have the dtypes of their tensors and are rounded once; a gradient that is not needed is not computed.
+    Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
+    their range. Under autocast the kernels round input, weight and bias to autocast's dtype for the products, without a
+    copy of the weight, and gradients of float32 tensors are unrounded. With float16, all gradients are NaN if the
+    upstream gradient of any position is infinite or NaN, because the largest upstream gradient sets a common power of
+    two.
 
-    Class probabilities, a ``linear_weight`` of more than two dimensions, and features other than 16 to 16,384 go to
-    PyTorch's own operators, with a warning, and all logits in memory; the loss then has PyTorch's type.
+    Class probabilities, a ``linear_weight`` of more than two dimensions, and numbers of features outside of 16 to
+    16,384 are computed by PyTorch's own operators, with a warning and with all logits in memory; the loss then has
+    PyTorch's dtype.
 
     Args:
         input: [..., D], bfloat16, float32 or float16; more than one leading dimension is an extension.
-        linear_weight: [V, D], of the same type unless there is one to compute in. A transposed view of [D, V]
-            is copied.
+        linear_weight: [V, D], of the same type unless a compute dtype is set. A transposed view of [D, V] is copied.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the features; or class probabilities, floating, of the shape of the logits.
         linear_bias: [V], of the type of ``linear_weight`` or float32; used in float32.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
-        reduction: ``"mean"`` divides the sum by the summed weights of the targets that count, ``"sum"`` does not,
-            ``"none"`` keeps the positions apart.
-        ignore_index: class index of positions that do not count; None means -100. They have loss 0 and gradient 0.
+        reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
+            not, ``"none"`` returns one loss per position.
+        ignore_index: class index of ignored positions, which have loss 0 and gradient 0; None means -100.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
-        options: PyTorch's ``LinearCrossEntropyOptions``, without effect here.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
-            As in Gemma 2, arXiv 2408.00118.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A constant of the compiled kernel, as
-            ``logit_scale``: each new value compiles anew.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as the models of Cohere have it. Neither
-            is multiplied into an operand of the product, so nothing is rounded for them.
-        compute_dtype: bfloat16, float16 or float32: operands of another type, which need not be alike then, are rounded
-            to it for the products, and so is the bias. None: that of autocast if it is on, else that of the operands.
-        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
-        normalizer: tensor without dimensions that replaces the divisor of the mean, for instance the number of targets
-            in all micro-batches or on all ranks.
+        options: PyTorch's ``LinearCrossEntropyOptions``, which has no effect here.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
+            cap. Used in Gemma 2, arXiv 2408.00118.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. It is a constant of the compiled kernel, like
+            ``logit_scale``: each new value compiles a new kernel.
+        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
+            multiplied into an operand of the product, so they add no rounding.
+        compute_dtype: bfloat16, float16 or float32. Operands of another dtype, which may then differ from each other,
+            are rounded to it for the products, and so is the bias. None: autocast's dtype if autocast is on, else that
+            of the operands.
+        lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
+            2204.02311.
+        normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
+            micro-batches or on all ranks.
         return_outputs: return :class:`CrossEntropyOutputs`.
         grad_weight_sum: [V, D] float32, contiguous, such as Megatron's ``main_grad``: the backward adds the gradient of
-            ``linear_weight`` to it, unrounded, and hands none on: ``linear_weight.grad`` stays as it is. Nothing is
-            added where ``linear_weight`` does not require grad. It means the first form, whatever ``memory_limit`` is.
-        memory_limit: bytes that loss and gradients may take beside inputs and outputs, and for gradients from the
-            forward on. Where it is enough, and for a mean or a sum of bfloat16 or float32 without ``return_outputs``,
-            the forward computes the gradients too, with three matrix products instead of four, and the backward
-            multiplies them. A second backward through it is an error then. None: the first form.
+            ``linear_weight`` to it, unrounded, and returns no gradient for ``linear_weight``, whose ``.grad`` stays
+            unchanged. Nothing is added if ``linear_weight`` does not require grad. It disables the single launch of
+            ``memory_limit``.
+        memory_limit: the bytes that loss and gradients may use beside inputs and outputs, and from the forward on for
+            the gradients. If that suffices, and for a mean or a sum of bfloat16 or float32 without ``return_outputs``,
+            the forward computes the gradients too, in a single launch with three matrix products instead of four, and
+            the backward multiplies them; a second backward is then an error. None: gradients are computed in the
+            backward.
 
     Returns:
-        The loss, float32: without dimensions, or for ``"none"`` of the shape of the class indices. If every position is
-        ignored the mean is NaN and the gradient 0, as in PyTorch.
+        The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the class indices. If every
+        position is ignored, the mean is NaN and the gradient 0, as in PyTorch.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: unknown ``reduction``; batch sizes differ; 2^31 positions or more; ``ignore_index``,
             ``logit_softcap``, ``lse_square_scale``, ``temperature`` or ``logit_scale`` out of range; ``normalizer``
-            without a mean; ``return_outputs`` with more than 2^24 classes; ``compute_dtype`` is another type;
-            ``grad_weight_sum`` or ``memory_limit`` does not fit.
-        RuntimeError: shapes, types or devices do not fit, or ``label_smoothing`` is out of range, as PyTorch says;
+            without a mean; ``return_outputs`` with more than 2^24 classes; ``compute_dtype`` is another dtype;
+            ``grad_weight_sum`` or ``memory_limit`` cannot be used.
+        RuntimeError: incompatible shapes, dtypes or devices, or ``label_smoothing`` out of range, as in PyTorch;
             ``weight`` requires grad with class indices.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; a DTensor or an FSDP shard; integers to multiply; a derivative in forward
-            mode, or a second one; an argument of ours where PyTorch's own operators compute the loss.
+        NotImplementedError: an unsupported device; a DTensor or an FSDP shard; integers to multiply; forward-mode or
+            second-order differentiation; an argument that only nkilib has, where PyTorch's own operators compute the
+            loss.
     """
     caller = LINEAR
     recipe, product = checked_recipe(
@@ -212,10 +217,12 @@ def linear_cross_entropy(
         lse_square_scale=lse_square_scale,
     )
     check_memory_limit(caller, memory_limit)
-    given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
-    check_arguments(caller, given, ignore_index)
-    check_weight(caller, weight, linear_weight.shape[0], given.has_probabilities)
-    reason = reason_for_reference(given)
+    arguments = LinearArguments(
+        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
+    )
+    check_arguments(caller, arguments, ignore_index)
+    check_weight(caller, weight, linear_weight.shape[0], arguments.has_probabilities)
+    reason = reason_for_reference(arguments)
     if reason is not None:
         is_used = {
             "logit_softcap": logit_softcap is not None,
@@ -229,30 +236,32 @@ def linear_cross_entropy(
             "memory_limit": memory_limit is not None,
         }
         check_unused(caller, reason, is_used)
-        return reference_loss(caller, given, reason, recipe)
-    product = checked_product(caller, given, product, compute_dtype)
-    check_kernel_arguments(caller, given, product)
+        return reference_loss(caller, arguments, reason, recipe)
+    product = checked_product(caller, arguments, product, compute_dtype)
+    check_kernel_arguments(caller, arguments, product)
     if return_outputs:
         check_outputs(caller, linear_weight.shape[0])
-    return _kernel_loss(given, recipe, product, return_outputs, memory_limit)
+    return _kernel_loss(arguments, recipe, product, return_outputs, memory_limit)
 
 
 def _kernel_loss(
-    given: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
+    arguments: LinearArguments, recipe: LossOptions, product: Product, return_outputs: bool, memory_limit: int | None
 ) -> Tensor | CrossEntropyOutputs:
-    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, given.target.reshape(-1)
-    bias = None if given.linear_bias is None else given.linear_bias.to(torch.float32)
-    class_weight = None if given.weight is None else given.weight.to(torch.float32)
+    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, arguments.target.reshape(-1)
+    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
+    class_weight = None if arguments.weight is None else arguments.weight.to(torch.float32)
     wanted = wanted_gradients(rows, linear_weight, bias)
-    if memory_limit is not None and wanted is not None and takes_one_launch(given, wanted, return_outputs, product):
-        scratch = granted_scratch(given, wanted, memory_limit, product)
+    if memory_limit is not None and wanted is not None and takes_one_launch(arguments, wanted, return_outputs, product):
+        scratch = granted_scratch(arguments, wanted, memory_limit, product)
         if scratch is not None:
             operands = (rows, linear_weight, target, bias, class_weight)
-            return loss_with_gradients(*operands, recipe, product, given.reduction, given.normalizer, wanted, scratch)
-    summed = given.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
+            return loss_with_gradients(
+                *operands, recipe, product, arguments.reduction, arguments.normalizer, wanted, scratch
+            )
+    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
     outputs = Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs)
     keywords = FORWARD.keywords_from(recipe, product, outputs)
     tensors = (rows, linear_weight, target, bias, class_weight, summed)
     results = ForwardResults(*DERIVATIVE.apply(False, *tensors, **keywords))
-    shape = tuple(given.input.shape[:-1])
-    return returned_values(results, target, recipe, given.reduction, given.normalizer, shape, return_outputs)
+    shape = tuple(arguments.input.shape[:-1])
+    return returned_values(results, target, recipe, arguments.reduction, arguments.normalizer, shape, return_outputs)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``LinearCrossEntropyLoss``, the output layer and its loss as a module, with the parameters of PyTorch's."""
+"""``LinearCrossEntropyLoss``: the output layer and its loss as a module, with the parameters of PyTorch's module."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkilib.torch.functions.linear_cross_entropy.functional import linear_cross_
 
 
 class LinearCrossEntropyLoss(nn.Module):
-    """``torch.nn.LinearCrossEntropyLoss`` on the kernels: its constructor, and its keys in a state dict.
+    """``torch.nn.LinearCrossEntropyLoss``, computed by the kernels, with the same constructor and state dict keys.
 
     Example::
 
@@ -24,14 +24,14 @@ class LinearCrossEntropyLoss(nn.Module):
         loss = criterion(hidden, target)  # [..., 2048] and [...]
 
     Args:
-        in_features: D.
-        num_classes: V.
-        out_features: further dimensions of the classes, which go to PyTorch's own operators.
-        bias: whether the layer has one.
-        device, dtype: of the layer.
-        reduction: as for :func:`~nkilib.torch.linear_cross_entropy`, and so are all that follow.
-        weight: [V] floating, of the classes, kept as a buffer; None means 1.
-        normalizer: kept as a buffer too, but not in the state dict. One that changes from step to step comes with the
+        in_features: D, the number of features.
+        num_classes: V, the number of classes.
+        out_features: further dimensions of the classes, which PyTorch's own operators compute.
+        bias: whether the layer has a bias.
+        device, dtype: the device and dtype of the layer.
+        reduction: see :func:`~nkilib.torch.linear_cross_entropy`, also for all arguments that follow.
+        weight: [V] floating, the class weights, kept as a buffer; None means 1.
+        normalizer: a buffer too, but not in the state dict. Pass a normalizer that changes from step to step to the
             call of the module instead.
 
     Attributes:
@@ -101,15 +101,16 @@ class LinearCrossEntropyLoss(nn.Module):
         normalizer: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | CrossEntropyOutputs:
-        """The loss; a ``normalizer`` of the call replaces the module's, ``grad_weight_sum`` is of ``linear.weight``.
+        """Return the loss; a ``normalizer`` of the call replaces the module's, and ``grad_weight_sum`` belongs to
+        ``linear.weight``.
 
         Raises:
-            NotImplementedError: ``grad_weight_sum`` where ``fully_shard`` was given this module.
+            NotImplementedError: ``grad_weight_sum`` is given, and ``fully_shard`` was applied to this module.
         """
         if grad_weight_sum is not None and is_fully_sharded(self):
             raise NotImplementedError(
-                f"{type(self).__name__}: grad_weight_sum is not supported where fully_shard was given this module, "
-                f"which reduces the gradients that autograd hands to linear.weight; leave it out, and take "
+                f"{type(self).__name__}: grad_weight_sum is not supported where fully_shard shards this module, "
+                f"because it reduces the gradients that autograd passes to linear.weight; leave it out, and use "
                 f"set_requires_gradient_sync(False) of FSDP2 to sum up over micro-batches"
             )
         weight: Tensor = self.linear.weight
@@ -139,7 +140,7 @@ class LinearCrossEntropyLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """What PyTorch's module shows of itself, and the memory limit where there is one."""
+        """Return the representation of PyTorch's module, with the memory limit if there is one."""
         shown = {
             "in_features": self.linear.in_features,
             "num_classes": self.num_classes,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and gradients in one launch: three matrix products instead of four, for memory that the caller grants."""
+"""Loss and gradients in a single launch: three matrix products instead of four, for memory that the caller grants."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from nkilib.torch.functions.linear_cross_entropy.operators import WITH_GRADIENTS
 from nkilib.torch.losses.target_indices import is_ignored, kernel_target
 
 PLAIN: Final = Product()
-# The kernel takes the logits of at least as many positions.
+# The least number of positions whose logits the kernel keeps.
 _TILE: Final = 128
 
 
 def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor | None) -> WantedGradients | None:
-    """Those that a backward from here would ask for; None if it would ask for none."""
+    """Return the gradients that a backward would need; None if it would need none."""
     if not torch.is_grad_enabled():
         return None
     of_bias = linear_bias is not None and linear_bias.requires_grad
@@ -32,41 +32,42 @@ def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 
 
 def takes_one_launch(
-    given: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = PLAIN
+    arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = PLAIN
 ) -> bool:
-    """Whether gradients can come with the loss: one number scales them, and only afterwards.
+    """Return whether the loss and its gradients can be computed in a single launch: one number must scale them,
+    afterwards.
 
-    Gradients of float16 would lack range before the scale of the loss multiplies them, and a sum over micro-batches
-    takes them unrounded.
+    Float16 gradients would lack range before the scale of the loss multiplies them, and a sum over micro-batches needs
+    unrounded gradients.
     """
-    normalizer = given.normalizer
+    normalizer = arguments.normalizer
     return (
-        given.reduction != "none"
+        arguments.reduction != "none"
         and not return_outputs
-        and torch.float16 not in (given.input.dtype, given.linear_weight.dtype)
+        and torch.float16 not in (arguments.input.dtype, arguments.linear_weight.dtype)
         and product.compute_dtype != "float16"
-        and given.input.numel() > 0
-        and not (given.grad_weight_sum is not None and wanted.grad_weight_wanted)
+        and arguments.input.numel() > 0
+        and not (arguments.grad_weight_sum is not None and wanted.grad_weight_wanted)
         and not (normalizer is not None and normalizer.requires_grad)
     )
 
 
 def granted_scratch(
-    given: LinearArguments, wanted: WantedGradients, memory_limit: int, product: Product = PLAIN
+    arguments: LinearArguments, wanted: WantedGradients, memory_limit: int, product: Product = PLAIN
 ) -> int | None:
-    """The most bytes for logits with which all that one launch takes fits; None if nothing does.
+    """Return the most scratch bytes for logits with which a single launch stays within the limit; None if none do.
 
-    Beside logits and sums in float32 it is the gradients, which are there from the forward on. It is at most the
-    kernel's default, or what the fewest positions need where that is more.
+    A launch uses memory for logits, for float32 sums, and for the gradients, which exist from the forward on. The
+    result is at most the kernel's default, or the need of the fewest positions if that is more.
     """
-    weight = given.linear_weight
+    weight = arguments.linear_weight
     classes, features = weight.shape
-    positions = given.input.numel() // features
+    positions = arguments.input.numel() // features
     kept = features * (
-        wanted.grad_input_wanted * positions * given.input.itemsize
+        wanted.grad_input_wanted * positions * arguments.input.itemsize
         + wanted.grad_weight_wanted * classes * weight.itemsize
     )
-    kept += _rounded_bytes(given, product)
+    kept += _rounded_bytes(arguments, product)
     least = min(positions, _TILE) * classes * torch.float32.itemsize
     scratch = max(SCRATCH_BYTES, least)
     while kept + one_launch_bytes(positions, features, classes, scratch) > memory_limit:
@@ -76,16 +77,16 @@ def granted_scratch(
     return scratch
 
 
-def _rounded_bytes(given: LinearArguments, product: Product) -> int:
-    """Of copies of operands that the kernel rounds to the type of the products."""
+def _rounded_bytes(arguments: LinearArguments, product: Product) -> int:
+    """Return the bytes of the operand copies that the kernel rounds to the dtype of the products."""
     if product.compute_dtype is None:
         return 0
     dtype: torch.dtype = getattr(torch, product.compute_dtype)
     return copied_bytes(
         dtype.itemsize,
-        input_elements=0 if given.input.dtype == dtype else given.input.numel(),
+        input_elements=0 if arguments.input.dtype == dtype else arguments.input.numel(),
         # The operator gets it in float32.
-        bias_classes=0 if given.linear_bias is None or dtype == torch.float32 else given.linear_bias.numel(),
+        bias_classes=0 if arguments.linear_bias is None or dtype == torch.float32 else arguments.linear_bias.numel(),
     )
 
 
@@ -102,19 +103,19 @@ def loss_with_gradients(
     wanted: WantedGradients,
     scratch_bytes: int,
 ) -> Tensor:
-    """The loss, a scalar whose gradients are computed already.
+    """Return the loss, a scalar whose gradients are already computed.
 
     Args:
-        input: [N, D].
-        linear_weight: [V, D].
-        target: [N].
+        input: the hidden states [N, D].
+        linear_weight: the weight [V, D].
+        target: the class indices [N].
         linear_bias, class_weight: [V] float32, or None.
-        options: of the loss.
-        product: what is done with the product.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
         reduction: ``"mean"`` or ``"sum"``.
-        normalizer: divisor of the mean.
-        wanted: gradients.
-        scratch_bytes: for logits.
+        normalizer: the divisor of the mean.
+        wanted: the requested gradients.
+        scratch_bytes: the bytes for logits.
     """
     scale = input.new_ones((), dtype=torch.float32)
     if reduction == "mean":
@@ -127,7 +128,9 @@ def loss_with_gradients(
 
 
 def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
-    """Of a mean: the summed weights of the targets that count; NaN for 0, as PyTorch's mean of nothing is."""
+    """Return the divisor of a mean: the summed weights of the valid targets; NaN instead of 0, as PyTorch's mean of
+    nothing is.
+    """
     counts = ~is_ignored(target, options.ignore_index)
     if class_weight is None:
         total = counts.sum().to(torch.float32)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_cross_entropy_*``, described.
+"""Descriptions of the operators ``torch.ops.nkilib.linear_cross_entropy_*``.
 
 Rows are positions: input [N, D], linear_weight [V, D], targets [N] of any integer type. Derivatives are in
-:mod:`.autograd`, the semantics of PyTorch's shapes and reductions in :mod:`.functional`.
+:mod:`.autograd`; PyTorch's shapes and reductions are implemented in :mod:`.functional`.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from nkilib.torch.functions.cross_entropy.operators import Wanted
 from nkilib.torch.losses.target_indices import check_range, is_ignored, kernel_target
 
 LINEAR: Final = Caller("linear_cross_entropy", "input", "input", "torch.nn.functional.linear_cross_entropy")
-# Of input, weight and products, and their names.
+# The dtypes of input, weight and products, and their names.
 DTYPE_NAMES: Final = {torch.bfloat16: "bfloat16", torch.float32: "float32", torch.float16: "float16"}
 DTYPES: Final = tuple(DTYPE_NAMES)
 
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """Which gradients are asked for. The others are not computed."""
+    """The requested gradients. The others are not computed."""
 
     grad_input_wanted: bool = True
     grad_weight_wanted: bool = True
@@ -47,18 +47,19 @@ class WantedGradients:
 
 @dataclass(frozen=True)
 class Scratch:
-    """``scratch_bytes``: of HBM that the logits of a block of positions may take."""
+    """``scratch_bytes``: the HBM bytes that the logits of a block of positions may use."""
 
     scratch_bytes: int = SCRATCH_BYTES
 
 
 @dataclass(frozen=True)
 class Product:
-    """How the logits come from hidden states and weight.
+    """The options of the product of hidden states and weight, which gives the logits.
 
     Attributes:
-        logit_scale: what product and bias are multiplied by, before cap and temperature.
-        compute_dtype: the type that operands of another one are rounded to, by its name; None: all have the same.
+        logit_scale: the factor of product and bias, before cap and temperature.
+        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None: all have the same
+            dtype.
     """
 
     logit_scale: float = 1.0
@@ -66,7 +67,7 @@ class Product:
 
 
 def as_weight(call: Call) -> Shape:
-    """[V, D]."""
+    """Return the shape of the weight, [V, D]."""
     return tuple(call.tensor("linear_weight").shape)
 
 
@@ -75,7 +76,7 @@ def _dtype_of_weight(call: Call) -> torch.dtype:
 
 
 def _classes(call: Call) -> Shape:
-    """[V]."""
+    """Return the shape of per-class values, [V]."""
     return as_weight(call)[:1]
 
 
@@ -84,18 +85,18 @@ def _has_bias(call: Call) -> bool:
 
 
 def vocabulary(call: Call) -> int:
-    """V: of all shards, if the weight is one of them."""
+    """Return V, the number of classes; over all shards if the weight is one of them."""
     known: int | None = call.options.get("num_classes")
     return as_weight(call)[0] if known is None else known
 
 
 def _check_classes(call: Call) -> None:
-    """Refuse class indices out of range."""
+    """Reject class indices out of range."""
     check_range(str(LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
 def shared_arguments(call: Call) -> dict[str, Any]:
-    """What all kernels are given in place of the target and of names of types."""
+    """Return the arguments of all kernels that replace the target and the names of dtypes."""
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     name = call.options["compute_dtype"]
     compute_dtype = None if name is None else TILE_DTYPES[getattr(torch, name)]
@@ -116,11 +117,11 @@ _GRAD_LINEAR_WEIGHT: Final = Output(
 )
 _GRAD_LINEAR_BIAS: Final = Output("grad_linear_bias", shape=_classes, exists=_has_bias, requested_by="grad_bias_wanted")
 _GRADIENTS: Final = (_GRAD_INPUT, _GRAD_LINEAR_WEIGHT, _GRAD_LINEAR_BIAS)
-_GRADIENTS_ON_REQUEST: Final = {each.name: each.request for each in _GRADIENTS}
+_GRADIENTS_ON_REQUEST: Final = {output.name: output.request for output in _GRADIENTS}
 
-# Of the options of the loss, those that these kernels have.
+# The options of the loss that these kernels have.
 _OPTIONS: Final = ("ignore_index", "label_smoothing", "logit_softcap", "lse_square_scale", "temperature")
-_WITHOUT: Final = tuple(each.name for each in options_of(LossOptions) if each.name not in _OPTIONS)
+_WITHOUT: Final = tuple(option.name for option in options_of(LossOptions) if option.name not in _OPTIONS)
 _ON_REQUEST: Final = {
     "target_logit": "with_target",
     "position_weight": "with_target",
@@ -140,17 +141,17 @@ def _counts(call: Call) -> Tensor:
     return ~is_ignored(call.tensor("target"), call.options["ignore_index"])
 
 
-def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    return torch.where(_counts(call), (found["target_logit"] - found["maximum"]) - found["log_sum"], 0.0)
+def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
+    return torch.where(_counts(call), (results["target_logit"] - results["maximum"]) - results["log_sum"], 0.0)
 
 
-def _position_weight(call: Call, found: Mapping[str, Tensor]) -> Tensor:
+def _position_weight(call: Call, results: Mapping[str, Tensor]) -> Tensor:
     if call.tensors["class_weight"] is None:  # no kernel is needed for it
         return _counts(call).to(torch.float32)
-    return found["position_weight"]
+    return results["position_weight"]
 
 
-# What results that are no constants depend on.
+# The inputs that differentiable results depend on.
 OF_LOGITS: Final = ("input", "linear_weight", "linear_bias")
 
 # Results: functions.cross_entropy.results.ForwardResults.
@@ -181,12 +182,12 @@ FORWARD: Final = register(
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """What the backward kernel is given beside the inputs and options, or in place of them."""
+    """Return the arguments of the backward kernel that add to the inputs and options, or replace them."""
     lse = call.tensor("maximum") + call.tensor("log_sum")
-    found = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
+    arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
     if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither
-        found["entropy_hbm"] = None
-    return found
+        arguments["entropy_hbm"] = None
+    return arguments
 
 
 def _entropy_if_given(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
@@ -239,8 +240,8 @@ BACKWARD_ADDING: Final = register(
         without=(*_WITHOUT, "grad_weight_wanted"),
         outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
         kernel=linear_cross_entropy_backward,
-        results=tuple(each.name for each in _GRADIENTS),
-        on_request={each.name: each.request for each in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        results=tuple(output.name for output in _GRADIENTS),
+        on_request={output.name: output.request for output in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
         arguments=backward_arguments,
         writes={"grad_weight_sum": "grad_linear_weight"},
         check_values=_check_classes,
@@ -249,11 +250,11 @@ BACKWARD_ADDING: Final = register(
 )
 
 
-def _total(call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    return found["loss"].sum() * call.tensor("grad_scale")
+def _total(call: Call, results: Mapping[str, Tensor]) -> Tensor:
+    return results["loss"].sum() * call.tensor("grad_scale")
 
 
-# Loss and gradients in one launch: of ``grad_scale`` times the sum of the losses.
+# Loss and gradients in a single launch, for ``grad_scale`` times the sum of the losses.
 WITH_GRADIENTS: Final = register(
     Operator(
         "linear_cross_entropy_with_gradients",

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What no kernel computes goes to PyTorch's own operators, with a warning that says so."""
+"""The fallback to PyTorch's own operators for losses that no kernel computes, with a warning."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArgument
 from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
 
-def reason_for_reference(given: LinearArguments, vocabulary: int | None = None) -> str | None:
-    """A clause that says what no kernel computes; None where one does.
+def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
+    """Return a clause that names what no kernel computes; None if a kernel computes the loss.
 
     Args:
-        given: the arguments.
-        vocabulary: classes of all ranks, where ``linear_weight`` has those of one.
+        arguments: the arguments of the call.
+        vocabulary: the number of classes of all ranks, if ``linear_weight`` has those of one rank.
     """
-    held, *inner, features = given.linear_weight.shape
-    classes = held if vocabulary is None else vocabulary
+    own_classes, *inner, features = arguments.linear_weight.shape
+    classes = own_classes if vocabulary is None else vocabulary
     if inner:
-        return f"linear_weight has {given.linear_weight.dim()} dimensions"
-    if given.has_probabilities:
+        return f"linear_weight has {arguments.linear_weight.dim()} dimensions"
+    if arguments.has_probabilities:
         return "target has class probabilities"
     if not FEATURES_MIN <= features <= FEATURES_MAX:
         return f"there are {features} features, and the kernels take {FEATURES_MIN} to {FEATURES_MAX}"
@@ -40,15 +40,15 @@ def reason_for_reference(given: LinearArguments, vocabulary: int | None = None) 
 
 
 def check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
-    """Refuse arguments that PyTorch does not have, where its operators compute the loss.
+    """Reject arguments that PyTorch does not have, where its operators compute the loss.
 
     Args:
-        caller: who is named in errors.
-        reason: why no kernel computes it.
-        is_used: of each argument, whether it has another value than its default.
+        caller: the function that error messages name.
+        reason: why no kernel computes the loss.
+        is_used: for each argument, whether its value differs from its default.
 
     Raises:
-        NotImplementedError: always then.
+        NotImplementedError: if the check fails.
     """
     for name, used in is_used.items():
         if used:
@@ -58,30 +58,30 @@ def check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> No
             )
 
 
-def reference_loss(caller: Caller, given: LinearArguments, reason: str, options: LossOptions) -> Tensor:
-    """``cross_entropy`` of ``linear``, both of PyTorch, and a warning.
+def reference_loss(caller: Caller, arguments: LinearArguments, reason: str, options: LossOptions) -> Tensor:
+    """Return PyTorch's ``cross_entropy`` of PyTorch's ``linear``, with a warning.
 
     Args:
-        caller: who is named in it.
-        given: the arguments, checked.
-        reason: why no kernel computes it.
-        options: of the loss, none but PyTorch's.
+        caller: the function that the warning names.
+        arguments: the arguments of the call, checked.
+        reason: why no kernel computes the loss.
+        options: the options of the loss, only those of PyTorch.
     """
     _warn(f"{caller}: {reason}; computed by linear and cross_entropy of torch.nn.functional, with all logits in memory")
-    weight, bias, positions = given.linear_weight, given.linear_bias, given.input.shape[:-1]
+    weight, bias, positions = arguments.linear_weight, arguments.linear_bias, arguments.input.shape[:-1]
     is_deep = len(positions) > 1
-    rows = given.input.flatten(0, -2) if is_deep else given.input
+    rows = arguments.input.flatten(0, -2) if is_deep else arguments.input
     products = linear(rows, weight.flatten(0, -2), None if bias is None else bias.flatten())
-    target = given.target.long() if given.target.dtype in INDEX_DTYPES else given.target
+    target = arguments.target.long() if arguments.target.dtype in INDEX_DTYPES else arguments.target
     loss = cross_entropy(
         products.reshape(*rows.shape[:-1], *weight.shape[:-1]),
         target.flatten(0, len(positions) - 1) if is_deep else target,
-        given.weight,
+        arguments.weight,
         ignore_index=options.ignore_index,
-        reduction=given.reduction,
+        reduction=arguments.reduction,
         label_smoothing=options.label_smoothing,
     )
-    return loss.reshape(positions) if given.reduction == "none" and is_deep else loss
+    return loss.reshape(positions) if arguments.reduction == "none" and is_deep else loss
 
 
 def _warn(message: str) -> None:

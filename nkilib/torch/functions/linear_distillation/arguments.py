@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_distillation_loss`` that are tensors, by model."""
+"""The tensor arguments of ``linear_distillation_loss``, grouped by model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.torch.dispatch.autocast import autocast_dtype
 
 
 class ModelNames(NamedTuple):
-    """What the public function calls the tensors of a model."""
+    """The public function's argument names for the tensors of a model."""
 
     input: str
     weight: str
@@ -24,13 +24,13 @@ class ModelNames(NamedTuple):
 
 @dataclass(frozen=True)
 class Model:
-    """Hidden states and output layer of one model.
+    """The hidden states and the output layer of one model.
 
     Attributes:
-        names: of the arguments.
-        input: [..., D].
-        weight: [V, D].
-        bias: [V], or None.
+        names: the names of the arguments.
+        input: the hidden states [..., D].
+        weight: the weight [V, D].
+        bias: the bias [V], or None.
     """
 
     names: ModelNames
@@ -39,7 +39,7 @@ class Model:
     bias: Tensor | None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """By the names of the arguments."""
+        """Return the tensors by the names of the arguments."""
         return dict(zip(self.names, (self.input, self.weight, self.bias), strict=True))
 
     @property
@@ -49,7 +49,7 @@ class Model:
 
     @property
     def kernel_bias(self) -> Tensor | None:
-        """In float32, as kernels take it."""
+        """The bias in float32, as kernels take it."""
         return None if self.bias is None else self.bias.to(torch.float32)
 
 
@@ -59,13 +59,13 @@ TEACHER = ModelNames("teacher_input", "teacher_weight", "teacher_bias")
 
 @dataclass(frozen=True)
 class DistillationArguments:
-    """As the caller gave them, or the parts of this rank.
+    """The tensor arguments of a call, as the caller passed them, or this rank's parts of them.
 
     Attributes:
-        student, teacher: both models, over the same positions and classes.
+        student, teacher: the two models, over the same positions and classes.
         labels: integers [...], or None.
-        row_weight: [...] floating, or None.
-        grad_weight_sum: to which the gradient of the student's weight is added, or None.
+        row_weight: floating weights [...], or None.
+        grad_weight_sum: the tensor to which the gradient of the student's weight is added, or None.
     """
 
     student: Model
@@ -75,7 +75,7 @@ class DistillationArguments:
     grad_weight_sum: Tensor | None
 
     def tensors(self) -> dict[str, Tensor | None]:
-        """By the names of the arguments."""
+        """Return the tensors by the names of the arguments."""
         return {
             **self.student.tensors(),
             **self.teacher.tensors(),
@@ -85,18 +85,18 @@ class DistillationArguments:
         }
 
     def rounding_dtype(self, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-        """The type that kernels round operands to for the products; None where nothing has to be rounded.
+        """Return the dtype that kernels round operands to for the products; None where nothing has to be rounded.
 
-        Where nobody says, each model is multiplied in its own type; if hidden states and weight of a model have unlike
-        types, all are rounded to that of the student's hidden states.
+        Without ``compute_dtype`` and autocast, each model is multiplied in its own dtype; if hidden states and weight
+        of a model have different dtypes, all operands are rounded to the dtype of the student's hidden states.
 
         Args:
-            compute_dtype: of the caller's arguments; None is autocast's, if that is on.
+            compute_dtype: the caller's argument; None means autocast's dtype if autocast is on.
         """
         models = (self.student, self.teacher)
         dtype = compute_dtype or autocast_dtype(self.student.input.device)
         if dtype is None:
-            is_alike = all(each.input.dtype == each.weight.dtype for each in models)
+            is_alike = all(model.input.dtype == model.weight.dtype for model in models)
             return None if is_alike else self.student.input.dtype
-        operands = [tensor for each in models for tensor in (each.input, each.weight, each.bias)]
-        return None if all(each is None or each.dtype == dtype for each in operands) else dtype
+        operands = [tensor for model in models for tensor in (model.input, model.weight, model.bias)]
+        return None if all(tensor is None or tensor.dtype == dtype for tensor in operands) else dtype

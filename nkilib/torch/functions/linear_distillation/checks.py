@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``linear_distillation_loss`` refuses, from shapes, types and devices alone: values are never looked at."""
+"""The checks of ``linear_distillation_loss``, on shapes, dtypes and devices only: values are never read."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from nkilib.torch.functions.linear_distillation.operators import LINEAR_DISTILLA
 from nkilib.torch.losses.distillation import check_labels
 
 OUTPUTS: Final = ("entropy", "logprob")
-# Who is named where the weight, of which each rank may have a part, does not fit.
+# The caller in errors about the weight, of which each rank may have a part.
 OF_WEIGHT: Final = LINEAR_DISTILLATION._replace(input="linear_weight", noun="weight")
 
 _OPTIONAL: Final = ("linear_bias", "teacher_bias", "labels", "row_weight", "grad_weight_sum")
-# Of hidden states of one position, both models together, in the types of their products: what fits on chip with all
-# options; and where operands are rounded, which takes room too.
+# The most bytes of the hidden states of one position, both models together, in the dtypes of their products, that fit
+# on chip with all options; and the most where operands are rounded, which takes room too.
 _BYTES_MOST: Final = 64 * 1024
 _ROUNDED_BYTES_MOST: Final = 56 * 1024
-# Of the softcaps, or logit scales without one, of both models.
+# The greatest ratio between the softcaps (or the logit scales without a cap) of both models.
 _UNITS_APART_MOST: Final = 1e12
 _INSTEAD: Final = "pass the logits of torch.nn.functional.linear to nkilib.torch.distillation_loss"
 
 
 def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...]:
-    """The names of the scores that are asked for.
+    """Return the names of the requested scores.
 
     Raises:
-        TypeError: no iterable, or a string.
-        ValueError: another name; ``"logprob"`` without labels.
+        TypeError: not an iterable, or a string.
+        ValueError: an unknown name; ``"logprob"`` without labels.
     """
     if isinstance(outputs, str) or not isinstance(outputs, Iterable):
         remedy = f"; pass ({outputs!r},)" if isinstance(outputs, str) else ""
@@ -63,7 +63,7 @@ def checked_outputs(caller: Caller, outputs: Any, labels: Any) -> tuple[str, ...
             )
     if "logprob" in names and labels is None:
         raise ValueError(
-            f"{caller}: labels must be given for the output 'logprob', which is theirs, got None; pass the tokens"
+            f"{caller}: labels must be given for the output 'logprob', their log-probability, got None; pass the tokens"
         )
     return names
 
@@ -77,11 +77,11 @@ def checked_recipe(
     teacher_logit_scale: Any,
     teacher_logit_softcap: Any,
 ) -> Recipe:
-    """Scales and caps as Python numbers, with what else makes the loss.
+    """Return scales and caps as Python numbers, together with the other numbers that define the loss.
 
     Raises:
-        TypeError: one is no number.
-        ValueError: it is out of range.
+        TypeError: a value is not a number.
+        ValueError: a value is out of range.
     """
     recipe = Recipe(
         beta,
@@ -96,7 +96,7 @@ def checked_recipe(
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """A masked class has a finite logit in the unit of the other model too."""
+    """Check that a masked class has a finite logit in the unit of the other model too."""
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
         names = [
@@ -131,47 +131,48 @@ def _checked_softcap(caller: Caller, name: str, value: Any) -> float | None:
     return cap
 
 
-def check_given(caller: Caller, given: DistillationArguments) -> None:
-    """Refuse what is no tensor, and gradients of what is a constant.
+def check_tensor_arguments(caller: Caller, arguments: DistillationArguments) -> None:
+    """Reject arguments that are not tensors, and constants that require grad.
 
     Raises:
-        TypeError: an argument is no tensor.
+        TypeError: an argument is not a tensor.
         RuntimeError: the teacher or ``row_weight`` requires grad.
     """
-    checks.check_tensors(caller, given.tensors(), optional=_OPTIONAL)
-    for name, tensor in {**given.teacher.tensors(), "row_weight": given.row_weight}.items():
+    checks.check_tensors(caller, arguments.tensors(), optional=_OPTIONAL)
+    for name, tensor in {**arguments.teacher.tensors(), "row_weight": arguments.row_weight}.items():
         checks.check_constant(caller, name, tensor)
 
 
-def check_arguments(caller: Caller, given: DistillationArguments, classes: int | None) -> None:
-    """Refuse plain tensors that do not fit each other or the kernels.
+def check_arguments(caller: Caller, arguments: DistillationArguments, classes: int | None) -> None:
+    """Reject plain tensors that do not match each other or the kernels.
 
     Args:
-        caller: who is named in errors.
-        given: the arguments, of this rank.
-        classes: of all ranks; None: those of the weight.
+        caller: the function that error messages name.
+        arguments: this rank's arguments.
+        classes: the number of classes of all ranks; None: that of the weight.
 
     Raises:
-        TypeError: a type that the hardware has not; labels that are no integers.
-        ValueError: shapes do not fit each other; more positions than a launch takes; ``grad_weight_sum`` does not fit.
+        TypeError: a dtype that the hardware does not have; labels that are not integers.
+        ValueError: shapes do not match; more positions than a launch takes; ``grad_weight_sum`` cannot be used.
         RuntimeError: devices differ.
-        NotImplementedError: another device, number of features or of classes; a derivative in forward mode.
+        NotImplementedError: an unsupported device, number of features or number of classes; forward-mode
+            differentiation.
     """
-    tensors = given.tensors()
+    tensors = arguments.tensors()
     checks.check_plain(caller, tensors)
-    checks.check_devices(caller, given.student.input, {name: tensors[name] for name in tensors if name != "input"})
-    for model in (given.student, given.teacher):
+    checks.check_devices(caller, arguments.student.input, {name: tensors[name] for name in tensors if name != "input"})
+    for model in (arguments.student, arguments.teacher):
         _check_model(caller, model)
-    _check_alike(caller, given)
-    check_labels(caller, given.labels, given.student.positions)
-    _check_row_weight(caller, given.row_weight, given.student.positions)
-    held = given.student.weight.shape[0]
-    _check_kernels_take(caller, given, held if classes is None else classes)
-    check_sum(caller, given.student.weight, given.grad_weight_sum)
+    _check_alike(caller, arguments)
+    check_labels(caller, arguments.labels, arguments.student.positions)
+    _check_row_weight(caller, arguments.row_weight, arguments.student.positions)
+    own_classes = arguments.student.weight.shape[0]
+    _check_kernels_take(caller, arguments, own_classes if classes is None else classes)
+    check_sum(caller, arguments.student.weight, arguments.grad_weight_sum)
 
 
 def _check_model(caller: Caller, model: Model) -> None:
-    """Hidden states, weight and bias of one model."""
+    """Check hidden states, weight and bias of one model."""
     input, weight, bias = model.tensors()
     for name, tensor in model.tensors().items():
         if tensor is not None:
@@ -196,9 +197,9 @@ def _check_model(caller: Caller, model: Model) -> None:
         )
 
 
-def _check_alike(caller: Caller, given: DistillationArguments) -> None:
-    """Positions and classes of both models."""
-    student, teacher = given.student, given.teacher
+def _check_alike(caller: Caller, arguments: DistillationArguments) -> None:
+    """Check that both models have the same positions and classes."""
+    student, teacher = arguments.student, arguments.teacher
     if student.positions != teacher.positions:
         raise ValueError(
             f"{caller}: {TEACHER.input} must have the positions of input, {student.positions}, got "
@@ -224,8 +225,8 @@ def _check_row_weight(caller: Caller, row_weight: Tensor | None, positions: tupl
         )
 
 
-def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: int) -> None:
-    for model in (given.student, given.teacher):
+def _check_kernels_take(caller: Caller, arguments: DistillationArguments, classes: int) -> None:
+    for model in (arguments.student, arguments.teacher):
         features = model.weight.shape[1]
         if not FEATURES_MIN <= features <= FEATURES_MAX:
             raise NotImplementedError(
@@ -234,7 +235,7 @@ def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: i
             )
     if not 0 < classes <= CLASSES_MAX:
         raise NotImplementedError(f"{caller}: there must be 1 to {CLASSES_MAX} classes, got {classes}; {_INSTEAD}")
-    positions = prod(given.student.positions)
+    positions = prod(arguments.student.positions)
     if positions > POSITIONS_MAX:
         raise ValueError(
             f"{caller}: there may be at most {POSITIONS_MAX} positions, got {positions}; call it for parts of them"
@@ -242,28 +243,29 @@ def _check_kernels_take(caller: Caller, given: DistillationArguments, classes: i
 
 
 def most_hidden_bytes(is_rounded: bool) -> int:
-    """Bytes that the hidden states of a position of both models may take, in the types of their products.
+    """Return the most bytes that the hidden states of a position of both models may take, in the dtypes of their
+    products.
 
     Args:
-        is_rounded: operands are rounded to these types.
+        is_rounded: whether operands are rounded to these dtypes.
     """
     return _ROUNDED_BYTES_MOST if is_rounded else _BYTES_MOST
 
 
-def check_features_fit(caller: Caller, given: DistillationArguments, compute_dtype: str | None) -> None:
-    """Refuse features of both models that together do not fit on chip.
+def check_features_fit(caller: Caller, arguments: DistillationArguments, compute_dtype: str | None) -> None:
+    """Reject numbers of features of both models that together do not fit on chip.
 
     Args:
-        caller: who is named in errors.
-        given: the arguments.
-        compute_dtype: the name of the type that operands are rounded to; None: they are not.
+        caller: the function that error messages name.
+        arguments: the arguments of the call.
+        compute_dtype: the name of the dtype that operands are rounded to; None: they are not rounded.
 
     Raises:
-        NotImplementedError: always then.
+        NotImplementedError: if the check fails.
     """
-    models = (given.student, given.teacher)
-    types = [each.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for each in models]
-    sizes = [each.weight.shape[1] * dtype.itemsize for each, dtype in zip(models, types, strict=True)]
+    models = (arguments.student, arguments.teacher)
+    types = [model.input.dtype if compute_dtype is None else getattr(torch, compute_dtype) for model in models]
+    sizes = [model.weight.shape[1] * dtype.itemsize for model, dtype in zip(models, types, strict=True)]
     most = most_hidden_bytes(compute_dtype is not None)
     if sum(sizes) > most:
         raise NotImplementedError(
@@ -273,13 +275,13 @@ def check_features_fit(caller: Caller, given: DistillationArguments, compute_dty
         )
 
 
-def checked_compute_dtype(caller: Caller, given: DistillationArguments, compute_dtype: Any) -> str | None:
-    """The name of the type that operands are rounded to, None where they have it.
+def checked_compute_dtype(caller: Caller, arguments: DistillationArguments, compute_dtype: Any) -> str | None:
+    """Return the name of the dtype that operands are rounded to; None if they have it already.
 
     Raises:
-        TypeError: no type.
-        ValueError: one that products do not have.
+        TypeError: it is not a dtype.
+        ValueError: the kernels have no products in this dtype.
     """
     check_compute_dtype(caller, compute_dtype)
-    rounded: torch.dtype | None = given.rounding_dtype(compute_dtype)
+    rounded: torch.dtype | None = arguments.rounding_dtype(compute_dtype)
     return None if rounded is None else DTYPE_NAMES[rounded]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_distillation_loss``: divergence of a student from a teacher, from the hidden states of both."""
+"""``linear_distillation_loss``: a student's divergence from a teacher, from the hidden states of both models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nkilib.torch.functions.linear_distillation.autograd import DERIVATIVE
 from nkilib.torch.functions.linear_distillation.checks import (
     check_arguments,
     check_features_fit,
-    check_given,
+    check_tensor_arguments,
     checked_compute_dtype,
     checked_outputs,
     checked_recipe,
@@ -120,82 +120,84 @@ def linear_distillation_loss(
     grad_weight_sum: Tensor | None = None,
     memory_limit: int | None = None,
 ) -> Tensor | LinearDistillationOutputs:
-    """How far the student's distribution is from the teacher's, in nats, from the hidden states of both models.
+    """Compute the divergence of the student's distribution from the teacher's, in nats, from the hidden states of both
+    models.
 
-    It equals, with ``F`` for ``torch.nn.functional``::
+    The loss equals, with ``F`` for ``torch.nn.functional``::
 
         student = logit_scale * F.linear(input, linear_weight, linear_bias)
         teacher = teacher_logit_scale * F.linear(teacher_input, teacher_weight, teacher_bias)
         z_s, z_t = softcap(student, logit_softcap), softcap(teacher, teacher_logit_softcap)
         nkilib.torch.distillation_loss(z_s, z_t, labels=labels, direction=direction, beta=beta, ...)
 
-    in float32, without logits of either model in memory and without a rounding of logits, in one launch forward and one
-    backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of a block of positions, as many as
-    ``memory_limit`` allows. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the types of these
-    tensors, come from float32 sums and are rounded once; one that nobody asks for is not computed, and the teacher has
-    none. No value is looked at, so nothing waits for the device; on the CPU alone labels are checked for their range,
-    where ``"logprob"`` is asked for.
+    in float32, without logits of either model in memory and without rounding of logits, with one launch in the forward
+    and one in the backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of a block of positions,
+    as many as ``memory_limit`` allows. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the
+    dtypes of these tensors, are accumulated in float32 and rounded once; a gradient that is not needed is not computed,
+    and the teacher has none. Tensor values are never read, so the call does not wait for the device; only on the CPU
+    are labels checked for their range, if ``"logprob"`` is requested.
 
-    A class that a bias of -inf masks in both models adds nothing. One that is masked in the teacher alone adds nothing
-    to KL(P || Q), and makes KL(Q || P) infinite; one that is masked in the student alone makes KL(P || Q) infinite, and
-    adds nothing to KL(Q || P), where P is the teacher's softmax and Q the student's. Jensen-Shannon is always finite.
-    Where KL(P || Q) is infinite, the gradient by the logits is that of the formula, Q - P; where KL(Q || P) is, it is
-    NaN or infinite, and so are those of weight and bias, and with products in float16 those of all positions: give such
-    positions the label ``ignore_index``.
+    Let P be the teacher's softmax and Q the student's. A class that a bias of -inf masks in both models adds nothing. A
+    class masked only in the teacher adds nothing to KL(P || Q), and makes KL(Q || P) infinite. A class masked only in
+    the student makes KL(P || Q) infinite, and adds nothing to KL(Q || P). The Jensen-Shannon divergence is always
+    finite. Where KL(P || Q) is infinite, the gradient with respect to the logits is that of the formula, Q - P. Where
+    KL(Q || P) is infinite, the gradient of the logits is NaN or infinite, and so are the gradients of weight and bias,
+    and with products in float16 the gradients of all positions: give such positions the label ``ignore_index``.
 
     Args:
         input: [..., Ds], the student's hidden states, bfloat16, float16 or float32.
-        linear_weight: [V, Ds] of the student, in one of these types; with ``group`` the rows of this rank. As for
-            :func:`nkilib.torch.linear_token_scores`, a DTensor of ``Shard(0)`` beside a replicated ``input`` is a
-            vocabulary in parts; beside a plain ``input`` a DTensor is gathered, as FSDP2 would, and its gradient
-            averaged over the ranks.
+        linear_weight: [V, Ds], the student's weight, in one of these types; with ``group``, the rows of this rank.
+            DTensors are treated as in :func:`nkilib.torch.linear_token_scores`: a DTensor of ``Shard(0)`` with a
+            replicated ``input`` is a sharded vocabulary; with a plain ``input`` a DTensor is gathered, as FSDP2 would,
+            and its gradient is averaged over the ranks.
         teacher_input: [..., Dt], the teacher's hidden states of the same positions, in one of these types.
-        teacher_weight: [V, Dt] of the same classes; with ``group`` those of this rank. A DTensor is gathered, but where
-            this rank has the classes that it needs.
-        labels: integers [...]; positions where they are ``ignore_index`` do not count. None: all count.
-        group: the ranks that share the vocabulary, each as many classes; None: both weights have all classes.
+        teacher_weight: [V, Dt], the teacher's weight of the same classes; with ``group``, the rows of this rank. A
+            DTensor is gathered, unless this rank already has the classes that it needs.
+        labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
+        group: the ranks that share the vocabulary, with equally many classes each; None: both weights have all classes.
         linear_bias, teacher_bias: [V], in one of these types, used in float32; -inf masks a class.
-        direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; of no effect with ``beta``.
-        beta: from 0 to 1: 0 is KL(teacher || student), 1 KL(student || teacher), and between them it is generalized
-            Jensen-Shannon, as for :func:`nkilib.torch.distillation_loss`.
-        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. A number, a constant of the
-            compiled kernel, as scales and caps: each new value compiles anew.
+        direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; has no effect with ``beta``.
+        beta: from 0 to 1: 0 is KL(teacher || student), 1 is KL(student || teacher), and values between them are the
+            generalized Jensen-Shannon divergence, see :func:`nkilib.torch.distillation_loss`.
+        temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps it is
+            a constant of the compiled kernel: each new value compiles a new kernel.
         temperature_squared: multiply the loss by T^2.
-        reduction: ``"mean"`` over the positions that count, ``"batchmean"`` over ``input.size(0)``, ``"sum"`` or
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum over ``input.size(0)``), ``"sum"`` or
             ``"none"``.
         ignore_index: an int32.
-        logit_scale, teacher_logit_scale: from 1e-6 to 1e6, multiply the logits, before the cap.
-        logit_softcap, teacher_logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves
-            them.
+        logit_scale, teacher_logit_scale: multiply the logits before the cap; from 1e-6 to 1e6.
+        logit_softcap, teacher_logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None
+            applies no cap.
         row_weight: [...] floating, a factor for the loss of each position, used in float32; a constant. A mean divides
-            by the number of positions that count, not by the sum of their weights; entropies and log-probabilities are
-            not weighted.
+            by the number of valid positions, not by the sum of their weights; entropies and log-probabilities are not
+            weighted.
         outputs: names of scores of the student to return too: ``"entropy"``, and with labels ``"logprob"``. Gradients
             flow through the log-probability, and not through the entropy.
-        compute_dtype: bfloat16, float16 or float32, of the products. None: that of autocast if it is on, else each
-            model is multiplied in its own type; if hidden states and weight of a model have unlike types, all are
-            rounded to that of ``input``.
+        compute_dtype: bfloat16, float16 or float32, the dtype of the products. None: autocast's dtype if autocast is
+            on; otherwise each model is multiplied in its own dtype, and if hidden states and weight of a model have
+            different dtypes, all operands are rounded to the dtype of ``input``.
         grad_weight_sum: [V, Ds] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
-            unrounded, and hands none on.
-        memory_limit: bytes of HBM that the kept float32 logits of both models may take, for ``beta`` between 0 and 1;
-            of no effect otherwise, and with ``group``. Where they do not hold two blocks of 128 positions, 2,048 V
-            bytes, or the only one, both products are computed twice. None: 2 GiB.
+            unrounded, and returns no gradient for ``linear_weight``.
+        memory_limit: the HBM bytes that the kept float32 logits of both models may use, for ``beta`` between 0 and 1;
+            it has no effect otherwise, nor with ``group``. If it does not hold two blocks of 128 positions (2,048 V
+            bytes), or the only block, both products are computed twice. None: 2 GiB.
 
     Returns:
-        The loss, float32: without dimensions, or for ``"none"`` of the shape of the positions. NaN for the mean where
-        no position counts. With ``outputs`` a named tuple of it and the scores, of the shape of the positions; None for
-        a score that is not asked for. With ``group`` or a sharded vocabulary, the same on every rank.
+        The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the positions. The mean is NaN if
+        no position is valid. With ``outputs``, a named tuple of the loss and the scores, each of the shape of the
+        positions; None for a score that is not requested. With ``group`` or a sharded vocabulary, the result is the
+        same on every rank.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
         ValueError: an unknown ``reduction``, ``direction`` or name in ``outputs``; ``"logprob"`` without labels; shapes
-            differ; a number out of range; ``grad_weight_sum`` does not fit; a group beside a DTensor. On the CPU, on
-            all ranks: they do not see the same shards or options.
+            differ; a number out of range; ``grad_weight_sum`` cannot be used; both a group and a DTensor. On the CPU,
+            raised on all ranks: the ranks do not see the same shards or options.
         RuntimeError: a tensor of the teacher, or ``row_weight``, requires grad (pass it detached); devices differ.
-        IndexError: on the CPU, a label out of range whose log-probability is asked for.
-        NotImplementedError: another device; a number of features or classes that no kernel takes, as more than 16,384
-            float32 features of both models together, or 32,768 of 16 bits; DTensors placed otherwise; a derivative in
-            forward mode, or a second one.
+        IndexError: on the CPU, a label out of range whose log-probability is requested.
+        NotImplementedError: an unsupported device; a number of features or classes that no kernel takes, such as more
+            than 16,384 float32 features of both models together, or 32,768 features of 16 bits; other DTensor
+            placements; forward-mode or second-order differentiation.
     """
     chosen = checked_beta(_CALLER, direction, beta)
     check_numbers(_CALLER, temperature, ignore_index, temperature_squared)
@@ -205,21 +207,21 @@ def linear_distillation_loss(
         _CALLER, chosen, temperature, logit_scale, logit_softcap, teacher_logit_scale, teacher_logit_softcap
     )
     check_memory_limit(_CALLER, memory_limit)
-    given = DistillationArguments(
+    arguments = DistillationArguments(
         Model(STUDENT, input, linear_weight, linear_bias),
         Model(TEACHER, teacher_input, teacher_weight, teacher_bias),
         labels,
         row_weight,
         grad_weight_sum,
     )
-    check_given(_CALLER, given)
-    placed = plain_arguments(_CALLER, given, group)
-    given, shards = placed.given, placed.shards
-    check_arguments(_CALLER, given, None if shards is None else shards.num_classes)
-    recipe = replace(recipe, compute_dtype=checked_compute_dtype(_CALLER, given, compute_dtype))
-    check_features_fit(_CALLER, given, recipe.compute_dtype)
+    check_tensor_arguments(_CALLER, arguments)
+    placed = plain_arguments(_CALLER, arguments, group)
+    arguments, shards = placed.arguments, placed.shards
+    check_arguments(_CALLER, arguments, None if shards is None else shards.num_classes)
+    recipe = replace(recipe, compute_dtype=checked_compute_dtype(_CALLER, arguments, compute_dtype))
+    check_features_fit(_CALLER, arguments, recipe.compute_dtype)
     counted, wanted = Labels(ignore_index), Wanted("logprob" in names)
-    operands = _operands(given)
+    operands = _operands(arguments)
     if shards is None:
         kept = Memory(memory_limit if recipe.is_mixed else None)
         keywords = FORWARD.keywords_from(recipe, counted, kept, wanted)
@@ -230,26 +232,26 @@ def linear_distillation_loss(
     if temperature_squared:
         loss = loss * float(temperature) ** 2
     counts = None if operands.labels is None else ~is_ignored(operands.labels, ignore_index)
-    loss = reduced(loss, given.student.positions, counts, reduction)
-    return _returned(loss, results, names, given.student.positions) if names else loss
+    loss = reduced(loss, arguments.student.positions, counts, reduction)
+    return _returned(loss, results, names, arguments.student.positions) if names else loss
 
 
-def _operands(given: DistillationArguments) -> DistillationOperands:
-    """The rows of positions, and of the teacher constants alone."""
-    student, teacher = given.student, given.teacher
+def _operands(arguments: DistillationArguments) -> DistillationOperands:
+    """Return the operands as rows of positions, with the teacher's tensors as constants."""
+    student, teacher = arguments.student, arguments.teacher
     rows, bias = as_rows(student.input, -1), student.kernel_bias
     wanted = wanted_gradients(rows, student.weight, bias)
-    summed = given.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
+    summed = arguments.grad_weight_sum if wanted is not None and wanted.grad_weight_wanted else None
     teacher_bias = teacher.kernel_bias
     return DistillationOperands(
         rows,
         student.weight,
         as_rows(teacher.input.detach(), -1),
         teacher.weight.detach(),
-        None if given.labels is None else given.labels.reshape(-1),
+        None if arguments.labels is None else arguments.labels.reshape(-1),
         bias,
         None if teacher_bias is None else teacher_bias.detach(),
-        None if given.row_weight is None else given.row_weight.detach().to(torch.float32).reshape(-1),
+        None if arguments.row_weight is None else arguments.row_weight.detach().to(torch.float32).reshape(-1),
         summed,
     )
 
@@ -257,7 +259,7 @@ def _operands(given: DistillationArguments) -> DistillationOperands:
 def _returned(
     loss: Tensor, results: DistillationResults, names: tuple[str, ...], positions: tuple[int, ...]
 ) -> LinearDistillationOutputs:
-    """With the scores that are asked for, in the shape of the positions."""
+    """Return the loss with the requested scores, in the shape of the positions."""
 
     def score(name: str) -> Tensor | None:
         return getattr(results, name).reshape(positions) if name in names else None

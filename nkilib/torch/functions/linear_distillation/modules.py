@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``LinearDistillationLoss``, the module with the options of :func:`nkilib.torch.linear_distillation_loss`."""
+"""``LinearDistillationLoss``: the module with the options of :func:`nkilib.torch.linear_distillation_loss`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkilib.torch.functions.linear_distillation.results import LinearDistillatio
 
 
 class LinearDistillationLoss(nn.Module):
-    """:func:`~nkilib.torch.linear_distillation_loss` as a module, whose call takes the tensors.
+    """:func:`~nkilib.torch.linear_distillation_loss` as a module whose call takes the tensors.
 
     Example::
 
@@ -25,7 +25,7 @@ class LinearDistillationLoss(nn.Module):
 
     Args:
         direction, beta, temperature, temperature_squared, reduction, ignore_index, logit_scale, logit_softcap,
-            teacher_logit_scale, teacher_logit_softcap, outputs, compute_dtype, memory_limit: as for the function.
+            teacher_logit_scale, teacher_logit_softcap, outputs, compute_dtype, memory_limit: see the function.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class LinearDistillationLoss(nn.Module):
         row_weight: Tensor | None = None,
         grad_weight_sum: Tensor | None = None,
     ) -> Tensor | LinearDistillationOutputs:
-        """The loss; with ``outputs`` a named tuple of it and the student's scores."""
+        """Return the loss; with ``outputs``, a named tuple of the loss and the student's scores."""
         return linear_distillation_loss(
             input,
             linear_weight,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_distillation_*``, described.
+"""Descriptions of the operators ``torch.ops.nkilib.linear_distillation_*``.
 
 Rows are positions: input [N, Ds], linear_weight [V, Ds], teacher_input [N, Dt], teacher_weight [V, Dt], labels [N] of
 any integer type. Derivatives are in :mod:`.autograd`, reductions and shapes in :mod:`.functional`.
@@ -34,14 +34,16 @@ LINEAR_DISTILLATION: Final = Caller("linear_distillation_loss", "input", "input"
 
 @dataclass(frozen=True)
 class Recipe:
-    """What both models' logits and the loss are made of, as all kernels have it.
+    """The options that define both models' logits and the loss, as all kernels take them.
 
     Attributes:
-        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them generalized Jensen-Shannon.
-        temperature: T, divides the logits of both models.
-        student_logit_scale, teacher_logit_scale: multiply product and bias, before the cap.
-        student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for none.
-        compute_dtype: the name of the type that operands of another one are rounded to; None: as they are.
+        beta: 0: KL(teacher || student); 1: KL(student || teacher); between them the generalized Jensen-Shannon
+            divergence.
+        temperature: T, which divides the logits of both models.
+        student_logit_scale, teacher_logit_scale: the factors of product and bias, before the cap.
+        student_logit_softcap, teacher_logit_softcap: c of c * tanh(logits / c); None for no cap.
+        compute_dtype: the name of the dtype that operands of another dtype are rounded to; None: operands stay as they
+            are.
     """
 
     beta: float = 0.0
@@ -54,23 +56,23 @@ class Recipe:
 
     @property
     def is_mixed(self) -> bool:
-        """The divergence needs the mixture of both distributions."""
+        """True if the divergence needs the mixture of both distributions."""
         return 0.0 < self.beta < 1.0
 
     @property
     def student_unit(self) -> float:
-        """What a logit of the student is a multiple of, before the temperature: its cap, or its scale without one."""
+        """The factor of a student's logit before the temperature: its cap, or its scale without a cap."""
         return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
 
     @property
     def teacher_unit(self) -> float:
-        """The same of the teacher."""
+        """The factor of a teacher's logit before the temperature: its cap, or its scale without a cap."""
         return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
 
 
 @dataclass(frozen=True)
 class Labels:
-    """``ignore_index``: the label of positions that do not count, an int32."""
+    """``ignore_index``: the label of ignored positions, an int32."""
 
     ignore_index: int = -100
 
@@ -91,7 +93,7 @@ class WantedTarget:
 
 @dataclass(frozen=True)
 class Memory:
-    """``memory_limit``: bytes that float32 logits may take in HBM between two visits; None: the kernel's default."""
+    """``memory_limit``: the HBM bytes that float32 logits may use between two visits; None: the kernel's default."""
 
     memory_limit: int | None = None
 
@@ -111,16 +113,16 @@ _ROW_WEIGHT: Final = Input("row_weight", is_optional=True, dimensions=1, dtypes=
 _SUM_FOR_BACKWARD: Final = Input("grad_weight_sum", is_optional=True, is_for_backward=True)
 _GRAD_WEIGHT_SUM: Final = Input("grad_weight_sum", dimensions=2, dtypes=(torch.float32,))
 
-# By which a result that is no constant has a derivative.
+# The inputs with respect to which differentiable results have a derivative.
 _OF_STUDENT: Final = ("input", "linear_weight", "linear_bias")
-# What the forward knows of both softmaxes.
+# The statistics of both softmaxes that the forward returns.
 _STATISTICS: Final = ("student_maximum", "student_log_sum", "teacher_maximum", "teacher_log_sum")
 _RESULTS: Final = ("divergence", "entropy", "moment", *_STATISTICS, "logprob", "target_logit")
 _ON_REQUEST: Final = {"logprob": "with_logprob", "target_logit": "with_target"}
 
 
 def _check_labels(call: Call) -> None:
-    """Refuse labels out of range where the student's logit of each is asked for."""
+    """Reject labels out of range if the student's logit of each label is requested."""
     if call.options.get("with_logprob", False) or call.options.get("with_target", False):
         name, labels = str(LINEAR_DISTILLATION), call.tensor("labels")
         check_range(name, labels, call.options["ignore_index"], vocabulary(call))
@@ -132,7 +134,7 @@ def _compute_dtype(call: Call) -> dict[str, Any]:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """What kernels are given in place of the labels and of names of types."""
+    """Return the kernel arguments that replace the labels and the names of dtypes."""
     labels = call.tensors["labels"]
     if labels is None:
         return _compute_dtype(call)
@@ -140,8 +142,8 @@ def _arguments(call: Call) -> dict[str, Any]:
     return {**_compute_dtype(call), "labels_hbm": classes.detach(), "ignore_index": ignore_index}
 
 
-def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    return found["logprob"] + 0.0  # the negative of 0 has a sign
+def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
+    return results["logprob"] + 0.0  # the negative of 0 has a sign
 
 
 # Results: DistillationResults.
@@ -203,7 +205,7 @@ BACKWARD: Final = register(
         options=(Recipe, Labels, WantedGradients),
         outputs=_GRADIENTS,
         kernel=linear_distillation_backward,
-        on_request={each.name: each.request for each in _GRADIENTS},
+        on_request={output.name: output.request for output in _GRADIENTS},
         arguments=_backward_arguments,
         instead=LINEAR_DISTILLATION.instead,
     )
@@ -217,16 +219,16 @@ BACKWARD_ADDING: Final = register(
         inputs=(*_BACKWARD_INPUTS, _GRAD_WEIGHT_SUM),
         without=("grad_weight_wanted",),
         outputs=(_GRAD_INPUT, _GRAD_LINEAR_BIAS),
-        results=tuple(each.name for each in _GRADIENTS),
-        on_request={each.name: each.request for each in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
+        results=tuple(output.name for output in _GRADIENTS),
+        on_request={output.name: output.request for output in (_GRAD_INPUT, _GRAD_LINEAR_BIAS)},
         writes={"grad_weight_sum": "grad_linear_weight"},
     )
 )
 
-# What a shard without classes has of either softmax.
+# The statistics of each softmax in a shard without classes.
 _OF_NO_CLASSES: Final = {"maximum": torch.finfo(torch.float32).min, "log_sum": -torch.inf}
 
-# Of a part of the classes, as all that follows. Results: ShardResults.
+# For a part of the classes, like all operators below. Results: ShardResults.
 SHARD_STATISTICS: Final = register(
     replace(
         FORWARD,
@@ -265,7 +267,7 @@ SHARD_BACKWARD: Final = register(
         BACKWARD,
         name="linear_distillation_shard_backward",
         options=(Recipe, Labels, Columns, WantedGradients),
-        outputs=tuple(unrounded(each) for each in BACKWARD.outputs),
+        outputs=tuple(unrounded(output) for output in BACKWARD.outputs),
         arguments=_shard_backward_arguments,
     )
 )
@@ -276,7 +278,7 @@ SHARD_BACKWARD_ADDING: Final = register(
         BACKWARD_ADDING,
         name="linear_distillation_shard_backward_adding",
         options=(Recipe, Labels, Columns, WantedGradients),
-        outputs=tuple(unrounded(each) for each in BACKWARD_ADDING.outputs),
+        outputs=tuple(unrounded(output) for output in BACKWARD_ADDING.outputs),
         arguments=_shard_backward_arguments,
     )
 )

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments of which output layers are DTensors: this rank's part of the vocabulary, or layers gathered."""
+"""The conversion of arguments with DTensor output layers to this rank's part of the vocabulary, or to gathered
+layers.
+"""
 
 from __future__ import annotations
 
@@ -33,90 +35,96 @@ class PlacedArguments:
     """The arguments as plain tensors.
 
     Attributes:
-        given: of this rank.
-        shards: which classes each rank has; None: this one has all.
-        group: that shares the vocabulary; None for all processes.
+        arguments: this rank's arguments.
+        shards: the classes of each rank; None: this rank has all.
+        group: the group that shares the vocabulary; None for all processes.
     """
 
-    given: DistillationArguments
+    arguments: DistillationArguments
     shards: VocabularyShards | None
     group: dist.ProcessGroup | None
 
 
-def plain_arguments(caller: Caller, given: DistillationArguments, group: Any) -> PlacedArguments:
-    """The arguments without DTensors.
+def plain_arguments(caller: Caller, arguments: DistillationArguments, group: Any) -> PlacedArguments:
+    """Return the arguments without DTensors.
 
-    Hidden states that are replicated, and a weight of the student whose classes are sharded over one dimension of the
-    mesh, are a vocabulary in parts. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight
-    that is a DTensor is gathered, and its gradient averaged over the ranks. The teacher's weight, wherever it is, is
-    gathered for the classes that the student's has here; where this rank's shard holds them already, nothing is.
+    Replicated hidden states with a student's weight whose classes are sharded over one dimension of the mesh form a
+    sharded vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a
+    DTensor is then gathered, and its gradient averaged over the ranks. The teacher's weight is gathered for the classes
+    that the student's weight has here; if this rank's shard holds them already, nothing is gathered.
 
     Raises:
-        NotImplementedError: a placement without a rule, with those to redistribute to.
-        ValueError: a group beside a DTensor.
+        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
+        ValueError: both a group and a DTensor.
     """
-    weight, input = dtensor(given.student.weight), dtensor(given.student.input)
+    weight, input = dtensor(arguments.student.weight), dtensor(arguments.student.input)
     if weight is None:
         if input is not None:
             raise NotImplementedError(
                 f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
-                f"one, of placements Shard(0); pass input.to_local(), or distribute linear_weight"
+                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
             )
         if group is None:
-            return PlacedArguments(_of_own_positions(caller, given, given.student), None, None)
+            return PlacedArguments(_of_own_positions(caller, arguments, arguments.student), None, None)
         place = group_place(caller, group)
-        rows = given.student.weight.shape[0] if given.student.weight.dim() else 0
+        rows = arguments.student.weight.shape[0] if arguments.student.weight.dim() else 0
         shards = shards_of_ranks(OF_WEIGHT, rows, place, None, None)
-        return PlacedArguments(_of_own_classes(caller, given, given.student, shards, group), shards, group)
+        return PlacedArguments(_of_own_classes(caller, arguments, arguments.student, shards, group), shards, group)
     check_no_group(OF_WEIGHT, group, None)
     if input is None:
-        return PlacedArguments(_of_own_positions(caller, given, _gathered_student(caller, weight, given)), None, None)
+        return PlacedArguments(
+            _of_own_positions(caller, arguments, _gathered_student(caller, weight, arguments)), None, None
+        )
     spread = spread_of_classes(caller, OF_WEIGHT, weight)
     student = replace(
-        given.student,
+        arguments.student,
         input=same_everywhere(caller, "input", input),
         weight=weight.to_local(),
-        bias=as_weight(caller, "linear_bias", given.student.bias, weight),
+        bias=as_weight(caller, "linear_bias", arguments.student.bias, weight),
     )
-    summed = as_weight(caller, "grad_weight_sum", given.grad_weight_sum, weight)
+    summed = as_weight(caller, "grad_weight_sum", arguments.grad_weight_sum, weight)
     shards = VocabularyShards(spread.sizes, dist.get_rank(spread.group))
-    own = _of_own_classes(caller, replace(given, grad_weight_sum=summed), student, shards, spread.group)
+    own = _of_own_classes(caller, replace(arguments, grad_weight_sum=summed), student, shards, spread.group)
     return PlacedArguments(own, shards, spread.group)
 
 
-def _gathered_student(caller: Caller, weight: DTensor, given: DistillationArguments) -> Model:
-    """With weight and bias of all ranks, whose gradients are averaged over them."""
+def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationArguments) -> Model:
+    """Return the student with weight and bias of all ranks, whose gradients are averaged over the ranks."""
     check_member(OF_WEIGHT, weight.device_mesh)
-    if given.grad_weight_sum is not None:
+    if arguments.grad_weight_sum is not None:
         raise NotImplementedError(
             f"{caller}: grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered: its "
             f"gradient is a sum over the ranks; leave it out"
         )
-    bias = dtensor(given.student.bias)
+    bias = dtensor(arguments.student.bias)
     return replace(
-        given.student,
+        arguments.student,
         weight=averaged(caller, "linear_weight", weight),
-        bias=given.student.bias if bias is None else averaged(caller, "linear_bias", bias),
+        bias=arguments.student.bias if bias is None else averaged(caller, "linear_bias", bias),
     )
 
 
-def _of_own_positions(caller: Caller, given: DistillationArguments, student: Model) -> DistillationArguments:
-    """Every tensor of a position is plain; the teacher's layer is gathered."""
+def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
+    """Return the arguments of this rank's own positions: per-position tensors must be plain; the teacher's layer is
+    gathered.
+    """
     for name, tensor in (
-        (given.teacher.names.input, given.teacher.input),
-        ("labels", given.labels),
-        ("row_weight", given.row_weight),
+        (arguments.teacher.names.input, arguments.teacher.input),
+        ("labels", arguments.labels),
+        ("row_weight", arguments.row_weight),
     ):
         if dtensor(tensor) is not None:
             raise NotImplementedError(
                 f"{caller}: {name} must be plain where input is, got a DTensor; pass {name}.to_local()"
             )
     teacher = replace(
-        given.teacher,
-        weight=_gathered(caller, given.teacher.names.weight, given.teacher.weight),
-        bias=None if given.teacher.bias is None else _gathered(caller, given.teacher.names.bias, given.teacher.bias),
+        arguments.teacher,
+        weight=_gathered(caller, arguments.teacher.names.weight, arguments.teacher.weight),
+        bias=None
+        if arguments.teacher.bias is None
+        else _gathered(caller, arguments.teacher.names.bias, arguments.teacher.bias),
     )
-    return replace(given, student=student, teacher=teacher)
+    return replace(arguments, student=student, teacher=teacher)
 
 
 def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
@@ -129,13 +137,15 @@ def _gathered(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 def _of_own_classes(
     caller: Caller,
-    given: DistillationArguments,
+    arguments: DistillationArguments,
     student: Model,
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationArguments:
-    """Every tensor of a position is the same on all ranks; the teacher's layer has the classes of the student's."""
-    names = given.teacher.names
+    """Return the arguments of this rank's classes: per-position tensors are the same on all ranks, and the teacher's
+    layer has the student's classes.
+    """
+    names = arguments.teacher.names
 
     def own(name: str, tensor: Tensor) -> Tensor:
         placed = dtensor(tensor)
@@ -152,24 +162,28 @@ def _of_own_classes(
         return shards.own_part(whole)
 
     teacher = replace(
-        given.teacher,
-        input=same_everywhere(caller, names.input, given.teacher.input),
-        weight=own(names.weight, given.teacher.weight),
-        bias=None if given.teacher.bias is None else own(names.bias, given.teacher.bias),
+        arguments.teacher,
+        input=same_everywhere(caller, names.input, arguments.teacher.input),
+        weight=own(names.weight, arguments.teacher.weight),
+        bias=None if arguments.teacher.bias is None else own(names.bias, arguments.teacher.bias),
     )
     return replace(
-        given,
+        arguments,
         student=student,
         teacher=teacher,
-        labels=None if given.labels is None else same_everywhere(caller, "labels", given.labels),
-        row_weight=None if given.row_weight is None else same_everywhere(caller, "row_weight", given.row_weight),
+        labels=None if arguments.labels is None else same_everywhere(caller, "labels", arguments.labels),
+        row_weight=None
+        if arguments.row_weight is None
+        else same_everywhere(caller, "row_weight", arguments.row_weight),
     )
 
 
 def _holds_own_classes(
     caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
 ) -> bool:
-    """Whether this rank's shard has the classes that the student's has: the same group shares both alike."""
+    """Return whether this rank's shard has the student's classes, because the same group shares both tensors in the
+    same way.
+    """
     mesh = tensor.device_mesh
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]
     if any(placement.is_partial() for placement in tensor.placements) or len(several) != 1:

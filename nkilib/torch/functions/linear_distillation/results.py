@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``linear_distillation_loss`` returns, and what its operators return."""
+"""The results of ``linear_distillation_loss`` and of its operators."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 
 
 class LinearDistillationOutputs(NamedTuple):
-    """Loss and scores of the student, float32; None for what is not asked for.
+    """The loss and the requested scores of the student, float32; None for a score that is not requested.
 
     Attributes:
-        loss: as without outputs. Differentiable.
-        entropy: of the student's softmax, in nats, of every position, those that do not count among them. A constant.
-        logprob: the student's log-probability of the label, in nats, of the shape of the labels; 0 where a position
-            does not count. Differentiable.
+        loss: the same loss as without ``outputs``. Differentiable.
+        entropy: the entropy of the student's softmax at every position, ignored ones included, in nats. A constant.
+        logprob: the student's log-probability of the label, in nats, of the shape of the labels; 0 at ignored
+            positions. Differentiable.
     """
 
     loss: Tensor
@@ -26,17 +26,18 @@ class LinearDistillationOutputs(NamedTuple):
 
 
 class DistillationResults(NamedTuple):
-    """What the forward operator returns, [N] float32 each.
+    """The results of the forward operator, [N] float32 each.
 
-    z are the logits after scale, cap and temperature; P is the teacher's softmax, Q the student's, and M their mixture.
+    z denotes the logits after scale, cap and temperature; P is the teacher's softmax, Q the student's, and M their
+    mixture.
 
     Attributes:
-        divergence: times the weight of the position, in nats; 0 where it does not count.
-        entropy: of Q, in nats.
-        moment: KL(Q || M) for ``beta`` between 0 and 1, KL(Q || P) for 1, and 0 for 0: what the backward takes.
+        divergence: the divergence times the weight of the position, in nats; 0 at ignored positions.
+        entropy: the entropy of Q, in nats.
+        moment: KL(Q || M) for ``beta`` between 0 and 1, KL(Q || P) for 1, and 0 for 0; the backward needs it.
         student_maximum, teacher_maximum: the largest z of a model.
-        student_log_sum, teacher_log_sum: log of the sum of exp(z - maximum), in nats.
-        logprob: as in :class:`LinearDistillationOutputs`; [0] if it is not asked for.
+        student_log_sum, teacher_log_sum: the log of the sum of exp(z - maximum), in nats.
+        logprob: see :class:`LinearDistillationOutputs`; [0] if it is not requested.
     """
 
     divergence: Tensor
@@ -50,15 +51,15 @@ class DistillationResults(NamedTuple):
 
 
 class ShardResults(NamedTuple):
-    """What one shard of the vocabulary knows of each position, [N] float32 each.
+    """The results that one shard of the vocabulary has for each position, [N] float32 each.
 
     Attributes:
-        divergence: of the softmaxes over the shard alone, not weighted; 0 where a position does not count, and for
-            ``beta`` between 0 and 1.
-        entropy: of the student's softmax over the shard alone.
-        student_maximum, student_log_sum, teacher_maximum, teacher_log_sum: of the shard; the lowest float32 and -inf
-            of one without classes.
-        target_logit: the student's z at the label, 0 where it is in another shard; [0] if it is not asked for.
+        divergence: the divergence between the softmaxes over the shard alone, not weighted; 0 at ignored positions, and
+            for ``beta`` between 0 and 1.
+        entropy: the entropy of the student's softmax over the shard alone.
+        student_maximum, student_log_sum, teacher_maximum, teacher_log_sum: the maximum and log_sum of each model over
+            the shard; the lowest float32 and -inf for a shard without classes.
+        target_logit: the student's z at the label, 0 if the label is in another shard; [0] if it is not requested.
     """
 
     divergence: Tensor
@@ -71,13 +72,14 @@ class ShardResults(NamedTuple):
 
 
 class MixtureSums(NamedTuple):
-    """Sums over the classes of a shard, [N] float32 each, of probabilities p and q over all classes, and of m.
+    """Sums over the classes of a shard, [N] float32 each, where p and q are probabilities over all classes and m is
+    their mixture.
 
     Attributes:
-        student_terms: of q log(q / m), in nats.
-        teacher_terms: of p log(p / m), in nats.
-        student_mass: of q.
-        teacher_mass: of p.
+        student_terms: the sum of q log(q / m), in nats.
+        teacher_terms: the sum of p log(p / m), in nats.
+        student_mass: the sum of q.
+        teacher_mass: the sum of p.
     """
 
     student_terms: Tensor

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The divergence over all classes from what each rank has of both output layers: a forward that communicates."""
+"""The divergence over all classes from each rank's part of both output layers: a forward that communicates."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ _TYPES: Final = (None, "bfloat16", "float16", "float32")
 
 
 class DistillationOperands(NamedTuple):
-    """The inputs of the forward operator, of this rank's classes.
+    """The inputs of the forward operator, with this rank's classes.
 
     Attributes:
-        input: [N, Ds], the same on all ranks.
-        linear_weight: [V, Ds].
-        teacher_input: [N, Dt], the same on all ranks.
-        teacher_weight: [V, Dt].
-        labels: [N] integers, counted over all classes; or None.
-        linear_bias, teacher_bias: [V] float32, or None.
-        row_weight: [N] float32, or None.
-        grad_weight_sum: [V, Ds] float32, or None.
+        input: the student's hidden states [N, Ds], the same on all ranks.
+        linear_weight: the student's weight [V, Ds].
+        teacher_input: the teacher's hidden states [N, Dt], the same on all ranks.
+        teacher_weight: the teacher's weight [V, Dt].
+        labels: integers [N], counted over all classes; or None.
+        linear_bias, teacher_bias: the biases [V] float32, or None.
+        row_weight: the weights of positions [N] float32, or None.
+        grad_weight_sum: the accumulator of the weight's gradient [V, Ds] float32, or None.
     """
 
     input: Tensor
@@ -66,17 +66,17 @@ class DistillationOperands(NamedTuple):
 
     @property
     def models(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Hidden states and weights."""
+        """The hidden states and weights of both models."""
         return self.input, self.linear_weight, self.teacher_input, self.teacher_weight
 
     @property
     def biases(self) -> tuple[Tensor | None, Tensor | None]:
-        """Of both models."""
+        """The biases of both models."""
         return self.linear_bias, self.teacher_bias
 
     def constants(self) -> DistillationOperands:
-        """Without autograd."""
-        return DistillationOperands(*(None if each is None else each.detach() for each in self))  # type: ignore[arg-type]
+        """Return the operands detached from autograd."""
+        return DistillationOperands(*(None if tensor is None else tensor.detach() for tensor in self))  # type: ignore[arg-type]
 
 
 def vocab_parallel_results(
@@ -88,37 +88,38 @@ def vocab_parallel_results(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationResults:
-    """What the forward operator would return for all classes, differentiable by what this rank has.
+    """Return the results that the forward operator would have for all classes, differentiable with respect to this
+    rank's tensors.
 
     Args:
-        caller: who is named in errors.
-        operands: of this rank.
-        recipe: of both models and the loss.
-        labels: which of them say that a position does not count.
-        wanted: whether the log-probability is asked for.
-        shards: of all ranks.
-        group: None for all processes.
+        caller: the function that error messages name.
+        operands: this rank's operands.
+        recipe: the numbers of both models and of the loss.
+        labels: the label of ignored positions.
+        wanted: whether the log-probability is requested.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
     """
     claims = _claims(operands, recipe, labels, wanted, shards)
     with torch.no_grad():
-        given = operands.constants()
+        constants = operands.constants()
         target = WantedTarget(wanted.with_logprob)
         keywords = SHARD_STATISTICS.keywords_from(recipe, labels, shards.columns, target)
-        statistics = SHARD_STATISTICS.op(given.input.device)
-        own = ShardResults(*statistics(*given.models, given.labels, *given.biases, **keywords))
-        results = _combined(caller, given, own, recipe, labels, group, claims)
+        statistics = SHARD_STATISTICS.op(constants.input.device)
+        own = ShardResults(*statistics(*constants.models, constants.labels, *constants.biases, **keywords))
+        results = _combined(caller, constants, own, recipe, labels, group, claims)
     options = {**values_of(recipe), **values_of(labels), **values_of(shards.columns), **values_of(wanted)}
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelDistillation.apply
-    found = apply(*operands, results, options, group)
-    return results._replace(**dict(zip(DIFFERENTIABLE, found, strict=True)))
+    outputs = apply(*operands, results, options, group)
+    return results._replace(**dict(zip(DIFFERENTIABLE, outputs, strict=True)))
 
 
 def _claims(
     operands: DistillationOperands, recipe: Recipe, labels: Labels, wanted: Wanted, shards: VocabularyShards
 ) -> dict[str, float]:
-    """What all ranks must have alike, by name.
+    """Return the values that must be equal on all ranks, by name.
 
-    The backward communicates where the input needs a gradient: on every rank, or on none.
+    The backward communicates if the input needs a gradient: on every rank, or on none.
     """
     numbers = {**values_of(recipe), **values_of(labels), **values_of(wanted)}
     numbers["compute_dtype"] = _TYPES.index(recipe.compute_dtype)
@@ -134,12 +135,12 @@ def _claims(
 
 
 class _Whole(NamedTuple):
-    """Of all classes, and this shard's share.
+    """The statistics over all classes, and this shard's share.
 
     Attributes:
-        statistics: maximum and log_sum of the student, then of the teacher, [N] each.
-        student, teacher: this shard's share of either softmax.
-        target_logit: the student's z at the label, [N]; [0] if it is not asked for.
+        statistics: the student's maximum and log_sum, then the teacher's, [N] each.
+        student, teacher: this shard's share of each softmax.
+        target_logit: the student's z at the label, [N]; [0] if it is not requested.
     """
 
     statistics: tuple[Tensor, Tensor, Tensor, Tensor]
@@ -149,7 +150,7 @@ class _Whole(NamedTuple):
 
 
 class _Divergence(NamedTuple):
-    """Of all classes and every position, not weighted, [N] each."""
+    """The results over all classes for every position, not weighted, [N] each."""
 
     divergence: Tensor
     moment: Tensor
@@ -158,30 +159,30 @@ class _Divergence(NamedTuple):
 
 def _combined(
     caller: Caller,
-    given: DistillationOperands,
+    operands: DistillationOperands,
     own: ShardResults,
     recipe: Recipe,
     labels: Labels,
     group: dist.ProcessGroup | None,
     claims: dict[str, float],
 ) -> DistillationResults:
-    """The results of all classes: three all-reduces."""
+    """Return the results over all classes, with three all-reduces."""
     whole = _whole(caller, own, recipe, group, claims)
-    found = _divergence(given, own, whole, recipe, group)
+    combined = _divergence(operands, own, whole, recipe, group)
     maximum, log_sum, *_ = whole.statistics
     logprob = whole.target_logit
     if logprob.shape == maximum.shape:
         # In this order, since large logits cancel exactly in the difference.
-        logprob = _of_counted((logprob - maximum) - log_sum, given, labels)
-    loss = found.divergence if given.row_weight is None else given.row_weight * found.divergence
-    loss = _of_counted(loss, given, labels)
-    return DistillationResults(loss, found.entropy, found.moment, *whole.statistics, logprob)
+        logprob = _zero_where_ignored((logprob - maximum) - log_sum, operands, labels)
+    loss = combined.divergence if operands.row_weight is None else operands.row_weight * combined.divergence
+    loss = _zero_where_ignored(loss, operands, labels)
+    return DistillationResults(loss, combined.entropy, combined.moment, *whole.statistics, logprob)
 
 
 def _whole(
     caller: Caller, own: ShardResults, recipe: Recipe, group: dist.ProcessGroup | None, claims: dict[str, float]
 ) -> _Whole:
-    """Communicate maxima, then sums of exponentials."""
+    """Communicate the maxima, then the sums of exponentials, and return the statistics over all classes."""
     maxima, agreed = greatest_of_ranks(caller, torch.cat([own.student_maximum, own.teacher_maximum]), claims, group)
     student_maximum, teacher_maximum = maxima.view(2, own.student_maximum.shape[0])
     of_student, of_teacher = masked_logits(recipe.student_unit, recipe.teacher_unit, recipe.temperature)
@@ -201,29 +202,29 @@ def _whole(
 
 
 def _divergence(
-    given: DistillationOperands,
+    operands: DistillationOperands,
     own: ShardResults,
     whole: _Whole,
     recipe: Recipe,
     group: dist.ProcessGroup | None,
 ) -> _Divergence:
-    """Communicate the parts of divergence and entropy, which take the statistics of all classes."""
+    """Communicate the summands of divergence and entropy, which depend on the statistics of all classes."""
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:
-        mixture = SHARD_MIXTURE.op(given.input.device)
-        sums = mixture(*given.models, *whole.statistics, *given.biases, **SHARD_MIXTURE.keywords_from(recipe))
-        found = sums_of_ranks({**summands, **MixtureSums(*sums)._asdict()}, group)
-        divergence, moment = mixed(MixtureSums(*(found[name] for name in MixtureSums._fields)), recipe.beta)
-        return _Divergence(divergence, moment, found["entropy"])
+        mixture = SHARD_MIXTURE.op(operands.input.device)
+        sums = mixture(*operands.models, *whole.statistics, *operands.biases, **SHARD_MIXTURE.keywords_from(recipe))
+        totals = sums_of_ranks({**summands, **MixtureSums(*sums)._asdict()}, group)
+        divergence, moment = mixed(MixtureSums(*(totals[name] for name in MixtureSums._fields)), recipe.beta)
+        return _Divergence(divergence, moment, totals["entropy"])
     summands["divergence"] = divergence_term(own, whole.student, whole.teacher, recipe.beta)
-    found = sums_of_ranks(summands, group)
-    divergence = found["divergence"]
+    totals = sums_of_ranks(summands, group)
+    divergence = totals["divergence"]
     moment = divergence if recipe.beta == 1.0 else torch.zeros_like(divergence)
-    return _Divergence(divergence, moment, found["entropy"])
+    return _Divergence(divergence, moment, totals["entropy"])
 
 
-def _of_counted(values: Tensor, given: DistillationOperands, labels: Labels) -> Tensor:
-    """0 where a position does not count."""
-    if given.labels is None:
+def _zero_where_ignored(values: Tensor, operands: DistillationOperands, labels: Labels) -> Tensor:
+    """Return the values with 0 at ignored positions."""
+    if operands.labels is None:
         return values
-    return torch.where(is_ignored(given.labels, labels.ignore_index), 0.0, values)
+    return torch.where(is_ignored(operands.labels, labels.ignore_index), 0.0, values)

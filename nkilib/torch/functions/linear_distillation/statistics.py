@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Divergence, entropy and statistics of all classes from those of shards: formulas alone, nothing is communicated.
+"""Divergence, entropy and statistics over all classes from those of shards: only formulas, without communication.
 
 With P_r and Q_r the shares of shard r in the teacher's and in the student's softmax, and D_r and H_r the divergence and
 the entropy of the softmaxes over its classes alone, the chain rule is::
@@ -22,16 +22,16 @@ from nkilib.torch.functions.vocab_parallel.statistics import product
 
 # Kernels take a bias of -inf as a finite one, twice as low as logits may be.
 _LOWEST: Final = -(2.0**115)
-# Up to this distance of a ratio from 1 its logarithm is that of the distance, which is small where shares are near.
+# Up to this distance of a ratio from 1, its logarithm is computed by log1p of the distance.
 _NEAR: Final = 0.5
 
 
 class Share(NamedTuple):
-    """What a shard has of the softmax of one model, [N] float32 each.
+    """A shard's share of the softmax of one model, [N] float32 each.
 
     Attributes:
-        value: from 0 to 1.
-        log: its logarithm, finite where the value is too small for float32; -inf of a shard that is masked or has no
+        value: the share, from 0 to 1.
+        log: its logarithm, finite even if the value is too small for float32; -inf for a shard that is masked or has no
             classes.
     """
 
@@ -40,40 +40,41 @@ class Share(NamedTuple):
 
 
 class MaskedLogits(NamedTuple):
-    """A shard whose largest logit is lower has masked classes alone."""
+    """The logit limit of each model: a shard whose largest logit is lower has only masked classes."""
 
     student: float
     teacher: float
 
 
 def masked_logits(student_unit: float, teacher_unit: float, temperature: float) -> MaskedLogits:
-    """The lowest z that a class has without a mask, by model.
+    """Return the lowest z that an unmasked class can have, by model.
 
     Args:
         student_unit, teacher_unit: the softcap, or the logit scale without one.
-        temperature: divides logits of both models.
+        temperature: the divisor of the logits of both models.
     """
     lowest = _LOWEST / temperature
     return MaskedLogits(lowest * min(1.0, student_unit), lowest * min(1.0, student_unit, teacher_unit))
 
 
 def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: float) -> Tensor:
-    """log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has nothing.
+    """Return log(sum exp(z - m)) over a shard, where m is the maximum of all shards; -inf if the shard has no unmasked
+    class.
 
     Args:
-        maximum, log_sum: of the shard.
-        of_all: m.
-        masked: a lower maximum is that of masked classes.
+        maximum, log_sum: the statistics of the shard.
+        of_all: m, the maximum of all shards.
+        masked: the logit limit; a lower maximum is that of masked classes.
     """
     # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     return torch.where(maximum > masked, log_sum - (of_all - maximum), -torch.inf)
 
 
 def share_of(below: Tensor, log_sum: Tensor) -> Share:
-    """The share of a shard.
+    """Return the share of a shard.
 
     Args:
-        below: :func:`log_sum_below` of it.
+        below: the shard's :func:`log_sum_below`.
         log_sum: the logarithm of the sum of its exponentials over the shards.
     """
     log = below - log_sum
@@ -81,15 +82,16 @@ def share_of(below: Tensor, log_sum: Tensor) -> Share:
 
 
 def entropy_term(own: ShardResults, student: Share) -> Tensor:
-    """This shard's part of the student's entropy; the parts of all shards are summed up."""
+    """Return this shard's summand of the student's entropy, which is the sum over all shards."""
     return product(student.value, own.entropy - student.log)
 
 
 def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: float) -> Tensor:
-    """This shard's part of KL(teacher || student), or of KL(student || teacher); the parts are summed up.
+    """Return this shard's summand of KL(teacher || student), or of KL(student || teacher).
 
-    The parts of two shares p and q are p log(p / q) - p + q, which are never negative, and whose sum is the same since
-    shares add up to 1. So rounded shares of near models cost nothing of a small divergence.
+    The summands of two shares p and q are p log(p / q) - p + q, which are never negative, and whose sum is the
+    divergence because shares add up to 1. So the rounding of shares does not affect the small divergence of similar
+    models.
     """
     of, other = (teacher, student) if beta == 0.0 else (student, teacher)
     distance = of.value - other.value
@@ -100,7 +102,7 @@ def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: flo
 
 
 class Mixed(NamedTuple):
-    """Of all classes, [N] float32 each.
+    """The results over all classes, [N] float32 each.
 
     Attributes:
         divergence: beta KL(P || M) + (1 - beta) KL(Q || M), in nats.
@@ -112,9 +114,9 @@ class Mixed(NamedTuple):
 
 
 def mixed(sums: MixtureSums, beta: float) -> Mixed:
-    """The generalized Jensen-Shannon divergence from the sums over all shards.
+    """Return the generalized Jensen-Shannon divergence from the sums over all shards.
 
-    Probabilities are exp(z - lse) of a rounded lse: to divide by their sum takes the rounding out.
+    The probabilities are exp(z - lse) with a rounded lse; dividing by their sum removes the rounding error.
     """
     of_student = sums.student_terms / sums.student_mass
     of_teacher = sums.teacher_terms / sums.teacher_mass

@@ -25,15 +25,15 @@ from nkilib.torch.functions.vocab_parallel_linear.autograd import gradients_of_s
 DERIVATIVE: Final = differentiate(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
 _OF_SHARD: Final = Derivative(FORWARD, SHARD_BACKWARD, adding=SHARD_BACKWARD_ADDING)
-# Of the results; the others are constants.
+# The differentiable results; the others are constants.
 DIFFERENTIABLE: Final = ("logprob", "lse", "entropy")
 
 
 class VocabParallelTokenScores(torch.autograd.Function):
-    """Hands on the differentiable scores of all ranks, and has their derivative by what this rank has.
+    """Passes on the differentiable scores of all ranks, with their derivative with respect to this rank's tensors.
 
-    Arguments of ``apply``: the inputs of the forward operator, of this rank's classes; the results; the options of the
-    operators; and the group.
+    The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; the results; the options
+    of the operators; and the group.
     """
 
     @staticmethod

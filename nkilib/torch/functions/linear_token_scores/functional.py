@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``linear_token_scores``: log-probability, entropy and further scores of tokens, from hidden states."""
+"""``linear_token_scores``: log-probability, entropy and other scores of tokens, from hidden states."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ def linear_token_scores(
     num_classes: int | None = None,
     shard_sizes: Sequence[int] | None = None,
 ) -> LinearTokenScores:
-    """Log-probability of each target and further scores of each position, from hidden states and the output layer.
+    """Compute the log-probability of each target and further scores of each position, from hidden states and the output
+    layer.
 
-    Reinforcement learning and preference optimization take these. It equals, with z = softcap(logit_scale *
+    Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
     linear(input, linear_weight, linear_bias)) / temperature in float32, and p = z.softmax(-1)::
 
         logprob = z.log_softmax(-1).gather(-1, target[..., None])[..., 0]
@@ -68,51 +69,52 @@ def linear_token_scores(
         log_sum_squares = p.square().sum(-1).log()
         mean_logit = z.mean(-1)
 
-    in one launch forward and one backward, without logits in memory and without a rounding of logits. The gradients of
-    ``input``, ``linear_weight`` and ``linear_bias`` have the types of these tensors, come from float32 sums and are
-    rounded once; one that nobody asks for is not computed. No value is looked at, so nothing waits for the device; on
-    the CPU alone targets are checked for their range.
+    with one launch in the forward and one in the backward, without logits in memory and without rounding of logits. The
+    gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the dtypes of these tensors, are accumulated in
+    float32 and rounded once; a gradient that is not needed is not computed. Tensor values are never read, so the call
+    does not wait for the device; only on the CPU are targets checked for their range.
 
-    A class that a bias of -inf masks stays masked under a cap, adds nothing to entropy and ``log_sum_squares``, and
-    is left out of ``mean_logit``. (TRL's function gives NaN and -inf there.)
+    A class that a bias of -inf masks stays masked under a cap, adds nothing to entropy and ``log_sum_squares``, and is
+    excluded from ``mean_logit``. (TRL's function gives NaN and -inf there.)
 
     Args:
         input: [..., D], bfloat16, float16 or float32.
         linear_weight: [V, D], bfloat16, float16 or float32; with ``group`` the rows of this rank, or a DTensor.
         target: [...] of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without the
-            features; or [..., K], up to 64 ids of each position, which may be equal: ``logprob`` is [..., K] then.
-        group: the ranks that share the vocabulary, as for :func:`nkilib.torch.vocab_parallel_linear_cross_entropy`.
-            None: the weight has all classes. DTensors have their own: a replicated ``input`` with a weight of
-            ``Shard(0)`` on one dimension of the mesh is a vocabulary in parts; a plain ``input`` gathers a weight that
-            is a DTensor, as FSDP2 would, and averages its gradient over the ranks.
+            features; or [..., K], up to 64 ids of each position, which may be equal: ``logprob`` then is [..., K].
+        group: the ranks that share the vocabulary, see :func:`nkilib.torch.vocab_parallel_linear_cross_entropy`. None:
+            the weight has all classes. DTensors define their own group: a replicated ``input`` with a weight of
+            ``Shard(0)`` on one dimension of the mesh is a sharded vocabulary; with a plain ``input``, a weight that is
+            a DTensor is gathered, as FSDP2 would, and its gradient is averaged over the ranks.
         linear_bias: [V], of the type of the operands or float32; -inf masks a class.
-        ignore_index: target of positions that do not count, as those of the prompt. Their ``logprob`` is 0, and what
-            comes upstream of it is not looked at; the other scores are computed, and have gradients.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap: that of the samples, as a rule. A number, a
-            constant of the compiled kernel, as ``logit_scale``: each new value compiles anew.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
-        outputs: names of the scores beside ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
-            and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
-        compute_dtype: bfloat16, float16 or float32, of the products. None: that of autocast if it is on, else that of
-            ``input``, to which a ``linear_weight`` of another type is rounded.
+        ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
+            gradient is not read; the other scores are computed, and have gradients.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
+            constant of the compiled kernel, like ``logit_scale``: each new value compiles a new kernel.
+        logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
+        outputs: names of the scores to return beside ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``,
+            ``"log_sum_squares"`` and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
+        compute_dtype: bfloat16, float16 or float32, the dtype of the products. None: autocast's dtype if autocast is
+            on, else that of ``input``, to which a ``linear_weight`` of another dtype is rounded.
         grad_weight_sum: [V, D] float32, contiguous: the backward adds the gradient of ``linear_weight`` to it,
-            unrounded, and hands none on.
-        num_classes, shard_sizes: which classes the ranks of ``group`` have, as there.
+            unrounded, and returns no gradient for ``linear_weight``.
+        num_classes, shard_sizes: the classes of the ranks of ``group``, see
+            :func:`nkilib.torch.vocab_parallel_linear_cross_entropy`.
 
     Returns:
-        The scores, of the shape of the positions, float32 but for ``argmax``; None for what ``outputs`` lacks. With
-        ``group`` or a sharded vocabulary they are the same on every rank.
+        The scores, of the shape of the positions, float32 except for ``argmax``; None for those that ``outputs`` does
+        not name. With ``group`` or a sharded vocabulary they are the same on every rank.
 
     Raises:
-        TypeError: an argument has the wrong Python type; or float64.
-        ValueError: an unknown name in ``outputs``; batch sizes differ; a number out of range; classes of ranks without
-            a group, or a group beside a DTensor; ``grad_weight_sum`` does not fit. On the CPU, on all ranks: they do
-            not see the same shards, options or number of target ids of a position.
-        RuntimeError: shapes, types or devices do not fit.
+        TypeError: an argument has the wrong Python type, or a tensor is float64.
+        ValueError: an unknown name in ``outputs``; batch sizes differ; a number out of range; ``num_classes`` or
+            ``shard_sizes`` without a group, or a group with a DTensor; ``grad_weight_sum`` cannot be used. On the CPU,
+            raised on all ranks: the ranks do not see the same shards, options or number of target ids of a position.
+        RuntimeError: incompatible shapes, dtypes or devices.
         IndexError: on the CPU, a target out of range.
-        NotImplementedError: another device; a number of dimensions, features or classes that no kernel takes; DTensors
-            placed otherwise; a derivative in forward mode, or a second one.
+        NotImplementedError: an unsupported device; a number of dimensions, features or classes that no kernel takes;
+            other DTensor placements; forward-mode or second-order differentiation.
     """
     names = checked_outputs(_CALLER, outputs)
     options, product = checked_recipe(
@@ -123,30 +125,30 @@ def linear_token_scores(
         ignore_index=ignore_index,
         logit_softcap=logit_softcap,
     )
-    given = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
-    placed = plain_arguments(_CALLER, given, group, num_classes, shard_sizes)
-    checked = check_target(_CALLER, placed.given)
+    arguments = LinearArguments(input, linear_weight, target, linear_bias, None, "none", None, grad_weight_sum)
+    placed = plain_arguments(_CALLER, arguments, group, num_classes, shard_sizes)
+    checked = check_target(_CALLER, placed.arguments)
     shards = _shards(placed)
     check_kernels_take(_CALLER, checked, None if shards is None else shards.num_classes)
     check_arguments(_CALLER, checked, None)
-    given = placed.given
-    product = checked_product(_CALLER, given, product, _product_dtype(given, compute_dtype))
-    check_kernel_arguments(_CALLER, given, product)
+    arguments = placed.arguments
+    product = checked_product(_CALLER, arguments, product, _product_dtype(arguments, compute_dtype))
+    check_kernel_arguments(_CALLER, arguments, product)
     wanted = WantedScores(*(name in names for name in ("argmax", "entropy", "log_sum_squares", "mean_logit")))
     if shards is None:
-        results = _scores(given, options, product, wanted)
+        results = _scores(arguments, options, product, wanted)
     else:
-        operands = shard_operands(given, shards)._replace(target=_target_of_rows(given))
+        operands = shard_operands(arguments, shards)._replace(target=_target_of_rows(arguments))
         results = vocab_parallel_scores(_CALLER, operands, options, product, shards, placed.group, wanted)
-    return _returned(results, names, tuple(given.target.shape), tuple(given.input.shape[:-1]))
+    return _returned(results, names, tuple(arguments.target.shape), tuple(arguments.input.shape[:-1]))
 
 
-def _product_dtype(given: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """The type of the products, where the caller has none: that of the input for operands of unlike types.
+def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
+    """Return the dtype of the products if the caller names none: that of the input for operands of different dtypes.
 
-    Autocast has its own, and what no kernel takes is refused later.
+    Autocast has its own dtype, and dtypes that no kernel takes are rejected later.
     """
-    input, weight = given.input, given.linear_weight
+    input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None
     if is_decided or input.dtype == weight.dtype or not {input.dtype, weight.dtype} <= set(DTYPES):
         return compute_dtype
@@ -154,25 +156,25 @@ def _product_dtype(given: LinearArguments, compute_dtype: torch.dtype | None) ->
 
 
 def _shards(placed: PlacedArguments) -> VocabularyShards | None:
-    """None where this rank has all classes."""
-    if not placed.is_spread or placed.given.linear_weight.dim() < 1:
+    """Return the shards of the vocabulary; None if this rank has all classes."""
+    if not placed.is_spread or placed.arguments.linear_weight.dim() < 1:
         return None
-    rows, place = placed.given.linear_weight.shape[0], group_place(_CALLER, placed.group)
+    rows, place = placed.arguments.linear_weight.shape[0], group_place(_CALLER, placed.group)
     return shards_of_ranks(OF_WEIGHT, rows, place, placed.num_classes, placed.shard_sizes)
 
 
-def _target_of_rows(given: LinearArguments) -> Tensor:
-    """[N], or of K ids of each position [N, K]."""
-    target = given.target
-    return target.reshape(-1, target.shape[-1]) if target.dim() == given.input.dim() else target.reshape(-1)
+def _target_of_rows(arguments: LinearArguments) -> Tensor:
+    """Return the targets of the rows, [N], or [N, K] for K ids of each position."""
+    target = arguments.target
+    return target.reshape(-1, target.shape[-1]) if target.dim() == arguments.input.dim() else target.reshape(-1)
 
 
-def _scores(given: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
-    """Of a weight with all classes."""
-    rows, linear_weight, target = as_rows(given.input, -1), given.linear_weight, _target_of_rows(given)
-    bias = None if given.linear_bias is None else given.linear_bias.to(torch.float32)
+def _scores(arguments: LinearArguments, options: LossOptions, product: Product, wanted: WantedScores) -> ScoreResults:
+    """Return the scores for a weight with all classes."""
+    rows, linear_weight, target = as_rows(arguments.input, -1), arguments.linear_weight, _target_of_rows(arguments)
+    bias = None if arguments.linear_bias is None else arguments.linear_bias.to(torch.float32)
     gradients = wanted_gradients(rows, linear_weight, bias)
-    summed = given.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
+    summed = arguments.grad_weight_sum if gradients is not None and gradients.grad_weight_wanted else None
     keywords = FORWARD.keywords_from(options, product, wanted)
     return ScoreResults(*DERIVATIVE.apply(False, rows, linear_weight, target, bias, summed, **keywords))
 
@@ -180,7 +182,7 @@ def _scores(given: LinearArguments, options: LossOptions, product: Product, want
 def _returned(
     results: ScoreResults, names: tuple[str, ...], of_target: tuple[int, ...], shape: tuple[int, ...]
 ) -> LinearTokenScores:
-    """The scores that are asked for, in the shape of the positions; log-probabilities in that of the targets."""
+    """Return the requested scores in the shape of the positions, and log-probabilities in the shape of the targets."""
 
     def score(name: str) -> Tensor | None:
         return getattr(results, name).reshape(shape) if name in names else None

@@ -3,8 +3,8 @@
 
 """The operators ``torch.ops.nkilib.linear_token_scores_*``: those of the linear cross-entropy, without a loss.
 
-Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N] or, of K ids a position,
-[N, K]. Derivatives are in :mod:`.autograd`.
+Rows are positions: input [N, D], linear_weight [V, D], targets of any integer type, [N], or [N, K] for K ids of each
+position. Derivatives are in :mod:`.autograd`.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ _RESULTS: Final = (
     *("log_sum_squares", "mean_logit"),
 )
 _FURTHER: Final = (Output("log_sum_squares"), Output("mean_logit"))
-# What a shard knows of a position for the loss, and no score needs.
+# The statistics of a shard that the loss needs, and no score.
 _OF_LOSS_ALONE: Final = ("position_weight", "distance_sum")
 
 
 def _check_classes(call: Call) -> None:
-    """Refuse class indices out of range."""
+    """Reject class indices out of range."""
     target = call.tensor("target").reshape(-1)
     check_range(str(LINEAR_TOKEN_SCORES), target, call.options["ignore_index"], vocabulary(call))
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """The targets as the kernels take them, [N, K]."""
+    """Return the arguments with the targets as the kernels take them, [N, K]."""
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -69,30 +69,32 @@ def _forward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _as_target(call: Call) -> Shape:
-    """[N], or [N, K]."""
+    """Return the shape of the target, [N] or [N, K]."""
     return tuple(call.tensor("target").shape)
 
 
 def _of_each_id(output: Output) -> Output:
-    """Of the logit of the target, that of each of several."""
+    """Return the output with the shape of the targets if it is the target's logit, so that it holds one logit for each
+    id.
+    """
     if output.name != "target_logit":
         return output
     return replace(
-        output, shape=_as_target, computed=lambda call, found: found["target_logit"].reshape(_as_target(call))
+        output, shape=_as_target, computed=lambda call, results: results["target_logit"].reshape(_as_target(call))
     )
 
 
-def _log_probability(call: Call, found: Mapping[str, Tensor]) -> Tensor:
-    return found["logprob"].reshape(_as_target(call)) + 0.0  # the negative of 0 has a sign
+def _log_probability(call: Call, results: Mapping[str, Tensor]) -> Tensor:
+    return results["logprob"].reshape(_as_target(call)) + 0.0  # the negative of 0 has a sign
 
 
 def _without(inputs: tuple[Input, ...], *names: str) -> tuple[Input, ...]:
-    return tuple(each for each in inputs if each.name not in names)
+    return tuple(operand for operand in inputs if operand.name not in names)
 
 
 def _with_any_ids(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """With targets [N] or [N, K]."""
-    return tuple(replace(each, dimensions=None) if each.name == "target" else each for each in inputs)
+    """Return the inputs with targets [N] or [N, K]."""
+    return tuple(replace(operand, dimensions=None) if operand.name == "target" else operand for operand in inputs)
 
 
 # Results: ScoreResults.
@@ -122,18 +124,20 @@ FORWARD: Final = register(
 
 
 def _backward_arguments(call: Call) -> dict[str, Any]:
-    of_logprob, found = call.tensors["grad_logprob"], _with_ids(call, of_loss.backward_arguments(call))
+    of_logprob, arguments = call.tensors["grad_logprob"], _with_ids(call, of_loss.backward_arguments(call))
     if of_logprob is not None:
         of_logprob = of_logprob.detach().reshape(call.first.shape[0], -1).contiguous()
-    return {**found, "grad_logprob_hbm": of_logprob}
+    return {**arguments, "grad_logprob_hbm": of_logprob}
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """The inputs of a backward of the loss, for scores: the gradient of log-probabilities takes the place of its."""
+    """Return the inputs of the scores' backward: those of the loss's, with the gradient of log-probabilities instead of
+    the loss's.
+    """
     return _with_any_ids(
         tuple(
-            Input("grad_logprob", is_optional=True) if each.name == "grad_loss" else each
-            for each in _without(inputs, "grad_logprob", "class_weight")
+            Input("grad_logprob", is_optional=True) if operand.name == "grad_loss" else operand
+            for operand in _without(inputs, "grad_logprob", "class_weight")
         )
     )
 
@@ -164,7 +168,7 @@ BACKWARD_ADDING: Final = register(
     )
 )
 
-# Of a part of the classes, as all that follows. Results: ShardScores.
+# For a part of the classes, like all operators below. Results: ShardScores.
 SHARD_STATISTICS: Final = register(
     replace(
         FORWARD,
@@ -172,7 +176,7 @@ SHARD_STATISTICS: Final = register(
         inputs=_without(tuple(FORWARD.inputs), "grad_weight_sum"),
         options=(LossOptions, Product, Columns, WantedScores),
         outputs=(
-            *(_of_each_id(each) for each in statistics_outputs(vocabulary) if each.name not in _OF_LOSS_ALONE),
+            *(_of_each_id(result) for result in statistics_outputs(vocabulary) if result.name not in _OF_LOSS_ALONE),
             *_FURTHER,
         ),
         arguments=lambda call: {**_forward_arguments(call), "with_target": True},
@@ -189,7 +193,7 @@ SHARD_BACKWARD: Final = register(
         BACKWARD,
         name="linear_token_scores_shard_backward",
         options=(LossOptions, Product, Columns, WantedGradients),
-        outputs=tuple(unrounded(each) for each in BACKWARD.outputs),
+        outputs=tuple(unrounded(result) for result in BACKWARD.outputs),
         arguments=_shard_backward_arguments,
     )
 )
@@ -200,7 +204,7 @@ SHARD_BACKWARD_ADDING: Final = register(
         BACKWARD_ADDING,
         name="linear_token_scores_shard_backward_adding",
         options=(LossOptions, Product, Columns, WantedGradients),
-        outputs=tuple(unrounded(each) for each in BACKWARD_ADDING.outputs),
+        outputs=tuple(unrounded(result) for result in BACKWARD_ADDING.outputs),
         arguments=_shard_backward_arguments,
     )
 )

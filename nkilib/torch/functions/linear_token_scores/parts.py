@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments of which the output layer is a DTensor: this rank's part of the vocabulary, or the layer gathered."""
+"""The conversion of arguments with a DTensor output layer to this rank's part of the vocabulary, or to a gathered
+layer.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from nkilib.torch.dispatch.checks import check_tensors
 from nkilib.torch.dispatch.dtensors import check_member, dtensor
 from nkilib.torch.functions.linear_cross_entropy.arguments import LinearArguments
 from nkilib.torch.functions.linear_token_scores.checks import OF_WEIGHT
-from nkilib.torch.functions.vocab_parallel.shards import check_no_group, check_whole, held_sizes
+from nkilib.torch.functions.vocab_parallel.shards import check_no_group, check_whole, unpadded_sizes
 from nkilib.torch.functions.vocab_parallel_linear.gathering import averaged
 from nkilib.torch.functions.vocab_parallel_linear.parts import local_layer
 
@@ -28,13 +30,13 @@ class PlacedArguments:
     """The arguments as plain tensors.
 
     Attributes:
-        given: of the loss.
-        is_spread: the ranks of ``group`` have parts of the vocabulary.
-        group: None for all processes.
-        num_classes, shard_sizes: which classes the ranks have.
+        arguments: the arguments of the loss.
+        is_spread: whether the ranks of ``group`` have parts of the vocabulary.
+        group: the process group; None for all processes.
+        num_classes, shard_sizes: the classes of the ranks.
     """
 
-    given: LinearArguments
+    arguments: LinearArguments
     is_spread: bool
     group: dist.ProcessGroup | None
     num_classes: int | None
@@ -42,55 +44,55 @@ class PlacedArguments:
 
 
 def plain_arguments(
-    caller: Caller, given: LinearArguments, group: Any, num_classes: int | None, shard_sizes: Any
+    caller: Caller, arguments: LinearArguments, group: Any, num_classes: int | None, shard_sizes: Any
 ) -> PlacedArguments:
-    """The arguments without DTensors.
+    """Return the arguments without DTensors.
 
-    Hidden states that are replicated, and a weight whose classes are sharded over one dimension of the mesh, are a
-    vocabulary in parts. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a
-    DTensor is gathered, and its gradient averaged over the ranks, which is what FSDP2 makes of it.
+    Replicated hidden states with a weight whose classes are sharded over one dimension of the mesh form a sharded
+    vocabulary. Plain hidden states are those of this rank's own tokens, as under FSDP2: a weight that is a DTensor is
+    then gathered, and its gradient averaged over the ranks, as FSDP2 does.
 
     Raises:
-        TypeError: an argument is no tensor.
-        NotImplementedError: a placement without a rule, with those to redistribute to.
-        ValueError: a group or sizes beside a DTensor; sizes without a group.
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; the message names the placements to redistribute to.
+        ValueError: a group or sizes together with a DTensor; sizes without a group.
     """
-    check_tensors(caller, given.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
-    weight, input = dtensor(given.linear_weight), dtensor(given.input)
+    check_tensors(caller, arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    weight, input = dtensor(arguments.linear_weight), dtensor(arguments.input)
     if weight is None:
         if input is not None:
             raise NotImplementedError(
                 f"{caller}: input, a DTensor of placements {list(input.placements)}, needs a linear_weight that is "
-                f"one, of placements Shard(0); pass input.to_local(), or distribute linear_weight"
+                f"a DTensor of placements Shard(0); pass input.to_local(), or distribute linear_weight"
             )
         if group is None:
             check_whole(OF_WEIGHT, num_classes, shard_sizes)
-        return PlacedArguments(given, group is not None, group, num_classes, shard_sizes)
+        return PlacedArguments(arguments, group is not None, group, num_classes, shard_sizes)
     check_no_group(OF_WEIGHT, group, shard_sizes)
     if input is None:
         check_whole(OF_WEIGHT, num_classes, shard_sizes)
-        return PlacedArguments(_gathered_layer(caller, weight, given), False, None, None, None)
-    layer = local_layer(caller, OF_WEIGHT, weight, given)
-    sizes = held_sizes(OF_WEIGHT, layer.spread.sizes, num_classes)
+        return PlacedArguments(_gathered_layer(caller, weight, arguments), False, None, None, None)
+    layer = local_layer(caller, OF_WEIGHT, weight, arguments)
+    sizes = unpadded_sizes(OF_WEIGHT, layer.spread.sizes, num_classes)
     return PlacedArguments(layer.arguments, True, layer.spread.group, None, sizes)
 
 
-def _gathered_layer(caller: Caller, weight: DTensor, given: LinearArguments) -> LinearArguments:
-    """With weight and bias of all ranks, whose gradients are averaged over them."""
+def _gathered_layer(caller: Caller, weight: DTensor, arguments: LinearArguments) -> LinearArguments:
+    """Return the arguments with weight and bias of all ranks, whose gradients are averaged over the ranks."""
     check_member(OF_WEIGHT, weight.device_mesh)
-    if given.grad_weight_sum is not None:
+    if arguments.grad_weight_sum is not None:
         raise NotImplementedError(
             f"{caller}: grad_weight_sum is not supported for a linear_weight, a DTensor, that is gathered: its "
             f"gradient is a sum over the ranks; leave it out"
         )
     for name in ("target",):
-        if dtensor(given.target) is not None:
+        if dtensor(arguments.target) is not None:
             raise NotImplementedError(
                 f"{caller}: {name} must be plain where input is, got a DTensor; pass {name}.to_local()"
             )
-    bias = dtensor(given.linear_bias)
+    bias = dtensor(arguments.linear_bias)
     return replace(
-        given,
+        arguments,
         linear_weight=averaged(caller, "linear_weight", weight),
-        linear_bias=given.linear_bias if bias is None else averaged(caller, "linear_bias", bias),
+        linear_bias=arguments.linear_bias if bias is None else averaged(caller, "linear_bias", bias),
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``linear_token_scores`` returns, and what its operators return."""
+"""The results of ``linear_token_scores`` and of its operators."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from torch import Tensor
 
 
 class LinearTokenScores(NamedTuple):
-    """Scores of each position, of the shape of the targets, float32 but for ``argmax``; None for what is not asked for.
+    """The scores of each position, of the shape of the targets, float32 except for ``argmax``; None for those not
+    requested.
 
-    Logits z are those after scale, cap and temperature, p is their softmax. Ignored positions have all scores but the
-    log-probability.
+    z denotes the logits after scale, cap and temperature, and p their softmax. Ignored positions have all scores except
+    the log-probability.
 
     Attributes:
         logprob: log-probability of the target in nats, at most 0; 0 where it is ignored. Differentiable.
-        entropy: of the softmax, in nats. Differentiable.
+        entropy: the entropy of the softmax, in nats. Differentiable.
         lse: log-sum-exp of the logits, in nats. Differentiable.
         argmax: int64, the first class with the largest logit; V, which is no class, in a row that holds a NaN.
         log_sum_squares: log of the sum of p^2, at most 0.
@@ -36,7 +37,7 @@ class LinearTokenScores(NamedTuple):
 
 @dataclass(frozen=True)
 class WantedScores:
-    """Which scores are asked for beside log-probability and log-sum-exp, which cost nothing."""
+    """The requested scores beside log-probability and log-sum-exp, which cost nothing."""
 
     with_argmax: bool = False
     with_entropy: bool = False
@@ -45,14 +46,15 @@ class WantedScores:
 
 
 class ScoreResults(NamedTuple):
-    """What the forward operator returns, [N] float32 each but for ``argmax``, int32; what is not asked for is [0].
+    """The results of the forward operator, [N] float32 each except for ``argmax``, int32; a result that is not
+    requested is [0].
 
-    Of K target ids of each position ``logprob`` is [N, K].
+    With K target ids of each position, ``logprob`` is [N, K].
 
     Attributes:
-        logprob, lse, argmax, entropy, log_sum_squares, mean_logit: as in :class:`LinearTokenScores`.
+        logprob, lse, argmax, entropy, log_sum_squares, mean_logit: see :class:`LinearTokenScores`.
         maximum: the largest logit; the lowest float32 if all are -inf.
-        log_sum: log of the sum of exp(logit - maximum), in nats.
+        log_sum: the log of the sum of exp(logit - maximum), in nats.
     """
 
     logprob: Tensor
@@ -66,13 +68,14 @@ class ScoreResults(NamedTuple):
 
 
 class ShardScores(NamedTuple):
-    """What one shard of the vocabulary knows of each position, [N] float32 each; what is not asked for is [0].
+    """The scores that one shard of the vocabulary has for each position, [N] float32 each; a score that is not
+    requested is [0].
 
-    Of K target ids of each position ``target_logit`` is [N, K].
+    With K target ids of each position, ``target_logit`` is [N, K].
 
     Attributes:
-        maximum, log_sum, target_logit, argmax, entropy: as those of ``ShardStatistics``.
-        log_sum_squares, mean_logit: of the softmax over the shard alone, and of its classes.
+        maximum, log_sum, target_logit, argmax, entropy: see ``ShardStatistics``.
+        log_sum_squares, mean_logit: the scores of the softmax over the shard alone, and of the shard's classes.
     """
 
     maximum: Tensor

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Scores of all classes from the part of the output layer that each rank has: a forward that communicates."""
+"""The scores over all classes from each rank's part of the output layer: a forward that communicates."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ def vocab_parallel_scores(
     group: dist.ProcessGroup | None,
     wanted: WantedScores,
 ) -> ScoreResults:
-    """What the forward operator would return for the whole weight, differentiable by what this rank has.
+    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
+    rank's tensors.
 
     Args:
-        caller: who is named in errors.
-        operands: of this rank.
-        options: of the loss.
-        product: what is done with the product.
-        shards: of all ranks.
-        group: None for all processes.
-        wanted: which scores are asked for.
+        caller: the function that error messages name.
+        operands: this rank's operands.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        wanted: the requested scores.
     """
     input, linear_weight, target, linear_bias, _ = operands
     claims = {
@@ -76,29 +77,29 @@ def vocab_parallel_scores(
         )
     keywords = {**values_of(options), **values_of(product), **values_of(shards.columns), **values_of(wanted)}
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelTokenScores.apply
-    found = apply(*operands, results, keywords, group)
-    return results._replace(**dict(zip(DIFFERENTIABLE, found, strict=True)))
+    scores = apply(*operands, results, keywords, group)
+    return results._replace(**dict(zip(DIFFERENTIABLE, scores, strict=True)))
 
 
 def _log_probability(statistics: VocabularyStatistics, target: Tensor, options: LossOptions) -> Tensor:
-    """[N], or of K target ids [N, K]; 0 where they are ignored."""
+    """Return the log-probabilities [N], or [N, K] for K target ids; 0 where the target is ignored."""
     maximum, log_sum, lse = statistics.maximum, statistics.log_sum, statistics.lse
     if target.dim() > 1:
         maximum, log_sum, lse = maximum[:, None], log_sum[:, None], lse[:, None]
     # In this order, since large logits cancel exactly in the difference.
-    found = (statistics.sums["target_logit"] - maximum) - log_sum
-    found = found + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
-    return torch.where(is_ignored(target, options.ignore_index), 0.0, found)
+    logprob = (statistics.sums["target_logit"] - maximum) - log_sum
+    logprob = logprob + 0.0 * lse  # NaN where lse is infinite, as the kernel has it
+    return torch.where(is_ignored(target, options.ignore_index), 0.0, logprob)
 
 
 def _statistics(own: ShardScores) -> ShardStatistics:
-    """As those of the loss."""
+    """Return the statistics that the scores share with the loss."""
     nothing = own.maximum.new_empty(0)
     return ShardStatistics(own.maximum, own.log_sum, own.target_logit, nothing, nothing, own.argmax, own.entropy)
 
 
 def _rounded(linear_bias: Tensor | None, product: Product) -> Tensor | None:
-    """The bias as the kernel has it: of float16 a large one is infinite."""
+    """Return the bias as the kernel rounds it: a large bias becomes infinite in float16."""
     if linear_bias is None or product.compute_dtype is None:
         return linear_bias
     dtype: torch.dtype = getattr(torch, product.compute_dtype)
@@ -108,24 +109,24 @@ def _rounded(linear_bias: Tensor | None, product: Product) -> Tensor | None:
 def _further_sums(
     own: ShardScores, linear_bias: Tensor | None, shards: VocabularyShards, wanted: WantedScores
 ) -> Callable[[Tensor], Mapping[str, Tensor]]:
-    """What is summed over the ranks for the last two scores.
+    """Return the function that computes the summands of the last two scores, which are summed over the ranks.
 
-    sum exp(z - m)^2 of a shard is exp(its log sum p^2 + 2 (its log_sum - how far its maximum is below m)). The mean is
-    that of the classes that no bias masks.
+    For a shard, sum exp(z - m)^2 is exp(its log sum p^2 + 2 (its log_sum - the distance of its maximum below m)). The
+    mean is over the classes that no bias masks.
     """
 
     def summands(below: Tensor) -> dict[str, Tensor]:
-        found = {}
+        terms = {}
         if wanted.with_log_sum_squares:
-            found["squares"] = torch.exp(own.log_sum_squares + 2.0 * (own.log_sum - below))
+            terms["squares"] = torch.exp(own.log_sum_squares + 2.0 * (own.log_sum - below))
         if wanted.with_mean_logit:
-            counted = below.new_full((), float(shards.held))
+            counted = below.new_full((), float(shards.own_size))
             if linear_bias is not None:
                 counted = (~linear_bias.isneginf()).sum().to(below.dtype)
-            found["logits"] = product_or_zero(counted, own.mean_logit)
+            terms["logits"] = product_or_zero(counted, own.mean_logit)
             if linear_bias is not None:
-                found["counted"] = counted.expand_as(below)
-        return found
+                terms["counted"] = counted.expand_as(below)
+        return terms
 
     return summands
 
@@ -133,7 +134,7 @@ def _further_sums(
 def _moments(
     sums: Mapping[str, Tensor], log_sum: Tensor, own: ShardScores, shards: VocabularyShards
 ) -> tuple[Tensor, Tensor]:
-    """log sum p^2 and the mean logit of all classes; empty where they are not asked for."""
+    """Return log sum p^2 and the mean logit over all classes; empty where they are not requested."""
     log_sum_squares, mean_logit = own.log_sum_squares, own.mean_logit
     if "squares" in sums:
         log_sum_squares = sums["squares"].log() - 2.0 * log_sum

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The vocabulary-parallel loss of rows: a forward that communicates, and a backward that does not."""
+"""The vocabulary-parallel cross-entropy of rows: a forward that communicates, and a backward that does not."""
 
 from __future__ import annotations
 
@@ -38,19 +38,20 @@ def vocab_parallel_results(
     wanted: Wanted,
     claims: Mapping[str, float],
 ) -> ForwardResults:
-    """What the forward operator would return for the whole vocabulary, differentiable by this rank's logits.
+    """Return the results that the forward operator would have for the whole vocabulary, differentiable with respect to
+    this rank's logits.
 
     Args:
-        caller: who is named in errors.
-        logits: [N, width] of this rank, padding included.
-        target: [N] classes of all ranks, or [N, classes of this rank] probabilities.
+        caller: the function that error messages name.
+        logits: this rank's logits [N, width], padding included.
+        target: class indices [N] over all ranks, or probabilities [N, classes of this rank].
         class_weight: [V] float32, or None.
-        options: of the loss.
-        shards: of all ranks.
-        group: None for all processes.
-        inplace: the gradient goes over the logits.
-        wanted: which of logprob, argmax and entropy are asked for; the others are empty.
-        claims: what else all ranks must have alike, by name.
+        options: the options of the loss.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        inplace: whether the gradient is written over the logits.
+        wanted: the requested results among logprob, argmax and entropy; the others are empty.
+        claims: further values that must be equal on all ranks, by name.
     """
     soft = target.is_floating_point()
     own_weight = shards.own(class_weight)
@@ -58,7 +59,7 @@ def vocab_parallel_results(
     asked_for = replace(wanted, with_distance_sum=sums_distances)
     with torch.no_grad():
         own = STATISTICS.op(logits.device)(
-            logits[:, : shards.held].detach(),
+            logits[:, : shards.own_size].detach(),
             target.detach(),
             own_weight,
             **STATISTICS.keywords_from(options, shards.columns, asked_for),
@@ -69,20 +70,20 @@ def vocab_parallel_results(
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelCrossEntropy.apply
     keywords = {**values_of(options), **values_of(shards.columns), **values_of(wanted)}
     tensors = (logits, target, own_weight, whole.weight_sum, whole.target_weight)
-    found = apply(*tensors, whole.results, keywords, shards.held, inplace)
-    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
+    outputs = apply(*tensors, whole.results, keywords, shards.own_size, inplace)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
 
 
-# Of the results; the others are constants.
+# The differentiable results; the others are constants.
 _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Hands on the differentiable results of all ranks, and has their derivative by this rank's logits.
+    """Passes on the differentiable results of all ranks, with their derivative with respect to this rank's logits.
 
-    Arguments of ``apply``: logits [N, width], target, class_weight of this rank's classes, weight_sum (of all classes)
-    and target_weight [N] as the backward kernel takes them, the results, the options of the operators, how many columns
-    are classes, and whether the gradient goes over the logits.
+    The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, weight_sum (of all
+    classes) and target_weight [N] as the backward kernel takes them, the results, the options of the operators, the
+    number of columns that are classes, and whether the gradient is written over the logits.
     """
 
     @staticmethod
@@ -95,13 +96,13 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
         target_weight: Tensor | None,
         results: ForwardResults,
         options: dict[str, Any],
-        held: int,
+        own_classes: int,
         inplace: bool,
     ) -> tuple[Tensor, ...]:
         entropy = results.entropy if options["with_entropy"] else None
         kept = (weight_sum, target_weight, results.maximum, results.log_sum, entropy)
         ctx.save_for_backward(logits, target, class_weight, *kept)
-        ctx.options, ctx.held, ctx.inplace = options, held, inplace
+        ctx.options, ctx.own_size, ctx.inplace = options, own_classes, inplace
         call = Call({"logits": logits, "target": target, "class_weight": class_weight}, options)
         returned: dict[str, Tensor] = {name: getattr(results, name) for name in _DIFFERENTIABLE}
         DERIVATIVE.mark_constants(ctx, call, returned, DERIVATIVE.needed(ctx.needs_input_grad[:3]))
@@ -113,7 +114,7 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
             refuse_graph(BACKWARD)
         logits, target, class_weight, weight_sum, target_weight, maximum, log_sum, entropy = ctx.saved_tensors
         tensors = {
-            "logits": logits if ctx.held == logits.shape[1] else logits[:, : ctx.held],
+            "logits": logits if ctx.own_size == logits.shape[1] else logits[:, : ctx.own_size],
             "target": target,
             "maximum": maximum,
             "log_sum": log_sum,
@@ -132,19 +133,19 @@ class VocabParallelCrossEntropy(torch.autograd.Function):
 
 
 def _gradient(logits: Tensor, call: Call, inplace: bool) -> Tensor:
-    """The gradient of this rank's logits, [N, width] in their type; that of padding is 0.
+    """Return the gradient of this rank's logits, [N, width] in their dtype; the gradient of padding is 0.
 
-    Padded logits are copied without the padding, since kernels read rows that follow each other without a gap.
+    Padded logits are copied without the padding, because kernels read contiguous rows.
     """
-    held = call.first
-    padding = logits.shape[1] - held.shape[1]
+    own_classes = call.first
+    padding = logits.shape[1] - own_classes.shape[1]
     if not inplace:  # not detached, so that a second derivative reaches the operator, which refuses it
         (gradient,) = DERIVATIVE.run(call, inplace)
         return functional.pad(gradient, (0, padding)) if padding else gradient
     if not padding:
         return DERIVATIVE.run(call, inplace)[0]
     overwritten = logits.detach()  # the same memory and version
-    copied = held.detach().clone(memory_format=torch.contiguous_format)
-    overwritten[:, : held.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
-    overwritten[:, held.shape[1] :] = 0.0
+    copied = own_classes.detach().clone(memory_format=torch.contiguous_format)
+    overwritten[:, : own_classes.shape[1]] = DERIVATIVE.run(call.replaced({"logits": copied}), inplace)[0]
+    overwritten[:, own_classes.shape[1] :] = 0.0
     return overwritten

@@ -93,59 +93,61 @@ def vocab_parallel_cross_entropy(
     class_dim: int = -1,
     **recipe: Unpack[RecipeOptions],
 ) -> Tensor | CrossEntropyOutputs:
-    """Cross-entropy where each rank of ``group`` holds the logits of a part of the classes.
+    """Compute the cross-entropy where each rank of ``group`` holds the logits of a part of the classes.
 
-    It equals, on every rank, with the logits of all ranks put together in rank order and without their padding::
+    On every rank, the result equals that of the logits of all ranks, concatenated in rank order without their padding::
 
         nkilib.torch.cross_entropy(torch.cat(shards, class_dim), target, weight, ..., class_dim=class_dim)
 
-    with class probabilities put together likewise. The scheme is that of Megatron-LM, arXiv 1909.08053.
+    with class probabilities concatenated in the same way. The scheme is that of Megatron-LM, arXiv 1909.08053.
 
     Rank r holds the classes that follow those of rank r - 1. By default all its columns are classes and all ranks have
-    as many; ``num_classes`` or ``shard_sizes`` say otherwise. Values in padded columns never count, whatever they are,
-    and their gradient is 0. Every rank passes the same options, and the same ``target`` of class indices.
+    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Values in padded columns are ignored, and
+    their gradient is 0. Every rank passes the same options, and the same ``target`` of class indices.
 
-    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all;
-    ``return_outputs`` adds one to the sums, and an all-reduce of an int32. The backward does not: it gives the gradient
-    of the rank's own logits. What comes before the output layer gets its gradient from all ranks, as with every
-    column-parallel layer, and the layer sums it up.
+    The forward communicates twice, with an all-reduce of maxima and one of sums, 3 to 5 float32 values per position in
+    total; ``return_outputs`` adds one value to the sums, and an all-reduce of an int32. The backward does not
+    communicate: it computes the gradient of the rank's own logits. As with every column-parallel layer, the gradient of
+    the hidden states is a sum over all ranks, which the output layer computes.
 
     Args:
         logits_shard: logits of this rank's classes, bfloat16, float16 or float32: [..., columns], or with
-            ``class_dim=1`` [batch, columns, ...]. A rank with padding copies its logits without it, forward and
-            backward. Of a DTensor the placements say which classes a rank has, and the mesh which ranks share them
-            (docs/trainers.md).
+            ``class_dim=1`` [batch, columns, ...]. A rank with padding copies its logits without it, in the forward and
+            the backward. A DTensor's placements define which classes a rank has, and its mesh defines which ranks share
+            them (docs/reference/torch.md#which-function-for-which-trainer).
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``logits_shard`` without the classes; or class probabilities, floating, of the shape of
             ``logits_shard``: those of this rank's classes.
-        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all, or of a
-            DTensor those of its mesh, and then no other group is accepted, nor are ``shard_sizes``.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all ranks. A
+            DTensor uses the ranks of its mesh; then neither a group nor ``shard_sizes`` is accepted.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``cross_entropy``.
+        ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, see ``cross_entropy``.
         label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
-        num_classes: V where all ranks have equally many columns and those from V on, at the end of the last ranks, are
-            padding, as where a vocabulary is padded to a multiple of the ranks.
-        shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
-            of them; further columns of a rank are padding. A rank may have 0.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
+        num_classes: V, if all ranks have equally many columns and those from V on, at the end of the last ranks, are
+            padding, as in a vocabulary that is padded to a multiple of the ranks.
+        shard_sizes: the number of classes of each rank in rank order, the same list on every rank, if ranks have
+            different numbers of classes; further columns of a rank are padding. A rank may have 0 classes.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
+            cap.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap.
-        normalizer: tensor without dimensions that replaces the divisor of the mean.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6.
+        normalizer: scalar tensor that replaces the divisor of the mean.
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
-        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of the whole vocabulary. Where a cap
-            has made equals of the largest logits of ranks, argmax is that of the first of them.
+        return_outputs: return :class:`CrossEntropyOutputs`, which on every rank are those of the whole vocabulary. If a
+            cap makes the largest logits of several ranks equal, argmax is that of the first of these ranks.
         class_dim: -1, or 1 as in PyTorch.
 
     Returns:
-        The loss, float32, the same on every rank: without dimensions, or for ``"none"`` of the shape of ``target``.
+        The loss, float32, the same on every rank: a scalar tensor; for ``"none"``, a tensor of the shape of ``target``.
 
     Raises:
-        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: as ``cross_entropy``, before anything is
+        TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see ``cross_entropy``, before anything is
             communicated.
         RuntimeError: ``torch.distributed`` is not initialized.
-        ValueError: this process is not in ``group``; the shards do not fit the logits. On the CPU, on all ranks: they
-            do not see the same shards or options (on other devices, and under torch.compile, the loss is NaN then).
+        ValueError: this process is not in ``group``; the shards do not match the logits. On the CPU, raised on all
+            ranks: the ranks do not see the same shards or options (on other devices, and under torch.compile, the loss
+            is NaN instead).
     """
     whole = dtensor(logits_shard)
     if whole is not None:
@@ -181,7 +183,7 @@ def vocab_parallel_cross_entropy(
         check_outputs(_CALLER, shards.num_classes)
     if inplace:
         _check_inplace(logits_shard, class_dim)
-    rows_target = as_rows(target, class_dim)[:, : shards.held] if soft else target.reshape(-1)
+    rows_target = as_rows(target, class_dim)[:, : shards.own_size] if soft else target.reshape(-1)
     results = vocab_parallel_results(
         _CALLER,
         as_rows(logits_shard, class_dim),
@@ -202,7 +204,7 @@ OF_PARTS[CROSS_ENTROPY.function] = vocab_parallel_cross_entropy
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
-    """Refuse on every rank alike: a shard of one column would pass where others do not."""
+    """Reject ``inplace`` on every rank alike: a shard of one column would pass a check that fails on other ranks."""
     if class_dim == 1 and logits_shard.dim() > 2:
         raise ValueError(
             f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The results of every position from the statistics of all shards, and what the backward of a shard takes of them."""
+"""The results of every position from the statistics of all shards, and the tensors that the backward of a shard
+needs.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,12 @@ from nkilib.torch.losses.target_indices import is_ignored
 
 
 class CombinedResults(NamedTuple):
-    """Of all classes, the same on every rank.
+    """The results over all classes, the same on every rank.
 
     Attributes:
-        results: of every position.
-        weight_sum: of all class weights, without dimensions; None without weights, and for class probabilities.
-        target_weight: [N], what a shard cannot know of the targets of others; None where all of them weigh 1.
+        results: the results of every position.
+        weight_sum: the sum of all class weights, a scalar tensor; None without weights, and for class probabilities.
+        target_weight: [N], the weights of the positions, which a single shard does not know; None if all of them are 1.
     """
 
     results: ForwardResults
@@ -46,21 +48,21 @@ def combined_results(
     with_logprob: bool,
     claims: Mapping[str, float],
 ) -> CombinedResults:
-    """Communicate: every rank of the group has to call it, without autograd.
+    """Communicate the statistics and return the results; every rank of the group has to call it, without autograd.
 
     Args:
-        caller: who is named in errors.
-        own: statistics of this rank's shard.
-        target: [N] classes, or [N, classes of this rank] probabilities.
+        caller: the function that error messages name.
+        own: the statistics of this rank's shard.
+        target: class indices [N], or probabilities [N, classes of this rank].
         class_weight: [V] float32, or None.
-        options: of the loss.
-        shards: of all ranks.
-        group: None for all processes.
-        with_logprob: the log-probability of the target is asked for.
-        claims: what else all ranks must have alike, by name.
+        options: the options of the loss.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        with_logprob: whether the log-probability of the target is requested.
+        claims: further values that must be equal on all ranks, by name.
 
     Raises:
-        ValueError: as :func:`combined_statistics`.
+        ValueError: see :func:`combined_statistics`.
     """
     soft = target.is_floating_point()
     statistics = combined_statistics(caller, own, shards, group, shards.own(class_weight), options, soft, claims)
@@ -78,7 +80,7 @@ def _results(
     shards: VocabularyShards,
     with_logprob: bool,
 ) -> ForwardResults:
-    """The results of every position; ``valid`` is None for class probabilities."""
+    """Return the results of every position; ``valid`` is None for class probabilities."""
     maximum, log_sum, sums, argmax, entropy = statistics
     lse = statistics.lse
     logprob = maximum.new_empty(0)
@@ -102,7 +104,9 @@ def _results(
 def _class_loss(
     statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
 ) -> Tensor:
-    """(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), undefined where a position is ignored."""
+    """Return (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), which is undefined at ignored
+    positions.
+    """
     sums = statistics.sums
     # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
     loss = (statistics.maximum - sums["target_logit"]) + statistics.log_sum
@@ -116,9 +120,10 @@ def _class_loss(
 
 
 def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
-    """With the sum of the class weights of all ranks, where smoothing needs it.
+    """Return the call with the sum of the class weights of all ranks, if smoothing needs it.
 
-    The kernel takes it as a number, and reading it would wait for the device: it goes with the gradient of lse.
+    The kernel takes the sum as a number, and reading it would wait for the device, so it is folded into the gradient of
+    lse.
     """
     smoothing = call.options["label_smoothing"]
     if weight_sum is None or smoothing == 0.0:

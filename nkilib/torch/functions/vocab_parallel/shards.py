@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which classes each rank of a vocabulary-parallel output layer holds, without asking the other ranks."""
+"""The classes that each rank of a vocabulary-parallel output layer holds, computed without asking the other ranks."""
 
 from __future__ import annotations
 
@@ -20,63 +20,63 @@ from nkilib.torch.functions.cross_entropy.operators import Columns
 
 
 class GroupPlace(NamedTuple):
-    """How many ranks a process group has, and which of them this process is."""
+    """The number of ranks of a process group, and the rank of this process in it."""
 
     ranks: int
     rank: int
 
 
 class VocabularyShards(NamedTuple):
-    """The classes in rank order, in blocks: rank r holds ``sizes[r]`` of them, after those of the ranks before it.
+    """The classes in rank order, in blocks: rank r holds ``sizes[r]`` classes, after those of the ranks before it.
 
     Attributes:
-        sizes: classes of every rank, 0 allowed.
-        rank: this one.
+        sizes: the number of classes of every rank, 0 allowed.
+        rank: this process's rank.
     """
 
     sizes: tuple[int, ...]
     rank: int
 
     @property
-    def held(self) -> int:
-        """Classes of this rank; what it has after them is padding."""
+    def own_size(self) -> int:
+        """The number of classes of this rank; columns after them are padding."""
         return self.sizes[self.rank]
 
     @property
     def num_classes(self) -> int:
-        """V."""
+        """V, the number of classes of all ranks."""
         return sum(self.sizes)
 
     @property
     def columns(self) -> Columns:
-        """Which classes the columns of this rank are, for the kernels."""
+        """The classes that the columns of this rank stand for, as the kernels take them."""
         return Columns(sum(self.sizes[: self.rank]), self.num_classes)
 
     def own(self, of_classes: Tensor | None) -> Tensor | None:
-        """The part of this rank of a tensor [V] of all classes."""
+        """Return this rank's part of a tensor [V] over all classes; None for None."""
         return None if of_classes is None else self.own_part(of_classes)
 
     def own_part(self, of_classes: Tensor) -> Tensor:
-        """The part of this rank of a tensor [V, ...] of all classes."""
+        """Return this rank's part of a tensor [V, ...] over all classes."""
         first = self.columns.first_class
-        return of_classes[first : first + self.held]
+        return of_classes[first : first + self.own_size]
 
 
 def shards_of_ranks(
     caller: Caller, width: int, place: GroupPlace, num_classes: int | None, shard_sizes: Sequence[int] | None
 ) -> VocabularyShards:
-    """The shards as the arguments of this rank say.
+    """Return the shards that this rank's arguments describe.
 
     Args:
-        caller: who is named in errors, and what it calls the tensor of which each rank has a part.
-        width: classes of this rank, padding included.
-        place: of this rank in the group.
-        num_classes: V where all ranks have ``width`` and those from V on are padding; None: none are.
-        shard_sizes: classes of each rank instead.
+        caller: the function that error messages name, with its name for the tensor that is split over the ranks.
+        width: the number of columns of this rank, padding included.
+        place: this rank's place in the group.
+        num_classes: V, if all ranks have ``width`` columns and those from V on are padding; None: there is no padding.
+        shard_sizes: the number of classes of each rank, instead of ``num_classes``.
 
     Raises:
-        TypeError: a number of classes is no integer.
-        ValueError: they do not fit each other, the group or the width.
+        TypeError: a number of classes is not an integer.
+        ValueError: the numbers do not match each other, the group or the width.
     """
     ranks, rank = place
     if num_classes is not None and shard_sizes is not None:
@@ -88,7 +88,7 @@ def shards_of_ranks(
     total = ranks * width if num_classes is None else int(_checked_total(caller, num_classes, width, ranks))
     if total == 0:
         raise ValueError(f"{caller}: {caller.input} must have at least one class, got none; pass the {caller.noun}")
-    return VocabularyShards(tuple(min(max(total - each * width, 0), width) for each in range(ranks)), rank)
+    return VocabularyShards(tuple(min(max(total - number * width, 0), width) for number in range(ranks)), rank)
 
 
 def _is_count(value: Any) -> bool:
@@ -106,12 +106,12 @@ def _checked_total(caller: Caller, num_classes: int, width: int, ranks: int) -> 
     return num_classes
 
 
-def _checked_sizes(caller: Caller, given: Sequence[int], width: int, ranks: int, rank: int) -> tuple[int, ...]:
-    if not isinstance(given, Iterable):
-        raise TypeError(f"{caller}: argument 'shard_sizes' must be a list of int, not {type(given).__name__}")
-    if not all(_is_count(size) for size in given):
-        raise TypeError(f"{caller}: shard_sizes must be integers, got {list(given)}; pass them as a list of int")
-    sizes = tuple(int(size) for size in given)
+def _checked_sizes(caller: Caller, numbers: Sequence[int], width: int, ranks: int, rank: int) -> tuple[int, ...]:
+    if not isinstance(numbers, Iterable):
+        raise TypeError(f"{caller}: argument 'shard_sizes' must be a list of int, not {type(numbers).__name__}")
+    if not all(_is_count(size) for size in numbers):
+        raise TypeError(f"{caller}: shard_sizes must be integers, got {list(numbers)}; pass them as a list of int")
+    sizes = tuple(int(size) for size in numbers)
     if len(sizes) != ranks:
         raise ValueError(
             f"{caller}: shard_sizes must have one number for each of the {ranks} ranks of the group, got {list(sizes)}"
@@ -127,12 +127,12 @@ def _checked_sizes(caller: Caller, given: Sequence[int], width: int, ranks: int,
 
 
 def group_place(caller: Caller, group: Any) -> GroupPlace:
-    """Where this process stands in ``group``, None for all processes.
+    """Return the place of this process in ``group``; None means all processes.
 
     Raises:
         RuntimeError: ``torch.distributed`` is not initialized.
-        TypeError: it is no process group.
-        ValueError: this process is not in it.
+        TypeError: it is not a process group.
+        ValueError: this process is not in the group.
     """
     if not dist.is_available() or not dist.is_initialized():
         raise RuntimeError(
@@ -161,11 +161,11 @@ def without_padding(
     num_classes: int | None,
     shard_sizes: Sequence[int] | None,
 ) -> LocalPart:
-    """This rank's part of a DTensor of which the columns from ``num_classes`` on are padding.
+    """Return this rank's part of a DTensor whose columns from ``num_classes`` on are padding.
 
     Raises:
-        TypeError: ``num_classes`` is no integer.
-        ValueError: it is out of range; a group or sizes are given, which the DTensor has itself.
+        TypeError: ``num_classes`` is not an integer.
+        ValueError: it is out of range; a group or sizes are given, which the DTensor defines itself.
     """
     check_no_group(caller, group, shard_sizes)
     if num_classes is None:
@@ -175,11 +175,11 @@ def without_padding(
         axis, soft = axis_of(part.input, class_dim), part.target.shape == part.input.shape
         target = part.target.narrow(axis, 0, width) if soft else part.target
         return replace(part, input=part.input.narrow(axis, 0, width), target=target)
-    return replace(part, spread=replace(part.spread, sizes=held_sizes(caller, part.spread.sizes, num_classes)))
+    return replace(part, spread=replace(part.spread, sizes=unpadded_sizes(caller, part.spread.sizes, num_classes)))
 
 
 def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None) -> None:
-    """Refuse what a DTensor says itself.
+    """Reject a group or sizes, because the DTensor defines them itself.
 
     Raises:
         ValueError: a group or sizes are given.
@@ -192,10 +192,10 @@ def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None
 
 
 def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
-    """Refuse classes of ranks where there is no group.
+    """Reject classes of ranks if there is no group.
 
     Raises:
-        ValueError: there are any.
+        ValueError: ``num_classes`` or ``shard_sizes`` is given.
     """
     if num_classes is not None or shard_sizes is not None:
         raise ValueError(
@@ -204,11 +204,12 @@ def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[i
         )
 
 
-def held_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
-    """Classes of each rank, of ``sizes`` of which those from ``num_classes`` on are padding.
+def unpadded_sizes(caller: Caller, sizes: Sequence[int], num_classes: int | None) -> tuple[int, ...]:
+    """Return the number of classes of each rank, without the padding: the columns of all ``sizes`` from ``num_classes``
+    on.
 
     Raises:
-        TypeError: ``num_classes`` is no integer.
+        TypeError: ``num_classes`` is not an integer.
         ValueError: it is out of range.
     """
     if num_classes is None:

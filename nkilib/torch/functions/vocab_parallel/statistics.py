@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Statistics of the whole vocabulary from those of its shards: all-reduces of maxima and of sums, and of the argmax."""
+"""Statistics over the whole vocabulary from those of its shards: all-reduces of maxima, of sums, and of the argmax."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from nkilib.torch.functions.vocab_parallel.shards import VocabularyShards
 
 
 class VocabularyStatistics(NamedTuple):
-    """Of all classes, [N] float32 each, the same on every rank.
+    """The statistics over all classes, [N] float32 each, the same on every rank.
 
     Attributes:
         maximum: the largest logit.
         log_sum: log of the sum of exp(logit - maximum), in nats; at least 0.
-        sums: what else has been summed over the ranks, by name. ``target_logit``, not of class probabilities: the logit
-            of the target, 0 at ignored positions; [N, K] of K target ids. ``position_weight``, of class weights or
-            probabilities: the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
-            probabilities.
-            ``distance_sum``, if the shards have it: the sum of factor times (maximum - logit).
+        sums: further sums over the ranks, by name. ``target_logit`` (not for class probabilities): the logit of the
+            target, 0 at ignored positions; [N, K] for K target ids. ``position_weight`` (with class weights or
+            probabilities): the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
+            probabilities. ``distance_sum`` (if the shards have it): the sum of factor times (maximum - logit).
         argmax: int32, the first class with the largest logit; [0] if the shards have none.
-        entropy: of the softmax, in nats; [0] if the shards have none.
+        entropy: the entropy of the softmax, in nats; [0] if the shards have none.
     """
 
     maximum: Tensor
@@ -57,22 +56,24 @@ def combined_statistics(
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
-    """Communicate: every rank of the group has to call it. The formulas are those of ``docs/kernels.md``.
+    """Communicate the statistics of the shards; every rank of the group has to call it.
+    ``docs/explanation/cross_entropy.md`` has the formulas.
 
     Args:
-        caller: who is named in errors.
-        own: statistics of this rank's shard.
-        shards: of all ranks, as this one sees them.
-        group: None for all processes.
-        class_weight: of the classes of this rank, or None.
-        options: of the loss.
-        soft: targets are class probabilities.
-        claims: what else all ranks must have alike, by name.
-        further: what else is summed over the ranks, [N] by name, from how far own maxima are below those of all ranks.
+        caller: the function that error messages name.
+        own: the statistics of this rank's shard.
+        shards: the shards of all ranks, as this rank sees them.
+        group: the process group; None means all processes.
+        class_weight: the weights of this rank's classes, or None.
+        options: the options of the loss.
+        soft: whether the targets are class probabilities.
+        claims: further values that must be equal on all ranks, by name.
+        further: a function that returns further summands over the ranks, [N] by name, from the distance of this rank's
+            maxima below those of all ranks.
 
     Raises:
-        ValueError: on all ranks, the ranks do not see the same shards or options. On the CPU only: elsewhere reading
-            the answer would wait for the device, and the statistics are NaN instead.
+        ValueError: raised on all ranks if the ranks do not see the same shards or options. On the CPU only: elsewhere
+            reading the answer would wait for the device, and the statistics are NaN instead.
     """
     all_claims = {
         **{f"classes of rank {rank}": size for rank, size in enumerate(shards.sizes)},
@@ -112,23 +113,25 @@ def _is_given(values: Tensor, maximum: Tensor) -> bool:
 
 
 def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
-    """The sum of the factors of this shard's classes, [N] or without dimensions."""
+    """Return the sum of the factors of this shard's classes, [N] or without dimensions."""
     if soft:
         return own.position_weight
-    return own.maximum.new_tensor(float(shards.held)) if class_weight is None else class_weight.sum()
+    return own.maximum.new_tensor(float(shards.own_size)) if class_weight is None else class_weight.sum()
 
 
 def product(factor: Tensor, values: Tensor) -> Tensor:
-    """0 where the factor is, whatever the values are: those of a shard without classes are not finite."""
+    """Return the product, with 0 where the factor is 0 whatever the values are: those of a shard without classes are
+    not finite.
+    """
     return torch.where(factor == 0.0, 0.0, factor * values)
 
 
 def sums_of_ranks(summands: dict[str, Tensor], group: dist.ProcessGroup | None) -> dict[str, Tensor]:
-    """The sums over all ranks, in one all-reduce: [N] each, or of several target ids [N, K]."""
-    values = torch.cat([each.reshape(-1) for each in summands.values()])
+    """Return the sums over all ranks, with one all-reduce: [N] each, or [N, K] for several target ids."""
+    values = torch.cat([summand.reshape(-1) for summand in summands.values()])
     dist.all_reduce(values, op=dist.ReduceOp.SUM, group=group)
-    sums = torch.split(values, [each.numel() for each in summands.values()])
-    return {name: sum.view(each.shape) for (name, each), sum in zip(summands.items(), sums, strict=True)}
+    sums = torch.split(values, [summand.numel() for summand in summands.values()])
+    return {name: sum.view(summand.shape) for (name, summand), sum in zip(summands.items(), sums, strict=True)}
 
 
 def _argmax(
@@ -138,7 +141,7 @@ def _argmax(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> Tensor:
-    """The smallest class among the shards that hold the maximum; V in a row with a NaN, as the kernel has it."""
+    """Return the smallest class among the shards that hold the maximum; V in a row with a NaN, as in the kernel."""
     beyond = shards.num_classes
     classes = torch.where(own.maximum == maximum, own.argmax, beyond)
     dist.all_reduce(classes, op=dist.ReduceOp.MIN, group=group)
@@ -149,19 +152,19 @@ def _argmax(
 def greatest_of_ranks(
     caller: Caller, maximum: Tensor, claims: dict[str, float], group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The maximum over all shards, and whether all ranks make the same claims.
+    """Return the maximum over all shards, and whether all ranks make the same claims.
 
-    Claims and their negatives go through the same all-reduce: the greatest and the least of each must be equal, as
-    float32, so integers above 2^24 that are near each other pass for equal. They are a few numbers from the host in
-    every call; a tensor kept for the next one might be that of a trace.
+    Claims and their negatives go through the same all-reduce: the greatest and the least value of each claim must be
+    equal as float32, so integers above 2^24 that are close to each other pass as equal. The claims are a few numbers
+    from the host in every call; they are not cached as a tensor, which might belong to a trace.
     """
     own = torch.tensor(list(claims.values()), dtype=torch.float32, device=maximum.device)
     values = torch.cat([maximum, own, -own])
     dist.all_reduce(values, op=dist.ReduceOp.MAX, group=group)
     greatest, most, least = torch.split(values, [maximum.shape[0], len(claims), len(claims)])
     agreed = (most == -least).all()
-    may_look = values.device.type == "cpu" and not torch.compiler.is_compiling()
-    if may_look and not bool(agreed):
+    may_read_values = values.device.type == "cpu" and not torch.compiler.is_compiling()
+    if may_read_values and not bool(agreed):
         differing = ", ".join(
             f"{name} from {-low:g} to {high:g}, here {claims[name]:g}"
             for name, high, low in zip(claims, most.tolist(), least.tolist(), strict=True)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The loss of positions from a part of the output layer on each rank: a forward and a backward that communicate."""
+"""The loss of positions from each rank's part of the output layer: a forward and a backward that communicate."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ DERIVATIVE: Final = Derivative(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
 
 class ShardOperands(NamedTuple):
-    """What this rank has.
+    """This rank's tensors.
 
     Attributes:
-        input: [N, D], the same on all ranks.
-        linear_weight: [classes of this rank, D].
-        target: [N] classes, counted over all ranks.
-        linear_bias: [classes of this rank] float32, or None.
-        grad_weight_sum: float32 of the shape of ``linear_weight``, to which its gradient is added; or None.
+        input: the hidden states [N, D], the same on all ranks.
+        linear_weight: the weight [classes of this rank, D].
+        target: class indices [N], counted over all ranks.
+        linear_bias: the bias [classes of this rank] float32, or None.
+        grad_weight_sum: a float32 tensor of the shape of ``linear_weight``, to which its gradient is added; or None.
     """
 
     input: Tensor
@@ -59,18 +59,19 @@ def vocab_parallel_linear_results(
     wanted: Wanted,
     claims: Mapping[str, float],
 ) -> ForwardResults:
-    """What the forward operator would return for the whole weight, differentiable by what this rank has.
+    """Return the results that the forward operator would have for the whole weight, differentiable with respect to this
+    rank's tensors.
 
     Args:
-        caller: who is named in errors.
-        operands: of this rank.
+        caller: the function that error messages name.
+        operands: this rank's operands.
         class_weight: [V] float32, or None.
-        options: of the loss.
-        product: what is done with the product.
-        shards: of all ranks.
-        group: None for all processes.
-        wanted: which of logprob, argmax and entropy are asked for; the others are empty.
-        claims: what else all ranks must have alike, by name.
+        options: the options of the loss.
+        product: the scale and the compute dtype of the matrix product.
+        shards: the shards of all ranks.
+        group: the process group; None means all processes.
+        wanted: the requested results among logprob, argmax and entropy; the others are empty.
+        claims: further values that must be equal on all ranks, by name.
     """
     input, linear_weight, target, linear_bias, _ = operands
     own_weight = shards.own(class_weight)
@@ -102,9 +103,9 @@ def vocab_parallel_linear_results(
 
 
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
-    """What all ranks must have alike of what is multiplied, by name.
+    """Return the values of the matrix product that must be equal on all ranks, by name.
 
-    The backward communicates where the input needs a gradient: on every rank, or on none.
+    The backward communicates if the input needs a gradient: on every rank, or on none.
     """
     needs_gradient = operands.input.requires_grad and torch.is_grad_enabled()
     return {
@@ -122,31 +123,32 @@ def differentiable_results(
     options: dict[str, Any],
     group: dist.ProcessGroup | None,
 ) -> ForwardResults:
-    """The results of all ranks, differentiable by what this rank has.
+    """Return the results of all ranks, differentiable with respect to this rank's tensors.
 
     Args:
-        operands: of this rank.
-        own_weight: class weights of this rank's classes, or None.
-        whole: of all ranks.
-        options: of the operators, those of the shard among them.
-        group: None for all processes.
+        operands: this rank's operands.
+        own_weight: the weights of this rank's classes, or None.
+        whole: the results of all ranks.
+        options: the options of the operators, including those of the shard.
+        group: the process group; None means all processes.
     """
     apply: Callable[..., tuple[Tensor, ...]] = VocabParallelLinearCrossEntropy.apply
     *tensors, grad_weight_sum = operands
-    given = (*tensors, own_weight, grad_weight_sum)
-    found = apply(*given, whole.weight_sum, whole.target_weight, whole.results, options, group)
-    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, found, strict=True)))
+    inputs = (*tensors, own_weight, grad_weight_sum)
+    outputs = apply(*inputs, whole.weight_sum, whole.target_weight, whole.results, options, group)
+    return whole.results._replace(**dict(zip(_DIFFERENTIABLE, outputs, strict=True)))
 
 
-# Of the results; the others are constants.
+# The differentiable results; the others are constants.
 _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
-    """Hands on the differentiable results of all ranks, and has their derivative by what this rank has.
+    """Passes on the differentiable results of all ranks, with their derivative with respect to this rank's tensors.
 
-    Arguments of ``apply``: the inputs of the forward operator, of this rank's classes; weight_sum (of all classes) and
-    target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the group.
+    The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; weight_sum (of all
+    classes) and target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the
+    group.
     """
 
     @staticmethod
@@ -190,8 +192,8 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
 
 
 def _kept(derivative: Derivative) -> list[str]:
-    """What the backward is given of the forward, in this order."""
-    return [each.name for each in derivative.backward.inputs if not each.name.startswith("grad_")]
+    """Return the names of the forward's tensors that the backward takes, in this order."""
+    return [operand.name for operand in derivative.backward.inputs if not operand.name.startswith("grad_")]
 
 
 def save_of_shard(
@@ -203,16 +205,16 @@ def save_of_shard(
     grad_weight_sum: Tensor | None,
     further: Tensor | None = None,
 ) -> None:
-    """Keep what the backward of a shard takes, and tell autograd which results are constants.
+    """Save the tensors for the backward of a shard, and tell autograd which results are constants.
 
     Args:
-        ctx: of a function whose first arguments are the inputs of the forward operator of the whole weight.
-        derivative: of that operator, by those of a shard.
-        tensors: inputs and results of the forward, by name.
-        options: of the operators.
+        ctx: the context of a function whose first arguments are the inputs of the forward operator of the whole weight.
+        derivative: the derivative of that operator, computed by the operators of a shard.
+        tensors: the inputs and results of the forward, by name.
+        options: the options of the operators.
         returned: the differentiable results, by name.
-        grad_weight_sum: what the backward adds to, or None.
-        further: another tensor to keep, or None.
+        grad_weight_sum: the tensor that the backward adds to, or None.
+        further: another tensor to save, or None.
     """
     ctx.save_for_backward(*(tensors[name] for name in _kept(derivative)), further)
     ctx.options = options
@@ -222,18 +224,20 @@ def save_of_shard(
 
 
 def saved_of_shard(ctx: Any, derivative: Derivative) -> tuple[Call, Tensor | None]:
-    """The call of the backward, without upstream gradients, and the further tensor."""
+    """Return the call of the backward, without upstream gradients, and the further tensor."""
     *kept, further = ctx.saved_tensors
     return Call(dict(zip(_kept(derivative), kept, strict=True)), ctx.options), further
 
 
 def gradients_of_shard(ctx: Any, derivative: Derivative, call: Call, has_upstream: bool) -> tuple[Tensor | None, ...]:
-    """Of the inputs of the forward operator. That of ``input`` is summed over the ranks of ``ctx.group``."""
+    """Return the gradients of the inputs of the forward operator; the one of ``input`` is summed over the ranks of
+    ``ctx.group``.
+    """
     needed = _needed(ctx, derivative)
-    found = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}
-    if "input" in found and needed["input"]:
-        found["input"] = _summed_over_ranks(found["input"], call.first.dtype, ctx.group)
-    return tuple(found.get(name) if is_needed else None for name, is_needed in needed.items())
+    gradients = derivative.of_kernel(call, ctx.written, needed) if has_upstream else {}
+    if "input" in gradients and needed["input"]:
+        gradients["input"] = _summed_over_ranks(gradients["input"], call.first.dtype, ctx.group)
+    return tuple(gradients.get(name) if is_needed else None for name, is_needed in needed.items())
 
 
 def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
@@ -241,6 +245,6 @@ def _needed(ctx: Any, derivative: Derivative) -> dict[str, bool]:
 
 
 def _summed_over_ranks(part: Tensor, dtype: torch.dtype, group: dist.ProcessGroup | None) -> Tensor:
-    """In float32, and rounded once."""
+    """Return the sum over the ranks, computed in float32 and rounded once."""
     dist.all_reduce(part, op=dist.ReduceOp.SUM, group=group)
     return part.to(dtype)

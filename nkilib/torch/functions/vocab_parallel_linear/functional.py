@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``vocab_parallel_linear_cross_entropy``: output layer and loss in one, classes spread over processes."""
+"""``vocab_parallel_linear_cross_entropy``: output layer and loss together, with classes spread over processes."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from nkilib.torch.functions.vocab_parallel.shards import (
     VocabularyShards,
     check_no_group,
     group_place,
-    held_sizes,
     shards_of_ranks,
+    unpadded_sizes,
 )
 from nkilib.torch.functions.vocab_parallel_linear.autograd import ShardOperands, vocab_parallel_linear_results
 from nkilib.torch.functions.vocab_parallel_linear.operators import VOCAB_PARALLEL_LINEAR as _CALLER
 from nkilib.torch.functions.vocab_parallel_linear.parts import local_layer
 
-# What is spread over the ranks.
+# The caller in errors about the weight, which is spread over the ranks.
 _WEIGHT: Final = _CALLER._replace(input="linear_weight", noun="weight")
 
 
@@ -139,70 +139,75 @@ def vocab_parallel_linear_cross_entropy(
     return_outputs: bool = False,
     grad_weight_sum: Tensor | None = None,
 ) -> Tensor | CrossEntropyOutputs:
-    """Cross-entropy of hidden states where each rank of ``group`` has a part of the output layer, and no logits.
+    """Compute the cross-entropy of hidden states where each rank of ``group`` has a part of the output layer, without
+    logits in memory.
 
-    It equals, on every rank, with the weights and biases of all ranks put together in rank order and without their
-    padding::
+    On every rank, the result equals that of the weights and biases of all ranks, concatenated in rank order without
+    their padding::
 
         nkilib.torch.linear_cross_entropy(input, torch.cat(linear_weights), target, ..., linear_bias=torch.cat(biases))
 
-    Rank r has the classes that follow those of rank r - 1. By default all its rows
-    are classes and all ranks have as many; ``num_classes`` or ``shard_sizes`` say otherwise. Rows of padding never
-    count, whatever they hold, and their gradient is 0. Every rank passes the same options, ``input`` and ``target``,
-    and runs the backward if one does.
+    Rank r has the classes that follow those of rank r - 1. By default all its rows are classes and all ranks have
+    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Rows of padding are ignored, and their
+    gradient is 0. Every rank passes the same options, ``input`` and ``target``, and all ranks run the backward if one
+    does.
 
-    The forward communicates twice, an all-reduce of maxima and one of sums, 3 to 5 float32 for each position in all;
-    ``return_outputs`` adds one to the sums, and an all-reduce of an int32. The backward communicates once, if ``input``
-    requires grad: the gradient of ``input`` is the sum over all ranks, added up in float32 and rounded once, and no
-    layer before has to sum it up again. The gradients of weight and bias are those of the rank's own classes.
+    The forward communicates twice, with an all-reduce of maxima and one of sums, 3 to 5 float32 values per position in
+    total; ``return_outputs`` adds one value to the sums, and an all-reduce of an int32. The backward communicates once,
+    if ``input`` requires grad: the gradient of ``input`` is the sum over all ranks, computed in float32 and rounded
+    once, so that no earlier layer has to sum it again. The gradients of weight and bias are those of the rank's own
+    classes.
 
     Args:
         input: [..., D], bfloat16, float32 or float16, the same on every rank.
-        linear_weight: [rows, D] of this rank, of the same type. Of a DTensor, sharded by rows on a mesh of one
-            dimension, the placements say which classes a rank has, and the mesh which ranks share them.
+        linear_weight: [rows, D] of this rank, of the same type. A DTensor must be sharded by rows on a mesh of one
+            dimension; its placements define which classes a rank has, and its mesh which ranks share them.
         target: class indices of any integer type, counted over all classes, each in [0, V) or ``ignore_index``, of the
             shape of ``input`` without the features.
-        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all, or of a
-            DTensor those of its mesh, and then no other group is accepted, nor are ``shard_sizes``.
+        group: the ranks that share the vocabulary, for instance ``device_mesh["tp"].get_group()``; None: all ranks. A
+            DTensor uses the ranks of its mesh; then neither a group nor ``shard_sizes`` is accepted.
         linear_bias: [rows] of this rank, of the type of ``linear_weight`` or float32; used in float32.
         weight: [V] floating, a factor for each class of all ranks, used in float32; None means 1.
-        reduction: ``"mean"``, ``"sum"`` or ``"none"``, as for ``linear_cross_entropy``.
-        ignore_index: class index of positions that do not count. They have loss 0 and gradient 0.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``, see ``linear_cross_entropy``.
+        ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
         label_smoothing: from 0 to 1, the share of the target that is spread over all V classes.
-        num_classes: V where all ranks have equally many rows and those from V on, at the end of the last ranks, are
-            padding, as where a vocabulary is padded to a multiple of the ranks.
-        shard_sizes: classes of each rank in rank order, the same list on every rank, where ranks have unlike numbers
-            of them; further rows of a rank are padding. A rank may have 0.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap; as ``logit_scale`` a constant of the compiled
-            kernel: each new value compiles anew.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap.
-        compute_dtype: as for ``linear_cross_entropy``, the same on every rank.
+        num_classes: V, if all ranks have equally many rows and those from V on, at the end of the last ranks, are
+            padding, as in a vocabulary that is padded to a multiple of the ranks.
+        shard_sizes: the number of classes of each rank in rank order, the same list on every rank, if ranks have
+            different numbers of classes; further rows of a rank are padding. A rank may have 0 classes.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
+            cap.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. Like ``logit_scale`` it is a constant of the
+            compiled kernel: each new value compiles a new kernel.
+        logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
+        compute_dtype: see ``linear_cross_entropy``; the same on every rank.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss).
-        normalizer: tensor without dimensions that replaces the divisor of the mean.
-        return_outputs: return :class:`CrossEntropyOutputs`, on every rank those of all classes.
-        grad_weight_sum: as for ``linear_cross_entropy``, of this rank's rows.
+        normalizer: scalar tensor that replaces the divisor of the mean.
+        return_outputs: return :class:`CrossEntropyOutputs`, which on every rank are those of all classes.
+        grad_weight_sum: see ``linear_cross_entropy``; for this rank's rows.
 
     Returns:
-        The loss, float32, the same on every rank: without dimensions, or for ``"none"`` of the shape of ``target``.
+        The loss, float32, the same on every rank: a scalar tensor; for ``"none"``, a tensor of the shape of ``target``.
 
     Raises:
-        TypeError, ValueError, RuntimeError, IndexError: as ``linear_cross_entropy``, before anything is communicated.
+        TypeError, ValueError, RuntimeError, IndexError: see ``linear_cross_entropy``, before anything is communicated.
         RuntimeError: ``torch.distributed`` is not initialized.
-        ValueError: this process is not in ``group``; the shards do not fit the weight. On the CPU, on all ranks: they
-            do not see the same shards or options, or ``input`` requires grad on some of them only (on other devices,
-            and under torch.compile, the loss is NaN then).
-        NotImplementedError: another device; an FSDP shard, or a DTensor placed otherwise; a derivative in forward mode,
-            or a graph of the gradient (``create_graph=True``); class probabilities, and numbers of features, that the
-            kernels do not take.
+        ValueError: this process is not in ``group``; the shards do not match the weight. On the CPU, raised on all
+            ranks: the ranks do not see the same shards or options, or ``input`` requires grad on only some of them (on
+            other devices, and under torch.compile, the loss is NaN instead).
+        NotImplementedError: an unsupported device; an FSDP shard, or another DTensor placement; forward-mode
+            differentiation, or a graph of the gradient (``create_graph=True``); class probabilities, and numbers of
+            features, that the kernels do not take.
     """
-    given = LinearArguments(input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum)
+    arguments = LinearArguments(
+        input, linear_weight, target, linear_bias, weight, reduction, normalizer, grad_weight_sum
+    )
     whole = dtensor(linear_weight)
     if whole is not None:
         check_no_group(_WEIGHT, group, shard_sizes)
-        layer = local_layer(_CALLER, _WEIGHT, whole, given)
-        given, group = layer.arguments, layer.spread.group
-        shard_sizes, num_classes = held_sizes(_WEIGHT, layer.spread.sizes, num_classes), None
+        layer = local_layer(_CALLER, _WEIGHT, whole, arguments)
+        arguments, group = layer.arguments, layer.spread.group
+        shard_sizes, num_classes = unpadded_sizes(_WEIGHT, layer.spread.sizes, num_classes), None
     options, product = checked_recipe(
         _CALLER,
         vocab_parallel_linear_cross_entropy,
@@ -213,20 +218,20 @@ def vocab_parallel_linear_cross_entropy(
         logit_softcap=logit_softcap,
         lse_square_scale=lse_square_scale,
     )
-    check_arguments(_CALLER, given, None)
+    check_arguments(_CALLER, arguments, None)
     place = group_place(_CALLER, group)
-    shards = shards_of_ranks(_WEIGHT, given.linear_weight.shape[0], place, num_classes, shard_sizes)
-    _check_kernels_take(given, shards)
-    check_weight(_CALLER, given.weight, shards.num_classes, soft=False)
-    product = checked_product(_CALLER, given, product, compute_dtype)
-    check_kernel_arguments(_CALLER, given, product)
+    shards = shards_of_ranks(_WEIGHT, arguments.linear_weight.shape[0], place, num_classes, shard_sizes)
+    _check_kernels_take(arguments, shards)
+    check_weight(_CALLER, arguments.weight, shards.num_classes, soft=False)
+    product = checked_product(_CALLER, arguments, product, compute_dtype)
+    check_kernel_arguments(_CALLER, arguments, product)
     if return_outputs:
         check_outputs(_CALLER, shards.num_classes)
-    operands = shard_operands(given, shards)
+    operands = shard_operands(arguments, shards)
     results = vocab_parallel_linear_results(
         _CALLER,
         operands,
-        None if given.weight is None else given.weight.to(torch.float32),
+        None if arguments.weight is None else arguments.weight.to(torch.float32),
         options,
         product,
         shards,
@@ -234,13 +239,15 @@ def vocab_parallel_linear_cross_entropy(
         Wanted(with_logprob=return_outputs, with_argmax=return_outputs, with_entropy=return_outputs),
         {"reduction (of mean, sum, none)": REDUCTIONS.index(reduction), "normalizer": normalizer is not None},
     )
-    shape = tuple(given.input.shape[:-1])
-    return returned_values(results, operands.target, options, reduction, given.normalizer, shape, return_outputs)
+    shape = tuple(arguments.input.shape[:-1])
+    return returned_values(results, operands.target, options, reduction, arguments.normalizer, shape, return_outputs)
 
 
-def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> None:
-    """Refuse what PyTorch's operators would compute for a whole weight: they have no logits of other ranks."""
-    reason = reason_for_reference(given, shards.num_classes)
+def _check_kernels_take(arguments: LinearArguments, shards: VocabularyShards) -> None:
+    """Reject arguments that PyTorch's operators would compute for a whole weight, because here they have no logits of
+    other ranks.
+    """
+    reason = reason_for_reference(arguments, shards.num_classes)
     if reason is not None:
         raise NotImplementedError(
             f"{_CALLER}: not supported where {reason}; pass the logits of torch.nn.functional.linear to "
@@ -248,16 +255,16 @@ def _check_kernels_take(given: LinearArguments, shards: VocabularyShards) -> Non
         )
 
 
-def shard_operands(given: LinearArguments, shards: VocabularyShards) -> ShardOperands:
-    """The rows of positions and those of classes, padding left out."""
-    linear_weight, linear_bias, summed = given.linear_weight, given.linear_bias, given.grad_weight_sum
-    wanted = wanted_gradients(given.input, linear_weight, linear_bias)
+def shard_operands(arguments: LinearArguments, shards: VocabularyShards) -> ShardOperands:
+    """Return the operands as rows of positions and rows of classes, without padding."""
+    linear_weight, linear_bias, summed = arguments.linear_weight, arguments.linear_bias, arguments.grad_weight_sum
+    wanted = wanted_gradients(arguments.input, linear_weight, linear_bias)
     if wanted is None or not wanted.grad_weight_wanted:
         summed = None
     if linear_bias is not None:
         linear_bias = linear_bias.to(torch.float32)
-    if shards.held < linear_weight.shape[0]:
-        linear_weight = linear_weight[: shards.held]
-        linear_bias = None if linear_bias is None else linear_bias[: shards.held]
-        summed = None if summed is None else summed[: shards.held]
-    return ShardOperands(as_rows(given.input, -1), linear_weight, given.target.reshape(-1), linear_bias, summed)
+    if shards.own_size < linear_weight.shape[0]:
+        linear_weight = linear_weight[: shards.own_size]
+        linear_bias = None if linear_bias is None else linear_bias[: shards.own_size]
+        summed = None if summed is None else summed[: shards.own_size]
+    return ShardOperands(as_rows(arguments.input, -1), linear_weight, arguments.target.reshape(-1), linear_bias, summed)

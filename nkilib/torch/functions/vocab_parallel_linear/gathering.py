@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Parameters that are DTensors, as FSDP2 leaves them, gathered for a loss of this rank's own positions."""
+"""The gathering of DTensor parameters, as FSDP2 leaves them, for a loss of this rank's own positions."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
-    """The whole tensor; gradients of all ranks are averaged, and each keeps its shard of them.
+    """Return the whole tensor; its gradients are averaged over all ranks, and each rank keeps its shard of them.
 
     Raises:
-        NotImplementedError: neither sharded nor replicated.
+        NotImplementedError: it is neither sharded nor replicated.
     """
     from torch.distributed.tensor import Partial
 
@@ -33,10 +33,10 @@ def averaged(caller: Caller, name: str, tensor: DTensor) -> Tensor:
 
 
 def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
-    """The whole tensor, without a gradient.
+    """Return the whole tensor, without a gradient.
 
     Raises:
-        NotImplementedError: neither sharded nor replicated.
+        NotImplementedError: it is neither sharded nor replicated.
     """
     check_no_sum(caller, name, tensor)
     with torch.no_grad():
@@ -44,10 +44,10 @@ def constant(caller: Caller, name: str, tensor: DTensor) -> Tensor:
 
 
 def check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
-    """Refuse a tensor of which ranks have summands, or parts in an order of their own.
+    """Reject a tensor whose ranks hold partial sums, or parts in another order.
 
     Raises:
-        NotImplementedError: always then.
+        NotImplementedError: if the check fails.
     """
     if any(placement.is_partial() for placement in tensor.placements):
         raise without_rule(caller, name, tensor, "Shard(0) or Replicate()")
@@ -55,7 +55,7 @@ def check_no_sum(caller: Caller, name: str, tensor: DTensor) -> None:
 
 
 class _Averaged(torch.autograd.Function):
-    """A tensor as it is, whose gradient is divided by a number before it is summed over as many ranks."""
+    """An identity whose gradient is divided by a number of ranks before it is summed over them."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: int) -> Tensor:

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The operators ``torch.ops.nkilib.linear_cross_entropy_shard_*``: those of the whole weight, of a part of its classes.
+"""The operators ``torch.ops.nkilib.linear_cross_entropy_shard_*``: those of the whole weight, for a part of its
+classes.
 
-What is a sum over the parts is returned in float32: statistics of the positions, and the gradient of the input.
+Results that are summed over the parts are returned in float32: statistics of the positions, and the gradient of the
+input.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ VOCAB_PARALLEL_LINEAR: Final = Caller("vocab_parallel_linear_cross_entropy", "in
 
 
 def _check_classes(call: Call) -> None:
-    """Refuse class indices out of range."""
+    """Reject class indices out of range."""
     check_range(str(VOCAB_PARALLEL_LINEAR), call.tensor("target"), call.options["ignore_index"], vocabulary(call))
 
 
@@ -60,7 +62,9 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def unrounded(output: Output) -> Output:
-    """The gradient of the input in float32, since it is summed over the ranks; others as they are."""
+    """Return the output with float32 for the gradient of the input, which is summed over the ranks; others are
+    unchanged.
+    """
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 
 
@@ -68,7 +72,9 @@ _TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
 
 
 def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
-    """The inputs of a backward of the whole weight, and that one before those of the entropy, which came later."""
+    """Return the inputs of the whole weight's backward, with the target weight before those of the entropy, which came
+    later.
+    """
     first = operator.inputs[: -len(of_whole.OF_ENTROPY)]
     return (*first, _TARGET_WEIGHT, *of_whole.OF_ENTROPY)
 
@@ -81,7 +87,7 @@ BACKWARD: Final = register(
         name="linear_cross_entropy_shard_backward",
         inputs=_with_target_weight(of_whole.BACKWARD),
         options=_BACKWARD_OPTIONS,
-        outputs=tuple(unrounded(each) for each in of_whole.BACKWARD.outputs),
+        outputs=tuple(unrounded(result) for result in of_whole.BACKWARD.outputs),
         arguments=_backward_arguments,
         check_values=_check_classes,
     )
@@ -94,7 +100,7 @@ BACKWARD_ADDING: Final = register(
         name="linear_cross_entropy_shard_backward_adding",
         inputs=_with_target_weight(of_whole.BACKWARD_ADDING),
         options=_BACKWARD_OPTIONS,
-        outputs=tuple(unrounded(each) for each in of_whole.BACKWARD_ADDING.outputs),
+        outputs=tuple(unrounded(result) for result in of_whole.BACKWARD_ADDING.outputs),
         arguments=_backward_arguments,
         check_values=_check_classes,
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of a loss whose output layer is a DTensor, made those of this rank."""
+"""The conversion of a loss's arguments with a DTensor output layer to this rank's part."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalLayer:
-    """What this rank has, plain tensors.
+    """This rank's part of the arguments, as plain tensors.
 
     Attributes:
-        arguments: of the loss.
+        arguments: the arguments of the loss.
         spread: the ranks that have the rows of the weight.
     """
 
@@ -40,49 +40,53 @@ class LocalLayer:
     spread: Spread
 
 
-def local_layer(caller: Caller, of_weight: Caller, linear_weight: DTensor, given: LinearArguments) -> LocalLayer:
-    """This rank's part of the arguments. Nothing is communicated.
+def local_layer(
+    caller: Caller, of_weight: Caller, linear_weight: DTensor, layer_arguments: LinearArguments
+) -> LocalLayer:
+    """Return this rank's part of the arguments. Nothing is communicated.
 
-    One dimension of the mesh shards the classes; no other may have more than one rank, since what ranks of other
-    positions add to the gradients of the layer is not summed up here. Bias and ``grad_weight_sum`` are placed as the
+    One dimension of the mesh shards the classes. No other dimension may have more than one rank, because gradients of
+    the layer that come from other ranks' positions are not summed here. Bias and ``grad_weight_sum`` are placed as the
     weight, or are this rank's own; input and target are replicated, or plain and the same on every rank.
 
     Args:
-        caller: who is named in errors.
-        of_weight: the same, for errors about the weight.
-        linear_weight: of ``given``.
-        given: the arguments.
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight of the arguments.
+        layer_arguments: the arguments of the call.
 
     Raises:
-        TypeError: an argument is no tensor.
-        NotImplementedError: a placement without a rule; class weights or a normalizer that require grad.
+        TypeError: an argument is not a tensor.
+        NotImplementedError: an unsupported placement; class weights or a normalizer that require grad.
         ValueError: this rank is not in the mesh.
     """
-    check_tensors(caller, given.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum"))
+    check_tensors(
+        caller, layer_arguments.tensors(), optional=("linear_bias", "weight", "normalizer", "grad_weight_sum")
+    )
     spread = spread_of_classes(caller, of_weight, linear_weight)
     arguments = LinearArguments(
-        same_everywhere(caller, "input", given.input),
+        same_everywhere(caller, "input", layer_arguments.input),
         linear_weight.to_local(),
-        same_everywhere(caller, "target", given.target),
-        as_weight(caller, "linear_bias", given.linear_bias, linear_weight),
-        replicated(caller, "weight", given.weight),
-        given.reduction,
-        replicated(caller, "normalizer", given.normalizer),
-        as_weight(caller, "grad_weight_sum", given.grad_weight_sum, linear_weight),
+        same_everywhere(caller, "target", layer_arguments.target),
+        as_weight(caller, "linear_bias", layer_arguments.linear_bias, linear_weight),
+        replicated(caller, "weight", layer_arguments.weight),
+        layer_arguments.reduction,
+        replicated(caller, "normalizer", layer_arguments.normalizer),
+        as_weight(caller, "grad_weight_sum", layer_arguments.grad_weight_sum, linear_weight),
     )
     return LocalLayer(arguments, spread)
 
 
 def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor) -> Spread:
-    """The ranks that have the rows of a weight.
+    """Return the ranks that have the rows of a weight.
 
     Args:
-        caller: who is named in errors.
-        of_weight: the same, for errors about the weight.
-        linear_weight: sharded by classes over one dimension of its mesh.
+        caller: the function that error messages name.
+        of_weight: the caller for errors about the weight.
+        linear_weight: the weight, sharded by classes over one dimension of its mesh.
 
     Raises:
-        NotImplementedError: it is placed otherwise.
+        NotImplementedError: another placement.
         ValueError: this rank is not in the mesh.
     """
     mesh = linear_weight.device_mesh
@@ -94,7 +98,7 @@ def spread_of_classes(caller: Caller, of_weight: Caller, linear_weight: DTensor)
 
 
 def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
-    """The whole tensor; the gradient that comes back is whole on every rank, too."""
+    """Return the whole tensor; its gradient is whole on every rank, too."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor
@@ -104,7 +108,7 @@ def same_everywhere(caller: Caller, name: str, tensor: Tensor) -> Tensor:
 
 
 def as_weight(caller: Caller, name: str, tensor: Tensor | None, linear_weight: DTensor) -> Tensor | None:
-    """This rank's part of a tensor that is placed as the weight; a plain one is that already."""
+    """Return this rank's part of a tensor that is placed as the weight; a plain tensor is this part already."""
     placed = dtensor(tensor)
     if placed is None:
         return tensor
