@@ -16,5 +16,5 @@ __path__ = extend_path(__path__, __name__)
 
 _IS_BUNDLED = False
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__"]

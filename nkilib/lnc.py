@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The path by which earlier releases named :mod:`nkilib.base.lnc`."""
+"""The alias of :mod:`nkilib.base.lnc` that earlier releases used."""
 
 from nkilib.base.lnc import *  # noqa: F403
 from nkilib.base.lnc import __all__ as __all__

@@ -3,18 +3,18 @@
 
 """The one place that chooses the NKI that nkilib's kernels run on: the real `nki`, or nkilib's simulator.
 
-Everything else says `from nkilib.nki import nki, nisa, nl`, and `explain_index`, which NKI does not have: it words an
-error of the simulator and is empty on hardware. The choice is made once, when this module is imported, from the
-environment variable `NKILIB_BACKEND`:
+Other modules write `from nkilib.nki import nki, nisa, nl`. They also import `explain_index`, which NKI does not have:
+it words an error of the simulator and is empty on hardware. The choice is made once, when this module is imported, from
+the environment variable `NKILIB_BACKEND`:
 
 - `auto`, which unset and empty also mean: the real NKI where it is installed, else the simulator;
 - `neuron`: the real NKI, or an ImportError that says what is missing;
 - `simulator`: the simulator, without looking for the real NKI.
 
-The kernels are written for NKI 0.7, which runs them as plain Python to specialize them. An `nki` that is there but
+The kernels are written for NKI 0.7, which runs them as plain Python to specialize them. An `nki` that is installed but
 older, broken, or told to parse kernels as 0.6 did (`NKI_COMPILER_FRONTEND=custom`) is an ImportError under `auto` too:
 a Neuron machine must not simulate unnoticed.
-Where the real NKI is not chosen, no entry `nki` is left in `sys.modules` that was not there before.
+If the real NKI is not chosen, no entry `nki` is left in `sys.modules` that was not there before.
 """
 
 import os
@@ -41,7 +41,7 @@ _SIMULATOR_PARTS: Final = ("nkilib.simulator.api.nki", "nkilib.simulator.api.isa
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """Which NKI was chosen, and why.
+    """The chosen NKI, and the reason.
 
     Attributes:
         name: "neuron" for the real NKI, "simulator" for nkilib's own.
@@ -53,20 +53,20 @@ class BackendChoice:
 
 
 class _NoRealNkiError(Exception):
-    """The real NKI is absent; the message is a clause that says how one knows."""
+    """The real NKI is absent; the message is a clause that gives the evidence."""
 
 
 class _UnfitNkiError(Exception):
-    """The real NKI is there, and kernels do not run on it; the message ends with a remedy, without a full stop."""
+    """The real NKI is installed, but kernels do not run on it; the message ends with a remedy, without a full stop."""
 
 
 def _is_simulator(module: ModuleType) -> bool:
-    """Whether the module found under the name `nki` is nkilib's simulator, put there for somebody else's kernels."""
+    """Tell whether the module under the name `nki` is nkilib's simulator, installed there for a user's kernels."""
     return module.__name__.partition(".")[0] == "nkilib"
 
 
 def _find_package() -> ModuleSpec:
-    """Find the package `nki` without importing it, and without its being imported already.
+    """Find the package `nki` without importing it, and regardless of an import that has happened already.
 
     Raises:
         _NoRealNkiError: there is none, or only a directory of that name.
@@ -81,19 +81,19 @@ def _find_package() -> ModuleSpec:
 
 
 def _is_stub(spec: ModuleSpec, error: Exception) -> bool:
-    """Whether `error`, raised on import, is all that there is in the package, as on the public index.
+    """Tell whether the package only raises `error` on import, as the one on the public index does.
 
-    A real NKI that lacks a dependency looks different: it has an `isa`, or the import system named what it missed.
+    A real NKI that lacks a dependency looks different: it has an `isa`, or the import system named the missing module.
     """
     has_isa = PathFinder.find_spec("nki.isa", spec.submodule_search_locations) is not None
     return isinstance(error, ImportError) and error.name is None and not has_isa
 
 
 def _version_of(package: ModuleType) -> str | None:
-    """The version of the imported `nki`: what it says itself, else what its installation recorded."""
-    said = getattr(package, "__version__", None)
-    if isinstance(said, str):
-        return said
+    """Return the version of the imported `nki`, from the module or else from the record of its installation."""
+    version = getattr(package, "__version__", None)
+    if isinstance(version, str):
+        return version
     from importlib import metadata  # takes long to import, and is hardly ever needed
 
     try:
@@ -103,16 +103,16 @@ def _version_of(package: ModuleType) -> str | None:
 
 
 def _release(version: str) -> tuple[int, ...]:
-    """The release numbers of a version, without what may follow them: (0, 7, 0) of 0.7.0b1+12; () where none are."""
-    found = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version.strip())
-    return tuple(map(int, found.group(1).split("."))) if found else ()
+    """Return the release numbers of a version without suffixes: (0, 7, 0) for 0.7.0b1+12; () if there are none."""
+    match = re.match(r"v?(?:\d+!)?(\d+(?:\.\d+)*)", version.strip())
+    return tuple(map(int, match.group(1).split("."))) if match else ()
 
 
 def _check_version(package: ModuleType) -> str:
     """Return the version of the imported `nki`.
 
     Raises:
-        _UnfitNkiError: it is older than the kernels need, or cannot be told, or the old frontend is asked for.
+        _UnfitNkiError: it is older than the kernels need, or unknown, or the old frontend is requested.
     """
     needs = f"the kernels need nki {_NEEDED} or later"
     version = _version_of(package)
@@ -132,14 +132,14 @@ def _check_version(package: ModuleType) -> str:
 
 
 def _import_parts() -> tuple[list[ModuleType], str]:
-    """Import the three modules of the real NKI; on failure take back every entry `nki` that this put in sys.modules.
+    """Import the three modules of the real NKI; after a failure remove every entry `nki` that this put in sys.modules.
 
     Returns:
         The modules, in the order of `_REAL_PARTS`, and their version.
 
     Raises:
-        _UnfitNkiError: the version is not one that kernels run on; it is looked at before the parts.
-        Exception: whatever an import raises.
+        _UnfitNkiError: kernels do not run on this version, which is checked before the parts are imported.
+        Exception: any exception of an import.
     """
     before = set(sys.modules)
     try:
@@ -157,7 +157,7 @@ def _real_nki() -> tuple[list[ModuleType], str]:
 
     Raises:
         _NoRealNkiError: there is no real NKI.
-        ImportError: a package `nki` is installed, is no stub, and cannot be imported, or kernels do not run on it.
+        ImportError: a package `nki` is installed, is not a stub, and cannot be imported, or kernels do not run on it.
     """
     loaded = sys.modules.get("nki")
     if loaded is not None and _is_simulator(loaded):
@@ -207,7 +207,7 @@ SIMULATED: Final[bool] = backend.name == "simulator"
 """Whether kernels run on the simulator. It never changes, so NKI code may branch on it."""
 
 NOT_SIMULATED: Final = "nkilib runs on the real NKI here, and this needs the simulator: set NKILIB_BACKEND=simulator"
-"""What demo, measurements and commands say where there is no simulator for them."""
+"""The message of demo, measurements and commands where they have no simulator."""
 
 if TYPE_CHECKING:
     # The simulator has the signatures of the real NKI, which type checkers cannot count on finding.
@@ -223,4 +223,4 @@ else:
     else:
 
         def explain_index(index: object, what: str, values: object, first_row: int, row_step: int, limit: int) -> None:
-            """Nothing: on a device the DMA engine reports an index that is out of range in its own words."""
+            """Do nothing: on a device the DMA engine reports an index that is out of range in its own words."""

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a public name or argument goes away: it warns for two minor versions before it is removed (docs/public-api.md).
+"""Deprecation of public names and arguments: they warn for two minor versions before they are removed.
+
+docs/reference/public_api.md has the rules.
 
 The warning is a ``FutureWarning``. Python hides a ``DeprecationWarning`` unless the call stands in the script itself,
 and losses are called in modules of a training program, whose users would first hear of the removal when it fails.
-An alias that stays for good, such as :mod:`nkilib.lnc`, does not warn.
+A permanent alias, such as :mod:`nkilib.lnc`, does not warn.
 
-Traced code cannot warn. A kernel is deprecated where a face hands it out, by :func:`moved_names`.
+Traced code cannot warn. A kernel is deprecated where a public module exports it, by :func:`moved_names`.
 """
 
 from __future__ import annotations
@@ -28,13 +30,13 @@ LEAST_VERSIONS: Final = 2
 
 @dataclass(frozen=True)
 class Deprecation:
-    """What goes away, when, and what to use instead.
+    """A deprecated name: since when, until when, and its replacement.
 
     Attributes:
         what: the full public name, such as ``nkilib.torch.old``, or of an argument ``nkilib.torch.f(old=)``.
         since: the version that warns first, ``major.minor``.
         removed_in: the version that no longer has it, ``major.minor``.
-        instead: what to do, an imperative without a full stop: ``use nkilib.torch.new``.
+        instead: the remedy, an imperative without a full stop: ``use nkilib.torch.new``.
     """
 
     what: str
@@ -57,17 +59,17 @@ class Deprecation:
         )
 
     def warn(self, frames: int = 1) -> None:
-        """Warn at the line that called the function that calls this, or at one ``frames`` further out."""
+        """Warn at the line that called the caller of this method, or at a line ``frames`` calls further out."""
         warnings.warn(str(self), FutureWarning, stacklevel=frames + 2)
 
 
 def deprecated(
     what: str, *, since: str, removed_in: str, instead: str
 ) -> Callable[[Callable[Parameters, Result]], Callable[Parameters, Result]]:
-    """Decorate a function of the host that goes away; each call warns at the line of the call.
+    """Decorate a deprecated host function; each call warns at the line of the call.
 
     Args:
-        what, since, removed_in, instead: as in :class:`Deprecation`.
+        what, since, removed_in, instead: see :class:`Deprecation`.
     """
     deprecation = Deprecation(what, since, removed_in, instead)
 
@@ -85,19 +87,19 @@ def deprecated(
 def deprecated_argument(
     function: str, argument: str, *, since: str, removed_in: str, instead: str, frames: int = 1
 ) -> None:
-    """Warn of an argument that goes away. A public function calls this when it was given the argument.
+    """Warn of a deprecated argument. A public function calls this when a caller passed the argument.
 
     Args:
         function: the full public name of the function.
         argument: the name of the argument.
-        since, removed_in, instead: as in :class:`Deprecation`.
-        frames: how many calls the public function is above the one that calls this, plus 1.
+        since, removed_in, instead: see :class:`Deprecation`.
+        frames: the number of calls between the public function and the caller of this one, plus 1.
     """
     Deprecation(f"{function}({argument}=)", since, removed_in, instead).warn(frames + 1)
 
 
 def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in: str) -> Callable[[str], Any]:
-    """Make the ``__getattr__`` of a module whose names have moved: each import of an old name warns where it stands.
+    """Make the ``__getattr__`` of a module whose names have moved: each import of an old name warns at its line.
 
     Example::
 
@@ -105,8 +107,8 @@ def moved_names(module: str, moved: Mapping[str, str], *, since: str, removed_in
 
     Args:
         module: the module that had the names.
-        moved: by old name, the full name of what it is now.
-        since, removed_in: as in :class:`Deprecation`.
+        moved: by old name, the full new name.
+        since, removed_in: see :class:`Deprecation`.
     """
     deprecations = {
         name: Deprecation(f"{module}.{name}", since, removed_in, f"use {new}") for name, new in moved.items()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a command line ends that is interrupted, or whose reader is gone: in one line or none, without a traceback."""
+"""The end of a command that is interrupted, or whose output nobody reads: one line or none, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-# What shells say of a process that a signal ends: 128 and its number, that of SIGINT and of SIGPIPE.
+# The exit codes that shells give to a process ended by SIGINT and by SIGPIPE: 128 plus the number of the signal.
 INTERRUPTED = 130
 CLOSED_PIPE = 141
 
 
 @contextmanager
 def ending_quietly(program: str, where: Callable[[BaseException], str] | None = None) -> Iterator[None]:
-    """End the process with :data:`INTERRUPTED` after Ctrl-C, with :data:`CLOSED_PIPE` where nobody reads its output.
+    """End the process with :data:`INTERRUPTED` after Ctrl-C, and with :data:`CLOSED_PIPE` if nobody reads its output.
 
     Args:
-        program: what the line of an interruption begins with.
-        where: tells of an interruption where it came, empty if that says nothing.
+        program: the name of the command, with which the line of an interruption begins.
+        where: a function that describes the place of an interruption; it may return an empty text.
 
     Raises:
         SystemExit: in these cases.
@@ -45,7 +45,7 @@ def ending_quietly(program: str, where: Callable[[BaseException], str] | None = 
 
 
 def _reader_is_gone() -> bool:
-    """Whether the standard output is what is broken, and not a connection of a script."""
+    """Tell whether the standard output is broken, and not a connection of the script."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a kernel promises, stated beside the kernel as data: tests hold each claim, pages and commands print them.
+"""The guarantees of a kernel, stated next to the kernel as data. Tests check each claim; pages and commands print them.
 
-It imports nothing of this library, so that whoever states a promise depends on nothing.
+This module imports nothing of this library, so that a statement of guarantees depends on nothing.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class TermError:
     """A bound on the error of float32 losses, in u = 2^-23 of the largest one of the loss itself and of its terms.
 
     Attributes:
-        own: u of the kernel's arithmetic alone, where every activation function is rounded correctly.
-        functions: by activation function, how many u more there are for each u that it is off beyond half a unit.
-        terms: which the loss is a sum of, as formulas; none: the loss itself is the largest.
-        form: of the loss, as ``"with pos_weight"``; none: every one.
-        beside: what is not in proportion to the largest term.
-        additions: u more for each addition in a row, n of them, of a sum.
+        own: the error of the kernel's arithmetic in u, where every activation function is rounded correctly.
+        functions: by activation function, the further u for each u that it is off beyond half a unit.
+        terms: the terms that the loss is a sum of, as formulas; none: the loss itself is the largest.
+        form: the form of the loss, such as ``"with pos_weight"``; none: every form.
+        beside: the part of the error that is not in proportion to the largest term.
+        additions: the further u for each of the n consecutive additions of a sum.
     """
 
     own: float
@@ -38,12 +38,16 @@ class TermError:
 
     @property
     def figure(self) -> str:
-        """``"1.5"``, or ``"1.5 + 0.5 n"``."""
+        """The bound as a text: ``"1.5"``, or ``"1.5 + 0.5 n"``."""
         factor = "" if self.additions == 1.0 else f"{self.additions:g} "
         return f"{self.own:g} + {factor}n" if self.additions else f"{self.own:g}"
 
     def __str__(self) -> str:
-        """``"with pos_weight: 2.5 u of the largest of the loss, w s and p, 1 u more for each further u of exp"``."""
+        """Return the bound as a clause.
+
+        For example: ``"with pos_weight: 2.5 u of the largest of the loss, w s and p, 1 u more for each further u of
+        exp"``.
+        """
         figure = f"({self.figure})" if self.additions else self.figure
         parts = [f"{figure} u of {f'the largest of the loss, {self.terms}' if self.terms else 'the loss'}"]
         parts += [self.beside] if self.beside else []
@@ -53,23 +57,22 @@ class TermError:
 
 @dataclass(frozen=True)
 class Guarantee:
-    """The promises of a kernel, the same for every size, type and option that it accepts.
+    """The guarantees of a kernel. They hold for every size, type and option that it accepts.
 
     Attributes:
-        math: precision in which elements are computed, such as ``"float32"``.
-        accumulator: precision in which sums are kept.
-        deterministic: the same inputs give the same bits on every run, on one machine (docs/simulator.md, "Which bits
-            are the same").
-        same_bits_on_cores: one core and two give the same bits.
-        workspace: most bytes of HBM beyond inputs and outputs, as an expression in the sizes of the kernel's
-            docstring; ``"0"`` if there are none.
-        workspace_bytes: takes ``cores`` and the kernel's parameters, all by name, and returns these bytes for a
-            launch; None where ``workspace`` is ``"0"``.
-        in_place: which input a result may be written over; None if none.
-        error: the bound on the error of the results, as a formula, in units that it names; what it is derived from
-            stands in the docs.
-        notes: what else a user has to know, such as where a promise ends.
-        term_errors: the bounds of ``error`` as figures, one for each form of a loss; none where there are no such ones.
+        math: the precision in which elements are computed, such as ``"float32"``.
+        accumulator: the precision in which sums are kept.
+        deterministic: whether the results are bitwise identical on every run with the same inputs, on one machine
+            (docs/explanation/simulator.md, "Bitwise identical results").
+        same_bits_on_cores: whether the results on one core and on two are bitwise identical.
+        workspace: the largest number of bytes of HBM beyond inputs and outputs, as an expression in the sizes of the
+            kernel's docstring; ``"0"`` if there are none.
+        workspace_bytes: a function of ``cores`` and the kernel's parameters, all by name, that returns these bytes for
+            a launch; None where ``workspace`` is ``"0"``.
+        in_place: the input that a result may be written over; None if none.
+        error: the bound on the error of the results, as a formula, in units that it names; the docs derive it.
+        notes: further facts for users, such as the limits of a guarantee.
+        term_errors: the bounds of ``error`` as figures, one for each form of a loss; empty for other kernels.
     """
 
     math: str
@@ -88,7 +91,7 @@ _GUARANTEES: WeakKeyDictionary[Callable[..., Any], Guarantee] = WeakKeyDictionar
 
 
 def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
-    """State what a kernel function promises; the function itself stays as it is.
+    """Attach a guarantee to a kernel function; the function itself stays as it is.
 
     Example::
 
@@ -103,7 +106,7 @@ def states_guarantee(guarantee: Guarantee) -> Callable[[Function], Function]:
 
 
 def stated_guarantee(function: Callable[..., Any]) -> Guarantee | None:
-    """What was stated of a kernel function, or of what it wraps; None if nothing was."""
+    """Return the guarantee attached to a kernel function, or to the function that it wraps; None if there is none."""
     try:
         stated = _GUARANTEES.get(function)
     except TypeError:  # a callable without a hash, or that no weak reference can point to

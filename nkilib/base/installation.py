@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which package nkilib is imported: this one, one of the same name, or a mixture of both.
+"""The packages named nkilib on this machine: whether this one is imported, another one, or a mixture of both.
 
-The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This one may stand
-before it on the import path (``docs/installing.md``); what must not be is that one half of an import comes from here
-and the other from there. Everything here works in a mixture, and imports nothing of nkilib.
+The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This package may
+precede it on the import path (``docs/how_to/install.md``), but an import must not load one half from here and the other
+half from there. Everything here works in a mixture, and imports nothing of nkilib.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class Copy(NamedTuple):
     """A package nkilib on the import path.
 
     Attributes:
-        directory: where it is.
-        owners: distributions that installed its ``__init__.py``, as ``name version``.
+        directory: the directory of the package.
+        owners: the distributions that installed its ``__init__.py``, as ``name version``.
     """
 
     directory: str
@@ -37,19 +37,19 @@ class Copy(NamedTuple):
 
 
 def refuse_mixture() -> None:
-    """Raise an error if modules of this nkilib are imported as part of another package of that name.
+    """Check that no module of this nkilib is imported as part of another package of that name.
 
     Raises:
-        ImportError: with both places and the remedy.
+        ImportError: there is a mixture; the message names both places and the remedy.
     """
-    what = mixture()
-    if what is not None:
+    message = mixture()
+    if message is not None:
         # Python goes on with `python -m nkilib` in spite of an error of this name, and so reaches the doctor.
-        raise ImportError(what, name="nkilib")
+        raise ImportError(message, name="nkilib")
 
 
 def mixture() -> str | None:
-    """What is mixed, and the remedy; None if all of the imported nkilib is this one."""
+    """Return a message that names the mixed packages and the remedy; None if all of the imported nkilib is this one."""
     paths: dict[str, Sequence[str]] = {"": sys.path}
     for name in _SHARED:
         module = sys.modules.get(name)
@@ -65,7 +65,7 @@ def mixture() -> str | None:
 
 
 def other_copies() -> list[Copy]:
-    """The other packages nkilib on the import path, and this one if another distribution installed it as well."""
+    """Return the other packages nkilib on the import path, and this one if another distribution installed it too."""
     owners: dict[str, tuple[str, ...]] = {}
     for directory, owner in _owners():
         owners[directory] = (*owners.get(directory, ()), owner)
@@ -79,7 +79,7 @@ def other_copies() -> list[Copy]:
 
 
 def _owners() -> Iterator[tuple[str, str]]:
-    """Directory and name of each distribution that installed an ``nkilib/__init__.py``."""
+    """Yield directory and name of each distribution that installed an ``nkilib/__init__.py``."""
     from importlib import metadata  # takes longer to import than all else here, and only the doctor asks
 
     for distribution in metadata.distributions():
@@ -90,7 +90,7 @@ def _owners() -> Iterator[tuple[str, str]]:
 
 
 def _is_ours(package: object) -> bool:
-    """Whether the imported nkilib says that it is this one: the other may have written over its file."""
+    """Tell whether the imported nkilib says that it is this one. The other may have overwritten its file."""
     return getattr(package, "_IS_BUNDLED", None) is False
 
 
@@ -115,5 +115,5 @@ def _message(name: str, origin: str | None) -> str:
         )
     return (
         f"nkilib: modules of {HOME} are mixed with another package nkilib (the Neuron compiler installs one): {name} "
-        f"is {origin or 'missing'}. {remedy} (docs/installing.md)."
+        f"is {origin or 'missing'}. {remedy} (docs/how_to/install.md)."
     )

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""On how many cores a kernel is launched: the one place that decides it, for simulator, wrappers and ``doctor`` alike.
+"""The number of cores of a launch. This is the one place that decides it, for simulator, wrappers and ``doctor`` alike.
 
 A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
 from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
-``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. NKI 0.7 is the first to compare
-them, when all is compiled: error NCC_EVRF066. Here a disagreement is refused before the launch.
+``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. NKI 0.7 compares them only after
+everything is compiled: error NCC_EVRF066. This module raises an error before the launch if they disagree.
 
-It imports nothing of this library, so that all of it can ask.
+It imports nothing of this library, so that every part of the library can use it.
 
 Source: ``nki/api/generated/nki.jit``, ``nki/get-started/about/lnc`` and ``compiler/error-codes/EVRF066`` of Neuron
 SDK 2.33.1, ``about-neuron/arch/neuron-features/logical-neuroncore-config``.
@@ -46,9 +46,9 @@ VARIABLE: Final = "NEURON_LOGICAL_NC_CONFIG"
 FLAGS: Final = "NEURON_CC_FLAGS"
 # A logical NeuronCore is one physical core or two.
 SIZES: Final = (1, 2)
-# What NKI takes where neither a grid nor the variable says anything.
+# NKI's default, without a grid and without the variable.
 NKI_DEFAULT: Final = 1
-# What the compiler takes on trn2 and later where neither its flags nor the variable say anything.
+# The compiler's default on trn2 and later, without its flag and without the variable.
 COMPILER_DEFAULT: Final = 2
 
 # A process has one value of the compiler's flags, seldom more.
@@ -64,11 +64,11 @@ class CoresDisagreeError(ValueError):
 
 @dataclass(frozen=True)
 class Choice:
-    """A number of cores, and what says so.
+    """A number of cores, and its source.
 
     Attributes:
-        cores: of a logical NeuronCore, 1 or 2.
-        source: for messages.
+        cores: the number of cores of a logical NeuronCore, 1 or 2.
+        source: the setting that gives the number, for messages.
     """
 
     cores: int
@@ -79,7 +79,7 @@ class Choice:
 
 
 def of_variable() -> Choice | None:
-    """What ``NEURON_LOGICAL_NC_CONFIG`` says; None where it is unset or empty.
+    """Return the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
 
     Raises:
         ValueError: if it is neither 1 nor 2.
@@ -92,7 +92,7 @@ def of_variable() -> Choice | None:
 
 
 def of_flags() -> Choice | None:
-    """What ``--lnc`` in ``NEURON_CC_FLAGS`` says, the last one where it stands twice; None where it is not there.
+    """Return the choice of the last ``--lnc`` in ``NEURON_CC_FLAGS``; None without that option.
 
     Raises:
         ValueError: if it is neither 1 nor 2.
@@ -102,28 +102,28 @@ def of_flags() -> Choice | None:
 
 @lru_cache(maxsize=_MOST_FLAGS)
 def _of_flags(flags: str) -> Choice | None:
-    found: Choice | None = None
+    choice: Choice | None = None
     for option, value in _options(flags):
         cores = _size(f"{option} in {FLAGS}", value, f"take it out, and set {VARIABLE}")
-        found = Choice(cores, f"{option}={cores} in {FLAGS}")
-    return found
+        choice = Choice(cores, f"{option}={cores} in {FLAGS}")
+    return choice
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the environment says of the number of cores, read at one moment.
+class LncSettings:
+    """The settings of the number of cores in the environment, read at one moment.
 
     Attributes:
-        variable: what ``NEURON_LOGICAL_NC_CONFIG`` says; None where it is unset or empty.
-        flags: what ``--lnc`` in ``NEURON_CC_FLAGS`` says; None where it is not there.
+        variable: the choice of ``NEURON_LOGICAL_NC_CONFIG``; None where it is unset or empty.
+        flags: the choice of ``--lnc`` in ``NEURON_CC_FLAGS``; None without that option.
     """
 
     variable: Choice | None
     flags: Choice | None
 
     @classmethod
-    def now(cls) -> Said:
-        """What it says now.
+    def now(cls) -> LncSettings:
+        """Read the environment.
 
         Raises:
             ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
@@ -131,46 +131,46 @@ class Said:
         return cls(of_variable(), of_flags())
 
     def of_kernel(self, grid: int | None) -> Choice:
-        """What NKI makes a kernel for that is launched with ``grid``; None is a launch without brackets."""
+        """Return the choice for which NKI makes a kernel launched with ``grid``; None is a launch without brackets."""
         if grid is not None:
             return Choice(grid, f"the grid [{grid}]")
         return self.variable or Choice(NKI_DEFAULT, "the default of NKI 0.7")
 
     def of_compiler(self, default: int | None = COMPILER_DEFAULT) -> Choice | None:
-        """What the Neuron compiler works with; ``default`` is what it takes on the target where nothing is said."""
-        said = self.flags or self.variable
-        if said is not None or default is None:
-            return said
+        """Return the choice of the Neuron compiler; ``default`` is its default number of cores on the target."""
+        choice = self.flags or self.variable
+        if choice is not None or default is None:
+            return choice
         return Choice(default, "the compiler's default")
 
     def launch_cores(self, kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-        """The cores of a launch; as the function :func:`launch_cores`.
+        """Return the cores of a launch; see the function :func:`launch_cores`.
 
         Raises:
-            CoresDisagreeError: naming both sides and what to do.
+            CoresDisagreeError: two settings disagree; the message names both and the remedy.
         """
         chosen = self.of_kernel(grid)
-        for other in (self.variable, self.of_compiler(compiler_default)):
-            if other is not None and other.cores != chosen.cores:
+        for choice in (self.variable, self.of_compiler(compiler_default)):
+            if choice is not None and choice.cores != chosen.cores:
                 launch = kernel if grid is None else f"{kernel}[{grid}]"
                 raise CoresDisagreeError(
-                    f"{launch}: {chosen}, and {other}: kernel and compiler must work with the same number (error "
+                    f"{launch}: {chosen}, and {choice}: kernel and compiler must work with the same number (error "
                     f"NCC_EVRF066 otherwise); {self._cure(grid)}"
                 )
         return chosen.cores
 
     def library_grid(self) -> int | None:
-        """The grid with which this library launches its own kernels; None: without brackets."""
+        """Return the grid with which this library launches its own kernels; None for a launch without brackets."""
         if self.variable is not None:
             return None
-        said = self.of_compiler()
-        return None if said is None else said.cores
+        choice = self.of_compiler()
+        return None if choice is None else choice.cores
 
     def _cure(self, grid: int | None) -> str:
-        """What makes all sides agree: on the grid, else on what somebody has said, else on what the compiler takes."""
+        """Return the remedy that makes all settings agree: on the grid, else on a setting, else on the default."""
         variable, flags = self.variable, self.flags
-        said = variable or flags
-        wanted = grid if grid is not None else COMPILER_DEFAULT if said is None else said.cores
+        choice = variable or flags
+        wanted = grid if grid is not None else COMPILER_DEFAULT if choice is None else choice.cores
         steps = [] if variable is not None and variable.cores == wanted else [f"set {VARIABLE}={wanted}"]
         if flags is not None and flags.cores != wanted:
             steps.append(f"take {flags.source.replace(' in ', ' out of ')}")
@@ -180,69 +180,71 @@ class Said:
 
 
 def of_kernel(grid: int | None) -> Choice:
-    """What NKI makes a kernel for that is launched with ``grid``; None is a launch without brackets.
+    """Return the choice for which NKI makes a kernel launched with ``grid``; None is a launch without brackets.
 
     Raises:
         ValueError: if the variable is neither 1 nor 2.
     """
-    return Said(of_variable() if grid is None else None, None).of_kernel(grid)
+    return LncSettings(of_variable() if grid is None else None, None).of_kernel(grid)
 
 
 def of_compiler(default: int | None = COMPILER_DEFAULT) -> Choice | None:
-    """What the Neuron compiler works with; ``default`` is what it takes on the target where nothing is said.
+    """Return the choice of the Neuron compiler; ``default`` is its default number of cores on the target.
 
     Raises:
         ValueError: if its flag or the variable is neither 1 nor 2.
     """
     flags = of_flags()
-    return Said(None if flags is not None else of_variable(), flags).of_compiler(default)
+    return LncSettings(None if flags is not None else of_variable(), flags).of_compiler(default)
 
 
 def launch_cores(kernel: str, grid: int | None, compiler_default: int | None = COMPILER_DEFAULT) -> int:
-    """The cores of a launch, on which grid, variable and compiler agree.
+    """Return the cores of a launch, on which grid, variable and compiler agree.
 
     Args:
-        kernel: its name, for messages.
+        kernel: the name of the kernel, for messages.
         grid: n of ``kernel[n](...)``; None without brackets.
-        compiler_default: what the compiler takes where nothing is said, on trn2 and later 2; None where no compiler
-            takes part, so that only what somebody has said must agree.
+        compiler_default: the compiler's default, which is 2 on trn2 and later; None if no compiler takes part, so that
+            only explicit settings must agree.
 
     Raises:
-        CoresDisagreeError: naming both sides and what to do.
+        CoresDisagreeError: two settings disagree; the message names both and the remedy.
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
     """
-    return Said.now().launch_cores(kernel, grid, compiler_default)
+    return LncSettings.now().launch_cores(kernel, grid, compiler_default)
 
 
 def library_grid() -> int | None:
-    """The grid with which this library launches its own kernels: none where the variable says it, else the compiler's.
+    """Return the grid with which this library launches its own kernels.
+
+    It is None if the variable is set, else the compiler's number of cores.
 
     Raises:
         ValueError: if the variable, or the compiler's flag, is neither 1 nor 2.
     """
     variable = of_variable()
-    return Said(variable, of_flags() if variable is None else None).library_grid()
+    return LncSettings(variable, of_flags() if variable is None else None).library_grid()
 
 
 def library_launch(name: str, kernel: Any) -> Any:
-    """``kernel``, one of this library's, as a wrapper is to call it: without brackets wherever that means the same.
+    """Return one of this library's kernels as a wrapper should call it: without brackets wherever that means the same.
 
     Args:
-        name: what is launched, for messages.
-        kernel: from ``nki.jit``.
+        name: the name of the launch, for messages.
+        kernel: the kernel, from ``nki.jit``.
 
     Raises:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
         ValueError: if one of them is neither 1 nor 2.
     """
-    said = Said.now()
-    grid = said.library_grid()
-    said.launch_cores(name, grid)
+    settings = LncSettings.now()
+    grid = settings.library_grid()
+    settings.launch_cores(name, grid)
     return kernel if grid is None else kernel[grid]
 
 
 def explanation() -> str:
-    """What the environment decides for launches with brackets and without, in one line.
+    """Describe the number of cores of launches with brackets and without, in one line.
 
     Raises:
         CoresDisagreeError: if the variable and the compiler's flag disagree.
@@ -262,7 +264,10 @@ def explanation() -> str:
 
 
 def _options(flags: str) -> Iterator[tuple[str, str]]:
-    """Each option of the size in the compiler's flags, with its value: ``--lnc=2``, ``--lnc 2`` or ``-lnc 2``."""
+    """Yield each option for the number of cores in the compiler's flags, with its value.
+
+    The forms are ``--lnc=2``, ``--lnc 2`` and ``-lnc 2``.
+    """
     try:
         words = shlex.split(flags)
     except ValueError:  # a quotation mark without its other half: the compiler has its own opinion
@@ -273,10 +278,10 @@ def _options(flags: str) -> Iterator[tuple[str, str]]:
             yield option, value if is_joined else following
 
 
-def _size(what: str, value: str, cure: str) -> int:
+def _size(name: str, value: str, cure: str) -> int:
     if value not in map(str, SIZES):
         raise ValueError(
-            f"{what} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
+            f"{name} must be {' or '.join(map(str, SIZES))}, the physical cores of a logical NeuronCore, got "
             f"{value!r}; {cure}"
         )
     return int(value)

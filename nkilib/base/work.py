@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a kernel works on, stated beside the kernel: profiles hold its modelled time against what the hardware needs.
+"""The work of a kernel, stated next to the kernel: profiles compare its modelled time with the needs of the hardware.
 
-It imports nothing of this library, so that kernels state their work on a device too, where no simulator is.
+This module imports nothing of this library, so that kernels state their work also on a device, without a simulator.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Work:
-    """Demands that do not depend on how a kernel meets them.
+    """The demands of a computation, which do not depend on how a kernel meets them.
 
     Attributes:
         hbm_bytes: bytes that must cross HBM, in either direction.
-        exponentials: elements of which the exponential (or another activation function) is needed.
+        exponentials: elements that need the exponential (or another activation function).
         maxima: elements that must pass through a maximum.
         multiply_adds: scalar multiplications with an addition, of a matrix product.
         dtype: NKI type of the elements on chip, such as ``nl.bfloat16``, or its name.
@@ -35,7 +35,7 @@ class Work:
     dtype: str = "float32"
 
 
-# Functions with a kernel's parameters, by name: one returns the kernel's work, one how often its loops run at most.
+# Functions of a kernel's parameters, by name: one returns the work, one the largest iteration counts of its loops.
 StatesWork = Callable[..., Work]
 StatesTrips = Callable[..., "int | Mapping[str, int]"]
 Statement = TypeVar("Statement", bound=Callable[..., Any])
@@ -45,7 +45,7 @@ _TRIPS: WeakKeyDictionary[Callable[..., Any], StatesTrips] = WeakKeyDictionary()
 
 
 def states_work(work: StatesWork) -> Callable[[Function], Function]:
-    """State what a kernel function works on, so that ``nkilib.simulator.profile`` knows its bound.
+    """Attach a statement of work to a kernel function, so that ``nkilib.simulator.profile`` knows its bound.
 
     The function itself stays as it is.
 
@@ -59,9 +59,9 @@ def states_work(work: StatesWork) -> Callable[[Function], Function]:
 
 
 def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
-    """State how often the loops of a kernel function run at most whose bounds only the device knows.
+    """Attach the largest iteration counts of a kernel function's loops whose bounds only the device knows.
 
-    ``nkilib.simulator.profile`` on shapes then reports the kernel with no trip of these loops and with all. The
+    ``nkilib.simulator.profile`` on shapes then reports the kernel with no iterations of these loops and with all. The
     function itself stays as it is.
 
     Example::
@@ -74,19 +74,19 @@ def states_trips(most: StatesTrips) -> Callable[[Function], Function]:
             nl.fori_loop(0, nisa.scalar_load(flagged), again)
 
     Args:
-        most: takes the parameters of the kernel by name; returns one number for all such loops, or one for each by the
-            name of the function that is its body, or by the line, ``"file.py:12"``.
+        most: a function of the kernel's parameters, by name, that returns one number for all such loops, or one number
+            for each by the name of the function that is its body, or by the line, ``"file.py:12"``.
     """
     return _states(_TRIPS, most)
 
 
 def stated_work(function: Callable[..., Any]) -> StatesWork | None:
-    """What was stated of the work of a kernel function, or of what it wraps; None if nothing was."""
+    """Return the statement of work of a kernel function, or of the function that it wraps; None if there is none."""
     return _stated(_WORK, function)
 
 
 def stated_trips(function: Callable[..., Any]) -> StatesTrips | None:
-    """What was stated of the loops of a kernel function, or of what it wraps; None if nothing was."""
+    """Return the iteration counts stated for a kernel function, or for the function that it wraps; None without any."""
     return _stated(_TRIPS, function)
 
 

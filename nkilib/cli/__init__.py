@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m nkilib``: commands on the kernels and on what they run on."""
+"""The command line ``python -m nkilib``: commands for kernels and for the machine that they run on."""

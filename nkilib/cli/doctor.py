@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m nkilib doctor``: what kernels would run on here, and why; with ``--kernels`` what they guarantee."""
+"""``python -m nkilib doctor``: show which NKI the kernels would run on here, and why; with ``--kernels``, what the
+kernels guarantee.
+"""
 
 from __future__ import annotations
 
@@ -56,11 +58,11 @@ _NOT_REPLAYED = "not replayed, because NKILIB_REPLAY is 0"
 
 
 class Finding(NamedTuple):
-    """One line of the report.
+    """A line of the report.
 
     Attributes:
-        what: was looked at.
-        found: there.
+        what: the subject of the line.
+        found: the finding about the subject.
         is_wrong: whether kernels cannot run because of it.
     """
 
@@ -70,17 +72,17 @@ class Finding(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     command.add_argument(
         "--kernels",
         action="store_true",
-        help="what each kernel guarantees instead: precision, bits, workspace, errors",
+        help="print the guarantees of each kernel instead: precision, bits, workspace, errors",
     )
     command.set_defaults(run=main)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the report; returns 0, or 1 if kernels cannot run here."""
+    """Print the report; return 0, or 1 if kernels cannot run here."""
     if options.kernels:
         return _print_guarantees()
     findings = list(examine())
@@ -91,7 +93,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _print_guarantees() -> int:
-    """Returns 0, or 1 if the kernels cannot be imported here."""
+    """Print the guarantees; return 0, or 1 if the kernels cannot be imported here."""
     wrong = mixture()
     if wrong is not None:
         return fail("doctor", wrong)
@@ -104,7 +106,7 @@ def _print_guarantees() -> int:
 
 
 def examine() -> Iterator[Finding]:
-    """Everything that the report says, in its order."""
+    """Yield the lines of the report, in order."""
     yield from _packages()
     yield Finding("python", f"{platform.python_version()}, {sys.executable}, {platform.platform()}")
     for name in ("numpy", "ml_dtypes"):
@@ -121,7 +123,7 @@ def examine() -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """The nkilib that this is, and others on the import path: the Neuron compiler brings one."""
+    """Yield this nkilib, and others on the import path: the Neuron compiler brings one."""
     wrong = mixture()
     if wrong is None:
         yield Finding("nkilib", f"{importlib.import_module('nkilib').__version__}, {HOME}")
@@ -133,7 +135,7 @@ def _packages() -> Iterator[Finding]:
             place = "mixed with this one"
         elif os.path.realpath(copy.directory) == os.path.realpath(HOME):
             place = (
-                "in the same directory: to remove one breaks the other. Uninstall both, then install that one, then "
+                "in the same directory: removing one breaks the other. Uninstall both, then install that one, then "
                 "nkilib again, which has a directory of its own"
             )
         else:
@@ -142,7 +144,7 @@ def _packages() -> Iterator[Finding]:
 
 
 def _backend() -> Iterator[Finding]:
-    """Which NKI was chosen, and the target of a simulation."""
+    """Yield the chosen NKI, and the target of a simulation."""
     if mixture() is not None:
         yield Finding("nki", "cannot be used: see nkilib", is_wrong=True)
         return
@@ -163,7 +165,7 @@ def _backend() -> Iterator[Finding]:
 
 
 def _torch_operators() -> Iterator[Finding]:
-    """What registered the operators for the native device, where there is a torch-neuronx, or somebody has chosen."""
+    """Yield what registered the operators for the native device, if torch-neuronx or a choice of the user is there."""
     if "torch_neuronx" not in sys.modules and "NKILIB_TORCH_OPS" not in os.environ:  # _importable has tried
         return
     try:
@@ -178,7 +180,7 @@ def _torch_operators() -> Iterator[Finding]:
 
 
 def _cores_of_a_launch() -> Finding:
-    """On how many cores kernels are launched, or why none can be."""
+    """Return the number of cores that kernels are launched on, or the reason why none can be launched."""
     try:
         return Finding("cores of a launch", lnc.explanation())
     except ValueError as error:
@@ -186,12 +188,12 @@ def _cores_of_a_launch() -> Finding:
 
 
 def _devices(root: str = "/") -> Iterator[Finding]:
-    """The Neuron devices that can be opened, and the cores that the driver shows of all of them."""
+    """Yield the Neuron devices that can be opened, and the cores that the driver shows of all devices."""
     yield Finding("Neuron devices", ", ".join(devices.visible(root)) or "none visible (/dev/neuron*)")
     # "Neuron Sysfs User Guide" of the Neuron SDK: a directory for each physical core.
     cores = glob.glob(f"{root}{_SYSFS}/neuron[0-9]*/neuron_core[0-9]*")
-    found = f"{len(cores)} visible, of {len({os.path.dirname(core) for core in cores})} devices"
-    yield Finding("NeuronCores", found if cores else f"none visible (/{_SYSFS})")
+    text = f"{len(cores)} visible, of {len({os.path.dirname(core) for core in cores})} devices"
+    yield Finding("NeuronCores", text if cores else f"none visible (/{_SYSFS})")
 
 
 def _installed(distribution: str) -> str:
@@ -202,7 +204,10 @@ def _installed(distribution: str) -> str:
 
 
 def _importable(module: str, distribution: str) -> str:
-    """Version of an optional package, and what its import says if it refuses, as the stubs of the public index do."""
+    """Return the version of an optional package, and the error if its import fails.
+
+    The stubs of the public index fail like this.
+    """
     version = _installed(distribution)
     if version == "not installed":
         return version

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``file.py:kernel`` and ``package.module:kernel``: the kernel that a command line names."""
+"""The kernel that a command line names, as ``file.py:kernel`` or ``package.module:kernel``."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 class SourceRefusedError(ValueError):
-    """There is no such kernel; the message says what there is."""
+    """There is no such kernel; the message lists those that exist."""
 
 
 def kernel_of(source: str) -> Kernel:
-    """The kernel that ``file.py:kernel`` or ``package.module:kernel`` names; a plain function becomes one.
+    """Return the kernel that ``file.py:kernel`` or ``package.module:kernel`` names; a plain function becomes a kernel.
 
-    In this process ``import nki`` means the simulator from now on.
+    From now on, ``import nki`` means the simulator in this process.
 
     Raises:
         SourceRefusedError: if there is no such file, module or kernel, or it cannot be imported.
@@ -44,17 +44,17 @@ def kernel_of(source: str) -> Kernel:
     with suppress(RuntimeError):  # where a real nki is installed, the file has to import nkilib.nki
         install()
     module = _imported(where)
-    found: Any = module
+    value: Any = module
     for attribute in name.split("."):
-        found = getattr(found, attribute, None)
-    if isinstance(found, Kernel):
-        return found
-    if inspect.isfunction(found):
-        kernel: Kernel = nki.jit(found)
+        value = getattr(value, attribute, None)
+    if isinstance(value, Kernel):
+        return value
+    if inspect.isfunction(value):
+        kernel: Kernel = nki.jit(value)
         return kernel
-    if found is None:
+    if value is None:
         raise SourceRefusedError(f"{where} has no kernel {name!r}; {_what_there_is(module)}")
-    raise SourceRefusedError(f"{where}: {name!r} is no kernel but {found!r}; {_what_there_is(module)}")
+    raise SourceRefusedError(f"{where}: {name!r} is no kernel but {value!r}; {_what_there_is(module)}")
 
 
 def _imported(where: str) -> ModuleType:
@@ -75,7 +75,7 @@ def _imported(where: str) -> ModuleType:
 
 
 def _run(path: Path) -> ModuleType:
-    """A file as a module, which finds its neighbours as a script does."""
+    """Import a file as a module that finds its neighbours, as a script does."""
     sys.path.insert(0, str(path.resolve().parent))
     name = path.stem if path.stem.isidentifier() and path.stem not in sys.modules else f"kernel_file_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -91,7 +91,7 @@ def _failed(where: str, error: Exception) -> str:
 
 
 def described(error: Exception) -> str:
-    """An exception of somebody's code in one line, with the last place outside this library."""
+    """Describe an exception of the user's code in one line, with the last place outside this library."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not Path(frame.filename).resolve().is_relative_to(_PACKAGE)]
     own = [frame for frame in own if not frame.filename.startswith("<frozen ")]
@@ -108,31 +108,31 @@ def _what_there_is(module: ModuleType) -> str:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
     ]
-    found = [f"kernels: {', '.join(kernels)}"] if kernels else []
-    found += [f"functions: {', '.join(functions)}"] if functions else []
-    return f"it has {'; '.join(found)}" if found else "it has no kernel and no function"
+    parts = [f"kernels: {', '.join(kernels)}"] if kernels else []
+    parts += [f"functions: {', '.join(functions)}"] if functions else []
+    return f"it has {'; '.join(parts)}" if parts else "it has no kernel and no function"
 
 
-def bound_arguments(kernel: Kernel, given: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Arguments of a kernel by name, with the defaults of the others, as a call takes them: those by position first.
+def bound_arguments(kernel: Kernel, arguments: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Bind the named arguments of a kernel and its defaults, as positional and keyword arguments of a call.
 
     Raises:
-        SourceRefusedError: if not.
+        SourceRefusedError: an argument is unknown, or one without a default is missing.
     """
     signature = inspect.signature(kernel.func)
     parameters = signature.parameters
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     takes = [name for name, parameter in parameters.items() if parameter.kind in by_name]
     takes_any = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values())
-    unknown = [] if takes_any else [name for name in given if name not in takes]
+    unknown = [] if takes_any else [name for name in arguments if name not in takes]
     if unknown:
         raise SourceRefusedError(
             f"{kernel.__name__} has no parameter {unknown[0]!r}; it has {', '.join(takes) or 'none'}"
         )
-    missing = [name for name in takes if name not in given and parameters[name].default is inspect.Parameter.empty]
+    missing = [name for name in takes if name not in arguments and parameters[name].default is inspect.Parameter.empty]
     if missing:
         options = " ".join(f"--arg {name}=..." for name in missing)
         raise SourceRefusedError(f"{kernel.__name__} needs {', '.join(missing)} as well: add {options}")
-    bound = signature.bind(**given)
+    bound = signature.bind(**arguments)
     bound.apply_defaults()
     return bound.args, bound.kwargs

@@ -3,8 +3,8 @@
 
 """``--arg NAME=VALUE``: the arguments of a kernel on a command line.
 
-A value is JSON, in which tensors and names of NKI stand where they are needed: ``bf16[4096,8192]`` is a tensor of that
-type and shape, ``nl.float32`` is what NKI calls so, and ``[f32[128,64], null]`` is a list of a tensor and None.
+A value is JSON that may contain tensors and names of NKI: ``bf16[4096,8192]`` is a tensor of that type and shape,
+``nl.float32`` is NKI's object of that name, and ``[f32[128,64], null]`` is a list of a tensor and None.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ _PLACE = "nkilib value"
 
 
 class ValueRefusedError(ValueError):
-    """A value that is none; the message says why, and what there is instead."""
+    """A value has no valid form; the message says why, and which forms there are."""
 
 
 def value_of(text: str) -> Any:
-    """What a text stands for.
+    """Return the value that a text stands for.
 
     Raises:
         ValueRefusedError: if it is neither a tensor, nor a name of NKI, nor JSON of these.
@@ -62,8 +62,8 @@ def value_of(text: str) -> Any:
         values.append(_named(match["name"]) if match["name"] else _tensor(match["dtype"], match["shape"]))
         return json.dumps({_PLACE: len(values) - 1})
 
-    def placed(found: dict[str, Any]) -> Any:
-        return values[found[_PLACE]] if found.keys() == {_PLACE} else found
+    def placed(parsed: dict[str, Any]) -> Any:
+        return values[parsed[_PLACE]] if parsed.keys() == {_PLACE} else parsed
 
     try:
         return json.loads(_TOKEN.sub(replaced, text), object_hook=placed)
@@ -78,15 +78,15 @@ def _tensor(dtype: str, shape: str) -> Any:
     from nkilib.simulator import spec
     from nkilib.simulator.terms.dtypes import ALL_DTYPES
 
-    given = dtype.removeprefix("nl.")
-    name = _SHORT.get(given, given)
+    short_name = dtype.removeprefix("nl.")
+    name = _SHORT.get(short_name, short_name)
     if name not in ALL_DTYPES:
         known = ", ".join([*_SHORT, *ALL_DTYPES])
-        raise ValueRefusedError(f"{given!r} is no type; types are {known}")
+        raise ValueRefusedError(f"{short_name!r} is no type; types are {known}")
     sizes = [size.strip() for size in shape.split(",")]
     if not all(size.isdecimal() and size.isascii() and int(size) > 0 for size in sizes):
         raise ValueRefusedError(
-            f"a shape is positive integers with commas between them, as in {given}[4,8]; got [{shape}]"
+            f"a shape is positive integers with commas between them, as in {short_name}[4,8]; got [{shape}]"
         )
     return spec([int(size) for size in sizes], name)
 
@@ -95,19 +95,19 @@ def _named(path: str) -> Any:
     from nkilib.nki import nisa, nl
 
     module, *attributes = path.split(".")
-    found: Any = {"nl": nl, "nisa": nisa}[module]
+    value: Any = {"nl": nl, "nisa": nisa}[module]
     for attribute in attributes:
-        if not hasattr(found, attribute):
+        if not hasattr(value, attribute):
             raise ValueRefusedError(f"NKI has no {path}")
-        found = getattr(found, attribute)
-    return found
+        value = getattr(value, attribute)
+    return value
 
 
 def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
-    """The arguments by name, from texts ``NAME=VALUE``.
+    """Return the arguments by name, from texts ``NAME=VALUE``.
 
     Raises:
-        ValueRefusedError: if a text has another form, a name comes twice, or a value is none.
+        ValueRefusedError: if a text has another form, a name comes twice, or a value is not valid.
     """
     arguments: dict[str, Any] = {}
     for text in texts:
@@ -124,7 +124,7 @@ def arguments_of(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def trips_of(texts: Sequence[str]) -> AskedTrips | None:
-    """What ``nkilib.simulator.profile(trips=)`` takes, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
+    """Return the argument for ``nkilib.simulator.profile(trips=)``, from texts ``N``, ``none``, ``all`` or ``LOOP=N``.
 
     Raises:
         ValueRefusedError: if a text has another form, or there are several and not all name a loop.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The files that a command shall write: refused before the run, which may take a while, if they can not be written."""
+"""Checks of the output files of a command before the run, which may take a while: are they writable?"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def output_file(text: str) -> str:
-    """The name of a file of the command line.
+    """Check the name of an output file and return it.
 
     Raises:
         argparse.ArgumentTypeError: if it cannot be written.
@@ -27,7 +27,7 @@ def output_file(text: str) -> str:
 
 
 def picture_file(text: str) -> str:
-    """The same of a file whose suffix names the format of a picture, as matplotlib writes it."""
+    """Check the name of an output file whose suffix is a picture format of matplotlib, and return it."""
     output_file(text)
     formats = picture_formats()
     suffix = Path(text).suffix[1:]
@@ -38,7 +38,7 @@ def picture_file(text: str) -> str:
 
 
 def picture_formats() -> list[str]:
-    """By suffix; none without matplotlib."""
+    """Return matplotlib's picture formats by suffix; none without matplotlib."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m nkilib profile``: what a kernel would take on a device, and why. Modelled, not measured.
+"""``python -m nkilib profile``: model the time that a kernel takes on a device, and explain it. Modelled, not measured.
 
-Of anybody's kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the
-file may import nki or nkilib.nki, and the kernel may be a plain function. Of this library's cross-entropy:
-``profile --positions 4096 --vocab 129280``, of its linear cross-entropy with ``--features 4096``, of others with
-``--family softmax``.
+Any kernel: ``profile file.py:kernel --arg x=bf16[4096,8192] --arg n=8``, or ``package.module:kernel``; the file may
+import nki or nkilib.nki, and the kernel may be a plain function. This library's cross-entropy: ``profile --positions
+4096 --vocab 129280``. Its linear cross-entropy: add ``--features 4096``. Other kernels of it: add ``--family softmax``.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 _TARGETS = ("trn1", "trn2", "trn3")
 _DEFAULT_CORES = 2
-# What only this library's kernels have, by the names of the options.
+# The names of the options that only this library's kernels have.
 _OF_THE_LIBRARY = (
     *("positions", "vocab", "dtype", "direction", "family"),
     *(name for family in FAMILIES for name in family.OPTIONS),
@@ -37,7 +36,7 @@ _OF_THE_LIBRARY = (
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     command.add_argument(
         "kernel", nargs="?", metavar="FILE.py:KERNEL", help="a kernel of your own; without it, this library's"
     )
@@ -46,18 +45,22 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an argument of the kernel: a tensor as bf16[4096,8192], a name as nl.float32, or JSON; repeatable",
+        help="an argument of the kernel: a tensor such as bf16[4096,8192], a name such as nl.float32, or JSON; "
+        "repeatable",
     )
     command.add_argument(
         "--trips",
         action="append",
         default=[],
         metavar="[LOOP=]N",
-        help="how often loops run whose bounds only the device knows: N, none or all; LOOP=N of one loop (default: as "
+        help="iterations of loops whose bounds only the device knows: N, none or all; LOOP=N for one loop (default: as "
         "the kernel states)",
     )
     command.add_argument(
-        "--cores", type=int, choices=(1, 2), help="of the launch (default: as KERNEL says, else 1; the library's: 2)"
+        "--cores",
+        type=int,
+        choices=(1, 2),
+        help="cores of the launch (default: as KERNEL states, else 1; this library's: 2)",
     )
     add_launch_arguments(command, targets=_TARGETS, is_required=False)
     add_family_arguments(command, several=False)
@@ -69,24 +72,24 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the profile and write what was asked for; returns 0, or 1 if that cannot be done."""
+    """Print the profile and write the requested files; return 0, or 1 if that cannot be done."""
     _check_form(options)
     reason = reason_against_profiles()
     if reason:
         return fail("profile", reason)
     if options.plot and not _has_matplotlib():
         return fail("profile", "--plot needs matplotlib: pip install 'nkilib[plot]'")
-    given = _given(options)
+    values = _values(options)
     try:
-        found = _profile_of_file(options, given) if options.kernel else _profile_of_library(options, given)
+        result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)
     except _RefusedError as error:
         return fail("profile", str(error))
-    print(found)
+    print(result)
     try:
         if options.trace:
-            found.to_perfetto(options.trace)
+            result.to_perfetto(options.trace)
         if options.plot:
-            found.plot(options.plot)
+            result.plot(options.plot)
     except (OSError, ValueError) as error:
         return fail("profile", f"cannot write: {error}")
     return 0
@@ -97,24 +100,24 @@ class _RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class _Given:
-    """What ``--arg`` and ``--trips`` stand for."""
+class _Values:
+    """The values of ``--arg`` and ``--trips``."""
 
     arguments: dict[str, Any]
     trips: AskedTrips | None
 
 
 def _check_form(options: argparse.Namespace) -> None:
-    """End the process if the arguments are of two forms, or of none."""
-    given = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
+    """End the process if the arguments mix the two forms of the command, or miss required ones."""
+    library_options = [name for name in _OF_THE_LIBRARY if getattr(options, name)]
     if options.kernel:
-        if given:
-            option = f"--{given[0].replace('_', '-')}"
+        if library_options:
+            option = f"--{library_options[0].replace('_', '-')}"
             options.refuse(f"{option} is for this library's kernels; {options.kernel} takes --arg NAME=VALUE")
         return
     missing = [f"--{name}" for name in ("positions", "vocab") if getattr(options, name) is None]
     if missing:
-        either = "" if given else ", or a kernel as FILE.py:KERNEL"
+        either = "" if library_options else ", or a kernel as FILE.py:KERNEL"
         options.refuse(f"the following arguments are required: {', '.join(missing)}{either}")
     if options.target == "trn1":
         options.refuse("argument --target: invalid choice: 'trn1': the library's kernels need trn2 or newer")
@@ -122,48 +125,48 @@ def _check_form(options: argparse.Namespace) -> None:
         options.refuse("--arg gives the options of the extended kernels: add --extended, or name a kernel")
 
 
-def _given(options: argparse.Namespace) -> _Given:
-    """The values of the command line; ends the process if one is none."""
+def _values(options: argparse.Namespace) -> _Values:
+    """Parse the values of ``--arg`` and ``--trips``; end the process if one is not valid."""
     refuse: Callable[[str], NoReturn] = options.refuse
     try:
-        return _Given(arguments_of(options.arg), trips_of(options.trips))
+        return _Values(arguments_of(options.arg), trips_of(options.trips))
     except ValueRefusedError as error:
         refuse(str(error))
 
 
-def _profile_of_file(options: argparse.Namespace, given: _Given) -> Profile:
-    """That of the kernel which the command line names."""
+def _profile_of_file(options: argparse.Namespace, values: _Values) -> Profile:
+    """Profile the kernel that the command line names."""
     from nkilib.simulator import NkiValidationError, profile, using
     from nkilib.simulator.profiling.trips import TripsRefusedError
 
     try:
         kernel = kernel_of(options.kernel)
-        args, kwargs = bound_arguments(kernel, given.arguments)
+        args, kwargs = bound_arguments(kernel, values.arguments)
         if options.cores:
             kernel = kernel[options.cores]
         with using(target=options.target) if options.target else nullcontext():
-            return profile(kernel, *args, trips=given.trips, **kwargs)
+            return profile(kernel, *args, trips=values.trips, **kwargs)
     except (SourceRefusedError, TripsRefusedError, NkiValidationError) as error:
         raise _RefusedError(str(error)) from error
-    except Exception as error:  # whatever somebody's kernel raises
+    except Exception as error:  # any exception of a user's kernel
         raise _RefusedError(f"{options.kernel} raised {described(error)}") from error
 
 
-def _profile_of_library(options: argparse.Namespace, given: _Given) -> Profile:
-    """That of a kernel of this library; prints its tiling."""
+def _profile_of_library(options: argparse.Namespace, values: _Values) -> Profile:
+    """Profile a kernel of this library, and print its tiling."""
     from nkilib.simulator import NkiValidationError
 
     kernels, cores = kernels_of(options), options.cores or _DEFAULT_CORES
     try:
         asked = {name: getattr(options, name) for name in kernels.SIZES if getattr(options, name)}
-        tiling = kernels.chosen(**given.arguments)._replace(**asked)
-        trips = {} if given.trips is None else {"trips": given.trips}
-        found = kernels.profile(tiling, cores, **trips, **given.arguments)
+        tiling = kernels.chosen(**values.arguments)._replace(**asked)
+        trips = {} if values.trips is None else {"trips": values.trips}
+        result = kernels.profile(tiling, cores, **trips, **values.arguments)
     except (AssertionError, TypeError, ValueError, NkiValidationError) as error:  # of kernel, chooser and simulator
         raise _RefusedError(str(error)) from error
     if tiling:
         print(", ".join(f"{name}={'default' if size is None else size}" for name, size in tiling._asdict().items()))
-    return found
+    return result
 
 
 def _has_matplotlib() -> bool:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tables of Markdown."""
+"""Functions that format Markdown tables."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Its lines."""
+    """Return the text of a Markdown table."""
     lines = [heads, ["---"] * len(heads), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def in_cell(text: str) -> str:
-    """A bar would end the cell of a table, and two underscores or stars set what is between them apart."""
+    """Escape bars, underscores and stars: a bar would end a cell, and pairs of the others would format the text."""
     return "".join(f"\\{letter}" if letter in "|_*" else letter for letter in text)
 
 
-def said(holds: bool) -> str:
-    """In a word."""
+def yes_or_no(holds: bool) -> str:
+    """Return "yes" or "no"."""
     return "yes" if holds else "no"

@@ -4,7 +4,7 @@
 """``python -m nkilib tune``: model a launch with many tilings and list them, the fastest first.
 
 Modelled, not measured. ``choose_tiling`` and ``choose_linear_tiling`` of ``nkilib.experimental.loss`` choose by
-arithmetic, without a search; this shows what their choice is among.
+arithmetic, without a search; this command shows the alternatives to their choice.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _CORES = 2
 _WIDTHS = (19, 10, 10)  # of the columns with sizes
 
 
-class Found(NamedTuple):
-    """A tiling, and what it is modelled to take."""
+class TriedTiling(NamedTuple):
+    """A tiling and its modelled time."""
 
     tiling: Any
     time_us: float
@@ -32,7 +32,7 @@ class Found(NamedTuple):
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     add_launch_arguments(command)
     add_family_arguments(command, several=True)
     command.add_argument(
@@ -40,13 +40,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="an option of the extended or linear kernel: a tensor as f32[129280], or JSON; repeatable",
+        help="an option of the extended or linear kernel: a tensor such as f32[129280], or JSON; repeatable",
     )
     command.set_defaults(run=main, refuse=command.error)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Print the tilings; returns 0, or 1 if the kernel takes none of them."""
+    """Print the tilings; return 0, or 1 if the kernel accepts none of them."""
     refuse: Callable[[str], NoReturn] = options.refuse
     kernels = kernels_of(options)
     if options.arg and not kernels.takes_options:
@@ -71,21 +71,21 @@ def main(options: argparse.Namespace) -> int:
     try:
         with displaying(), doing("tune"):
             profiles = _profiles(kernels, arguments, sorted({*tilings, chosen}, key=str), refused)
-            found = sorted(profiles, key=lambda one: one.time_us)
+            tried = sorted(profiles, key=lambda entry: entry.time_us)
     except (TypeError, ValueError) as error:  # of --arg
         return fail("tune", str(error))
-    if not tilings & {one.tiling for one in found}:
+    if not tilings & {entry.tiling for entry in tried}:
         return fail("tune", refused[0])
     print(f"{kernels.kernel} on {_CORES} cores of {options.target}: modelled, not measured")
     names = type(chosen)._fields
     widths = [max(len(name), width) for name, width in zip(names, _WIDTHS, strict=False)]
     print(f"{_columns(names, widths)} {'us':>12} {'times bound':>11}")
-    for place, one in enumerate(found):
-        if place < _LISTED or one.tiling == chosen:
-            mark = f"  {kernels.CHOOSER}" if one.tiling == chosen else ""
-            numbers = f"{one.time_us:>12,.1f} {one.times_bound:>11.3f}"
-            print(f"{_columns(one.tiling, widths)} {numbers}{mark}")
-    print(f"{len(found)} tilings modelled, {len(refused)} not accepted by the kernel")
+    for place, entry in enumerate(tried):
+        if place < _LISTED or entry.tiling == chosen:
+            mark = f"  {kernels.CHOOSER}" if entry.tiling == chosen else ""
+            numbers = f"{entry.time_us:>12,.1f} {entry.times_bound:>11.3f}"
+            print(f"{_columns(entry.tiling, widths)} {numbers}{mark}")
+    print(f"{len(tried)} tilings modelled, {len(refused)} not accepted by the kernel")
     return 0
 
 
@@ -96,8 +96,8 @@ def _columns(values: Iterable[Any], widths: Iterable[int]) -> str:
 
 def _profiles(
     kernels: Family, arguments: dict[str, Any], tilings: Sequence[Any], refused: list[str]
-) -> Iterator[Found]:
-    """What the kernel takes; the reasons for the others are added to ``refused``."""
+) -> Iterator[TriedTiling]:
+    """Yield the tilings that the kernel accepts; add the reasons against the others to ``refused``."""
     from nkilib.simulator import NkiValidationError
     from nkilib.simulator.launch.progress import doing
 
@@ -105,9 +105,9 @@ def _profiles(
         which = f"{number} of {len(tilings)} ({' x '.join(map(str, tiling))})"
         try:
             with doing(which):
-                found = kernels.profile(tiling, _CORES, trips="none", **arguments)
+                result = kernels.profile(tiling, _CORES, trips="none", **arguments)
         except (AssertionError, NkiValidationError) as error:
             refused.append(str(error))
             continue
-        assert found.fraction_of_bound is not None
-        yield Found(tiling, found.time_us, found.fraction_of_bound)
+        assert result.fraction_of_bound is not None
+        yield TriedTiling(tiling, result.time_us, result.fraction_of_bound)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``python -m nkilib verify``: whether this Neuron device does what the library expects of it.
+"""``python -m nkilib verify``: check that this Neuron device does what the library expects of it.
 
-Runs every kernel on fixed inputs beside float64 and the simulator, asks what the documentation leaves open, and times
-what the performance model states. Without a device it runs on the simulator and says so.
+It runs every kernel on fixed inputs and compares it with float64 and the simulator, tests behaviour that the
+documentation leaves open, and measures the times that the performance model assumes. Without a device it runs on the
+simulator and says so.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from nkilib.verify.run.report import Entry, Report
     from nkilib.verify.step import Step
 
-EXIT_CODES: Final = "Exit code: 0; 1 if something is not as expected; 2 if the arguments are wrong or nothing can run."
+EXIT_CODES: Final = "Exit code: 0; 1 if a result is not as expected; 2 if the arguments are wrong or nothing can run."
 _KINDS: Final = ("kernels", "probes", "times")
 _TARGETS: Final = ("trn2", "trn3")
 _VARIABLE: Final = "NEURON_PLATFORM_TARGET_OVERRIDE"
@@ -34,30 +35,32 @@ _INTERRUPTED: Final = 130
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    """What the command takes."""
+    """Add the arguments of the command."""
     command.add_argument("--only", choices=_KINDS, nargs="+", default=_KINDS, help="kinds of steps (default: all)")
-    command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this")
+    command.add_argument("--step", metavar="TEXT", help="only steps whose name contains this text")
     command.add_argument("--quick", action="store_true", help="a few steps of each kind")
-    command.add_argument("--list", action="store_true", help="name the steps, and run none")
+    command.add_argument("--list", action="store_true", help="list the steps without running them")
     command.add_argument(
-        "--report", type=Path, default=Path(_REPORT), metavar="FILE.json", help=f"of the run (default {_REPORT})"
+        "--report", type=Path, default=Path(_REPORT), metavar="FILE.json", help=f"report of the run (default {_REPORT})"
     )
-    command.add_argument("--resume", action="store_true", help="go on with the run of the report")
+    command.add_argument("--resume", action="store_true", help="continue the run of the report")
     command.add_argument(
-        "--again", action="store_true", help="with --resume: also the steps that failed, crashed or took too long"
+        "--again", action="store_true", help="with --resume: also rerun the steps that failed, crashed or timed out"
     )
     command.add_argument(
-        "--timeout", type=_seconds, default=900.0, metavar="SECONDS", help="that a step may take (default 900)"
+        "--timeout", type=_seconds, default=900.0, metavar="SECONDS", help="time limit of a step (default 900)"
     )
-    command.add_argument("--on", choices=("auto", "device", "simulator"), default="auto", help="default auto")
-    command.add_argument("--target", choices=_TARGETS, help=f"generation (default: {_VARIABLE}, else trn2)")
+    command.add_argument(
+        "--on", choices=("auto", "device", "simulator"), default="auto", help="where to run (default auto)"
+    )
+    command.add_argument("--target", choices=_TARGETS, help=f"hardware generation (default: {_VARIABLE}, else trn2)")
     command.set_defaults(run=main)
 
 
 def main(options: argparse.Namespace) -> int:
-    """Run the steps; returns 0, 1 if something is not as expected, 2 if nothing can run."""
+    """Run the steps; return 0, 1 if a result is not as expected, 2 if nothing can run."""
     if options.again and not options.resume:
-        return _cannot("--again needs --resume, which says that a run goes on")
+        return _cannot("--again needs --resume, which continues a run")
     from nkilib.verify.run.place import CannotRunError, chosen_place
     from nkilib.verify.run.report import ReportError
 
@@ -74,7 +77,7 @@ def main(options: argparse.Namespace) -> int:
 
 
 def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
-    """The steps by kind.
+    """Return the chosen steps, by kind of step.
 
     Raises:
         CannotRunError: there is none.
@@ -82,28 +85,28 @@ def _chosen_steps(options: argparse.Namespace) -> dict[str, list[Step]]:
     from nkilib.verify.registry import all_steps
     from nkilib.verify.run.place import CannotRunError
 
-    found = {
+    chosen = {
         kind: [step for step in steps if options.step is None or options.step in step.name]
         for kind, steps in all_steps(options.only, options.quick).items()
     }
-    if not any(found.values()):
+    if not any(chosen.values()):
         raise CannotRunError(f"no step of {', '.join(options.only)} has {options.step!r} in its name; see --list")
-    return found
+    return chosen
 
 
 def _list(steps: dict[str, list[Step]]) -> int:
-    for kind, some in steps.items():
-        print(f"{kind}: {len(some)}")
-        for step in some:
+    for kind, steps_of_kind in steps.items():
+        print(f"{kind}: {len(steps_of_kind)}")
+        for step in steps_of_kind:
             print(f"  {step.name}: {step.what}")
     return 0
 
 
 def _opened(options: argparse.Namespace, place: Place) -> Report:
-    """The report of a new run, or of one that goes on.
+    """Return the report of a new run, or of a run that is resumed.
 
     Raises:
-        ReportError: a file is in the way, or there is none to go on with.
+        ReportError: the file of a new report exists already, or there is no report to resume.
     """
     from nkilib.verify.run.report import Report, ReportError
 
@@ -115,7 +118,7 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
             report.without_bad_ends()
         return report
     if path.exists():
-        raise ReportError(f"{path} is there already: --resume goes on with it, --report names another file")
+        raise ReportError(f"{path} exists already: --resume continues its run, --report names another file")
     report = Report(path, header)
     try:
         report.save()
@@ -125,7 +128,7 @@ def _opened(options: argparse.Namespace, place: Place) -> Report:
 
 
 def _header(options: argparse.Namespace, place: Place) -> dict[str, Any]:
-    """What a run is of."""
+    """Return the facts that identify a run: place, target, devices and versions."""
     from nkilib import __version__  # which a mixture with another nkilib may not have, and the doctor runs in one
 
     return {
@@ -149,7 +152,7 @@ def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]]
     try:
         run_steps(steps, Settings(place, _target(options), options.timeout), report, _show)
     except KeyboardInterrupt:
-        print(f"interrupted; --resume --report {report.path} goes on with the next step", file=sys.stderr)
+        print(f"interrupted; --resume --report {report.path} continues with the next step", file=sys.stderr)
         return _INTERRUPTED
     counts = ", ".join(f"{count} {status}" for status, count in report.counts().items())
     print(f"{counts}.")
@@ -160,7 +163,7 @@ def _run(options: argparse.Namespace, place: Place, steps: dict[str, list[Step]]
 
 
 def _show(name: str, entry: Entry) -> None:
-    """A step that has ended: one line, and what was found below it."""
+    """Print a step that has ended: one line, and its findings below."""
     print(f"{entry.status.value:<12} {name} ({entry.seconds:.1f} s)")
     lines = entry.text.splitlines()
     for line in lines if entry.status.is_difference else lines[:1]:
@@ -180,7 +183,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _seconds(text: str) -> float:
-    """A positive number of the command line."""
+    """Parse a positive number of the command line."""
     try:
         seconds = float(text)
     except ValueError:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of many parts of a launch, with the same bits whatever the number of cores; NKI code may call everything here.
+"""Sums over many parts of a launch, bitwise identical on one core and on two. NKI code may call everything here.
 
 A part of the work, which one core does, leaves a float32 number in each partition. Each core keeps these numbers in the
-column of the part, and zeros in the columns of the parts of others. In the end the cores swap the tiles and add them: a
-number plus zero is exact. Both then add the same numbers in the same order, 32 at a time.
+column of the part, and zeros in the columns of the other core's parts. At the end the cores exchange the tiles and add
+them, which is exact, because one summand is zero. Both then add the same numbers in the same order, 32 at a time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
-# Numbers that are added one after the other; sums of so many are added likewise, and so on.
+# How many numbers are added one after the other; their sums are added in the same way, and so on.
 LEAF = 32
 
 
 def levels(parts: int) -> int:
-    """How often sums of ``LEAF`` numbers are taken until one is left in each partition."""
+    """Return how often ``LEAF`` numbers at a time are summed until one is left in each partition."""
     count = 0
     while parts > 1:
         parts, count = div_ceil(parts, LEAF), count + 1
@@ -30,31 +30,32 @@ def levels(parts: int) -> int:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """A float32 number a partition and part.
+    """A float32 number for each partition and part.
 
     Attributes:
-        sums_sbuf: [128, columns], of the parts of this core; columns are the parts, up to a multiple of ``LEAF``.
+        sums_sbuf: the sums of the parts of this core, [128, columns]; a column is a part, and their number is a
+            multiple of ``LEAF``.
     """
 
     sums_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, parts: int) -> PartialSums:
-        """All zeros."""
+        """Allocate the sums and set them to zero."""
         columns = div_ceil(parts, LEAF) * LEAF
         sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0)
         return cls(sums_sbuf)
 
     def of_part(self, part: int, rows: int) -> nl.NkiTensor:
-        """Where the numbers of a part go, [rows, 1]."""
+        """Return the view that takes the numbers of a part, [rows, 1]."""
         return self.sums_sbuf[0:rows, part : part + 1]
 
     def total(self, pipe: int) -> nl.NkiTensor:
-        """The sum of all numbers, [1, 1]; every core has it.
+        """Return the sum of all numbers, [1, 1], on every core.
 
         Args:
-            pipe: of the exchange; sums that are taken in one launch need different ones.
+            pipe: the pipe of the exchange; several sums of one launch need different pipes.
         """
         sums_sbuf = self._of_all_cores(pipe)
         while sums_sbuf.shape[1] > 1:
@@ -68,7 +69,7 @@ class PartialSums:
         return total_sbuf
 
     def store(self, dst_hbm: nl.NkiTensor, factor: float = 1.0) -> None:
-        """Store the sum of all numbers times a factor, as one float32; the first core does it."""
+        """Store the sum of all numbers times a factor as one float32, from the first core."""
         total_sbuf = self.total(pipe=0)
         if factor != 1.0:
             nisa.tensor_scalar(dst=total_sbuf, data=total_sbuf, op0=nl.multiply, operand0=factor)
@@ -78,15 +79,15 @@ class PartialSums:
     def _of_all_cores(self, pipe: int) -> nl.NkiTensor:
         if nl.num_programs() == 1:
             return self.sums_sbuf
-        other = 1 - nl.program_id(0)
+        peer = 1 - nl.program_id(0)
         received_sbuf = nl.ndarray(self.sums_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
-        nisa.sendrecv(src=self.sums_sbuf, dst=received_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=pipe)
+        nisa.sendrecv(src=self.sums_sbuf, dst=received_sbuf, send_to_rank=peer, recv_from_rank=peer, pipe_id=pipe)
         nisa.tensor_tensor(dst=received_sbuf, data1=received_sbuf, data2=self.sums_sbuf, op=nl.add)
         return received_sbuf
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sums of ``LEAF`` neighbours, or of all where there are fewer; then zeros up to a multiple where more are left."""
+    """Sum ``LEAF`` neighbours at a time, or all if there are fewer; pad with zeros to a multiple if more are left."""
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)
     sums = div_ceil(columns, leaf)

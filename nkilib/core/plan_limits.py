@@ -63,7 +63,7 @@ class PlanLimits:
 
 
 _USUAL = PlanLimits()
-# Of the process, not of a context: the cores of a launch are threads, which would not see a context's.
+# Limits of the process, not of a context: the cores of a launch are threads, which would not see those of a context.
 _in_force = [_USUAL]
 
 

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether a Neuron device does what this library expects of it: ``python -m nkilib verify``.
+"""Checks whether a Neuron device does what this library expects of it: ``python -m nkilib verify``.
 
-Three kinds of steps: the kernels on fixed inputs (:mod:`.kernels`), probes of what documentation leaves open
-(:mod:`.probes`), and times beside the performance model (:mod:`.times`). :mod:`.run` runs them, each in a process of
-its own with a limit of time, and reports. Without a device the same steps run on the simulator.
+There are three kinds of steps: the kernels on fixed inputs (:mod:`.kernels`), probes of questions that the
+documentation leaves open (:mod:`.probes`), and times compared with the performance model (:mod:`.times`). :mod:`.run`
+runs each step in a process of its own with a time limit, and reports. Without a device the same steps run on the
+simulator.
 
-What a launch gave is an :class:`~.observation.Observation`, which is judged where the simulator runs: in the process
-that launches, the real NKI is all there is.
+The outcome of a launch is an :class:`~.observation.Observation`, which is judged where the simulator runs: the process
+that launches has only the real NKI.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""All steps, by kind."""
+"""The registry of all steps, by kind."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS: Final[dict[str, Callable[[], Sequence[Step]]]] = {
 
 
 def all_steps(kinds: Sequence[str] = tuple(KINDS), quick_only: bool = False) -> dict[str, list[Step]]:
-    """The steps by kind."""
+    """Return the steps by kind."""
     return {
         kind: [step for step in make() if step.is_quick or not quick_only]
         for kind, make in KINDS.items()
@@ -31,10 +31,10 @@ def all_steps(kinds: Sequence[str] = tuple(KINDS), quick_only: bool = False) -> 
 
 
 def step_named(name: str) -> Step:
-    """The step of a name.
+    """Return the step with a name.
 
     Raises:
-        KeyError: there is none.
+        KeyError: if there is none.
     """
     return next((step for steps in all_steps().values() for step in steps if step.name == name), None) or _unknown(name)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A step of the command: what is launched, and how what came is judged."""
+"""A step of the command: a launch, and the judgement of its outcome."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Stage(str, Enum):
     """A process of a step, in this order; the value names it on the command line of the worker."""
 
     LAUNCH = "launch"  # on the real NKI
-    MEASURE = "measure"  # beside it, once the process that launched is gone
+    MEASURE = "measure"  # with a profiler, once the process that launched is gone
     JUDGE = "judge"  # on the simulator
     SELF_CHECK = "self-check"  # launch and judge in one process on the simulator
 
@@ -31,11 +31,11 @@ ON_SIMULATOR: Final = (Stage.SELF_CHECK,)
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """Something to be found out.
+    """A step that finds something out.
 
     Attributes:
-        name: unique among all steps.
-        is_quick: whether ``--quick`` has it.
+        name: a name that is unique among all steps.
+        is_quick: whether ``--quick`` includes the step.
     """
 
     name: str
@@ -43,28 +43,28 @@ class Step(ABC):
 
     @property
     def cores(self) -> int:
-        """Of its launch."""
+        """The number of cores of its launch."""
         return 1
 
     @property
     def runs_last(self) -> bool:
-        """Whether it may leave the device in a state that nobody knows."""
+        """Whether it may leave the device in an unknown state."""
         return False
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Environment variables that its launch needs beside those of every step."""
+        """Environment variables that its launch needs in addition to those of every step."""
         return {}
 
     @property
     def stages_on_device(self) -> tuple[Stage, ...]:
-        """The processes that it takes where there is a device."""
+        """The stages that it runs if there is a device."""
         return ON_DEVICE
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """One line on what it finds out."""
+        """A line that says what it finds out."""
 
     @abstractmethod
     def observe(self, is_device: bool) -> Observation:
@@ -72,8 +72,8 @@ class Step(ABC):
 
     @abstractmethod
     def judge(self, observation: Observation, is_device: bool) -> Verdict:
-        """What the observation means; on the simulator."""
+        """Judge the observation, on the simulator."""
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """What :attr:`Stage.MEASURE` adds to an observation; nothing where the step has no such stage."""
+        """Return the observation with the additions of :attr:`Stage.MEASURE`, if the step has that stage."""
         return observation

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Classes of floating-point values, and how far two arrays are apart in units in the last place."""
+"""Classes of floating-point values, and the distance of two arrays in units in the last place."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _SMALLEST_NORMAL: Final = {"float32": 2.0**-126, "bfloat16": 2.0**-126, "float16
 
 
 def is_float(array: Array) -> bool:
-    """Whether the elements are of one of the floating-point types of the kernels."""
+    """Tell whether the elements have one of the floating-point types of the kernels."""
     return array.dtype.name in _SMALLEST_NORMAL
 
 
 def classes_of(array: Array) -> npt.NDArray[np.int8]:
-    """For each element of an array of such a type, the place of its class in ``CLASSES``."""
+    """Return, for each element of an array of such a type, the index of its class in ``CLASSES``."""
     values = array.astype(np.float32)  # exact
     size, negative = np.abs(values), np.signbit(values)
-    found = np.select(
+    classes = np.select(
         [np.isnan(values), np.isinf(values), size >= _SMALLEST_NORMAL[array.dtype.name], size > 0],
         [np.int8(0), np.int8(1) + negative, np.int8(3) + negative, np.int8(5) + negative],
         default=np.int8(7) + negative,
     )
-    return found.astype(np.int8)
+    return classes.astype(np.int8)
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class ClassDifference:
     """Elements whose class differs.
 
     Attributes:
-        count: of them.
-        rows: where they are, along the first dimension.
-        index: of the first.
-        came: its class.
+        count: the number of these elements.
+        rows: the indices of these elements along the first dimension.
+        index: the index of the first one.
+        came: the class of the first one.
         expected: the class that was expected.
     """
 
@@ -61,25 +61,25 @@ class ClassDifference:
 
 
 def class_difference(came: Array, expected: Array) -> ClassDifference | None:
-    """Where classes differ; None where they nowhere do, and of integers."""
+    """Return the elements whose classes differ; None if there are none, and for integers."""
     if not is_float(came) or not is_float(expected):
         return None
-    one, other = classes_of(came), classes_of(expected)
-    places = np.argwhere(one != other)
+    came_classes, expected_classes = classes_of(came), classes_of(expected)
+    places = np.argwhere(came_classes != expected_classes)
     if len(places) == 0:
         return None
     index = tuple(int(number) for number in places[0])
     rows = tuple(sorted({int(place[0]) for place in places}))
-    return ClassDifference(len(places), rows, index, CLASSES[one[index]], CLASSES[other[index]])
+    return ClassDifference(len(places), rows, index, CLASSES[came_classes[index]], CLASSES[expected_classes[index]])
 
 
 @dataclass(frozen=True)
 class Distance:
-    """How far an array is from the simulator's.
+    """The distance of an array from the simulator's.
 
     Attributes:
-        same_bits: share of elements with the same bits.
-        most_ulp: largest distance of finite elements in units in the last place; 0 for integers.
+        same_bits: the share of bitwise identical elements.
+        most_ulp: the largest distance of finite elements in units in the last place; 0 for integers.
     """
 
     same_bits: float
@@ -91,18 +91,20 @@ class Distance:
         return f"{self.same_bits:.1%} have the simulator's bits, the others are at most {self.most_ulp} ulp from it"
 
 
-def distance(came: Array, other: Array) -> Distance:
-    """How far two arrays of one shape and type are apart."""
+def distance(came: Array, expected: Array) -> Distance:
+    """Return the distance of two arrays of one shape and type."""
     if not is_float(came):
-        return Distance(float((came == other).mean()), 0)
+        return Distance(float((came == expected).mean()), 0)
     bits = np.dtype(f"int{8 * came.dtype.itemsize}")
-    one, two = (_in_order(np.ascontiguousarray(array).view(bits).astype(np.int64), bits) for array in (came, other))
-    finite = np.isfinite(came.astype(np.float32)) & np.isfinite(other.astype(np.float32))
-    steps = np.abs(one - two)[finite]
-    return Distance(float((one == two).mean()), int(steps.max(initial=0)))
+    first, second = (
+        _in_order(np.ascontiguousarray(array).view(bits).astype(np.int64), bits) for array in (came, expected)
+    )
+    finite = np.isfinite(came.astype(np.float32)) & np.isfinite(expected.astype(np.float32))
+    steps = np.abs(first - second)[finite]
+    return Distance(float((first == second).mean()), int(steps.max(initial=0)))
 
 
 def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
-    """Bits as integers that are ordered as the values are: neighbours differ by 1."""
+    """Return bits as integers that are ordered like the values: neighbours differ by 1."""
     lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
     return np.where(bits < 0, lowest - bits, bits)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a step ended with."""
+"""The outcome of a step."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Status(str, Enum):
-    """How a step ended; the value is what the report says."""
+    """The status of a step; the value appears in the report."""
 
     AS_EXPECTED = "as expected"
     DIFFERS = "differs"
@@ -25,12 +25,12 @@ class Status(str, Enum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether the command ends with 1 because of it."""
+        """Whether the command exits with 1 because of it."""
         return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
 
     @property
     def has_ended_badly(self) -> bool:
-        """Whether nothing was learnt, and the step may be run again on request."""
+        """Whether the step gave no information and may be run again on request."""
         return self in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.RUNNING)
 
 
@@ -39,9 +39,9 @@ class Verdict:
     """The end of a step.
 
     Attributes:
-        status: how it ended.
-        text: for people, one line or several.
-        details: numbers and names for programs; what JSON can hold.
+        status: the status of the step.
+        text: a text for people, one line or several.
+        details: numbers and names for programs, in a form that JSON can represent.
     """
 
     status: Status

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of elements, of tensors of one shape."""
+"""The elementwise losses, whose tensors have one shape."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUFFERS = (2, 3)
 
 
 class ElementwiseSizes(NamedTuple):
-    """How a launch is cut up; None: as the kernel chooses."""
+    """The tiling of a launch; None: the kernel's choice."""
 
     columns: int | None = None
     buffers: int | None = None
@@ -26,20 +26,20 @@ class ElementwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class ElementwiseKernels(SizedKernels):
-    """Of tensors of one type, and in the backward the gradient of the first one."""
+    """Elementwise losses of tensors of one type; the backward computes the gradient of the first tensor."""
 
     NAMES: ClassVar[Sequence[str]] = names_of_losses("ElementwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "buffers": "B"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
     CHOOSER: ClassVar[str] = "the kernel"
-    CONDITION: ClassVar[str] = "with --family of a loss of elements or rows: "
-    WHICH: ClassVar[str] = "with --family of a loss of elements or rows"
+    CONDITION: ClassVar[str] = "with an elementwise or row-wise loss as --family: "
+    WHICH: ClassVar[str] = "with an elementwise or row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> ElementwiseSizes:
-        """Left to the kernel."""
+        """Leave the tiling to the kernel."""
         return ElementwiseSizes()
 
     def tilings(self) -> set[ElementwiseSizes]:
-        """To try."""
+        """Return the tilings to try."""
         sizes = product(self.options.columns or _COLUMNS, self.options.buffers or _BUFFERS)
-        return {ElementwiseSizes(*each) for each in sizes}
+        return {ElementwiseSizes(*size) for size in sizes}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What commands ask of a family of kernels."""
+"""The interface of a family of kernels to the commands."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """Kernels of one kind, for the launch of a command line.
+    """A family of kernels, for the launch of a command line.
 
     Attributes:
-        NAMES: what ``--family`` calls them.
-        SIZES: how a launch is cut up: parameters of the kernel, and the letter of each in the help.
-        OPTIONS: the names of all options that are the family's own.
+        NAMES: the names of the kernels in ``--family``.
+        SIZES: the parameters of the kernel that set the tiling, and the letter of each in the help.
+        OPTIONS: the names of all options that belong to this family only.
         CHOOSER: the function that chooses the sizes.
-        CONDITION: what the help says before a size.
-        WHICH: what tells the family, where an option of it comes without that.
-        options: of the command line.
+        CONDITION: the text before a size in the help.
+        WHICH: the options that select the family, for the error about an option of this family without them.
+        options: the options of the command line.
     """
 
     NAMES: ClassVar[Sequence[str]]
@@ -44,62 +44,63 @@ class Family(ABC):
     @property
     @abstractmethod
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
 
     @property
     def takes_options(self) -> bool:
-        """Whether ``--arg`` gives some."""
+        """Whether the kernel has options for ``--arg``."""
         return True
 
     @property
     def refusal(self) -> str | None:
-        """Why such a launch is none."""
+        """The reason why there is no such launch; None if there is one."""
         if self.direction == "forward_backward":
-            return "argument --direction: forward_backward is of linear cross-entropy: add --features"
+            return "argument --direction: forward_backward is for linear cross-entropy only: add --features"
         return self._no_mixture
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
-        """The tiling that the chooser says, a named tuple; ``arguments`` are options of the kernel."""
+        """Return the default tiling, a named tuple; ``arguments`` are options of the kernel."""
 
     @abstractmethod
     def tilings(self) -> Iterable[Any]:
-        """To try; none if there is nothing to choose."""
+        """Return the tilings to try; none if there is nothing to choose."""
 
     @abstractmethod
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch; ``arguments`` are options of the kernel."""
+        """Profile a launch; ``arguments`` are options of the kernel."""
 
     @property
     def _no_mixture(self) -> str | None:
-        """Why a launch in that direction is none."""
+        """The reason why there is no launch in the direction ``mixture``; None for another direction."""
         if self.direction == "mixture":
             return (
-                "argument --direction: mixture is of distillation from hidden states: add --family linear_distillation"
+                "argument --direction: mixture is for distillation from hidden states only: "
+                "add --family linear_distillation"
             )
         return None
 
     @property
     def direction(self) -> str:
-        """Of the launch."""
+        """The direction of the launch."""
         return self.options.direction or "forward"
 
     @property
     def dtype(self) -> str:
-        """Of the large tensors."""
+        """The type of the large tensors."""
         return self.options.dtype or DTYPES[0]
 
     @property
     def target(self) -> str:
-        """The generation."""
+        """The hardware generation."""
         return self.options.target or "trn2"
 
     @property
     def is_backward(self) -> bool:
-        """The direction."""
+        """Whether the direction is backward."""
         return self.direction == "backward"
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of the large tensors."""
+        """The shape of the large tensors."""
         return self.options.positions, self.options.vocab

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy, of hidden states and output weights."""
+"""Linear cross-entropy, from hidden states and output weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CLASS_BLOCKS = {"forward": (256, 384, 512), "backward": (384, 512, 768, 1024, 1
 
 @dataclass(frozen=True)
 class LinearKernels(Family):
-    """Cross-entropy of hidden states and output weights."""
+    """Cross-entropy from hidden states and output weights."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {"position_block": "P", "class_block": "C"}
@@ -34,32 +34,32 @@ class LinearKernels(Family):
 
     @property
     def refusal(self) -> str | None:
-        """Why such a launch is none."""
+        """The reason why there is no such launch; None if there is one."""
         if not self.options.features:
             return "argument --features: is required for linear_cross_entropy"
         return self._no_mixture
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"linear_cross_entropy_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout)
 
     def tilings(self) -> set[LinearTiling]:
-        """To try."""
+        """Return the tilings to try."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = _CLASS_BLOCKS.get(self.direction, _CLASS_BLOCKS["backward"])
         sizes = product(self.options.position_block or _POSITION_BLOCKS, self.options.class_block or classes)
-        return {LinearTiling(*each) for each in sizes}
+        return {LinearTiling(*size) for size in sizes}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch, which has no loop whose trips could be asked for."""
+        """Profile a launch. It has no loop that ``--trips`` could name."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_launch
 
@@ -80,7 +80,7 @@ class LinearKernels(Family):
 
 @dataclass(frozen=True)
 class TokenScoreKernels(LinearKernels):
-    """Log-probabilities of several target ids a position, of hidden states."""
+    """Log-probabilities of several target ids per position, from hidden states."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_token_scores",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "ids")
@@ -88,33 +88,33 @@ class TokenScoreKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """Why such a launch is none."""
+        """The reason why there is no such launch; None if there is one."""
         if self.direction == "forward_backward":
-            return "argument --direction: forward_backward is of linear cross-entropy: leave out --family"
+            return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         if not self.options.features:
             return "argument --features: is required for linear_token_scores"
         return self._no_mixture
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"linear_token_scores_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss import choose_linear_tiling
 
         return choose_linear_tiling(*self._launch, target=self.target, weight_layout=self._layout, ids=self._ids)
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch, which has no loop whose trips could be asked for."""
+        """Profile a launch. It has no loop that ``--trips`` could name."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_token_scores_launch
 
         positions, features, classes, dtype, direction = self._launch
-        given = {"target": self.target, "cores": cores, "weight_layout": self._layout, **arguments}
+        keywords = {"target": self.target, "cores": cores, "weight_layout": self._layout, **arguments}
         return profile_token_scores_launch(
-            positions, features, classes, self._ids, dtype, direction, LinearTiling(*tiling), **given
+            positions, features, classes, self._ids, dtype, direction, LinearTiling(*tiling), **keywords
         )
 
     @property

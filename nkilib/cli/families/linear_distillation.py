@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Distillation from hidden states: the divergence of a student from a teacher, from the operands of both."""
+"""Distillation from hidden states: the divergence of a student from a teacher, from the operands of both models."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _POSITION_BLOCKS = (256, 512, 1024, 2048)
 _CLASS_BLOCKS = {"forward": (256, 384, 512), "mixture": (256, 384, 512), "backward": (256, 384, 512, 768, 1024)}
-# Options that the choice of a tiling depends on by themselves; any other is one of the extended ones.
+# Options that the chooser of a tiling takes; any other option makes the launch an extended one.
 _OF_CHOICE = ("beta", "memory_limit")
 
 
 @dataclass(frozen=True)
 class LinearDistillationKernels(LinearKernels):
-    """Divergences from hidden states and output weights of both models; W of both has one layout."""
+    """Divergences from hidden states and output weights of both models, whose weights have the same layout."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("linear_distillation",)
     OPTIONS: ClassVar[tuple[str, ...]] = (*LinearKernels.OPTIONS, "teacher_features")
@@ -33,9 +33,9 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def refusal(self) -> str | None:
-        """Why such a launch is none."""
+        """The reason why there is no such launch; None if there is one."""
         if self.direction == "forward_backward":
-            return "argument --direction: forward_backward is of linear cross-entropy: leave out --family"
+            return "argument --direction: forward_backward is for linear cross-entropy only: leave out --family"
         for name in ("features", "teacher_features"):
             if not getattr(self.options, name):
                 return f"argument --{name.replace('_', '-')}: is required for linear_distillation"
@@ -43,38 +43,38 @@ class LinearDistillationKernels(LinearKernels):
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"linear_distillation_{self.direction}"
 
     def chosen(self, **arguments: Any) -> LinearTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss import choose_linear_distillation_tiling
 
-        given = {name: arguments[name] for name in _OF_CHOICE if name in arguments}
+        keywords = {name: arguments[name] for name in _OF_CHOICE if name in arguments}
         return choose_linear_distillation_tiling(
             *self._sizes,
             target=self.target,
             student_weight_layout=self._layout,
             teacher_weight_layout=self._layout,
             extended=bool(arguments.keys() - set(_OF_CHOICE)),
-            **given,
+            **keywords,
         )
 
     def tilings(self) -> set[LinearTiling]:
-        """To try."""
+        """Return the tilings to try."""
         from nkilib.experimental.loss import LinearTiling
 
         classes = self.options.class_block or _CLASS_BLOCKS[self.direction]
-        return {LinearTiling(*each) for each in product(self.options.position_block or _POSITION_BLOCKS, classes)}
+        return {LinearTiling(*size) for size in product(self.options.position_block or _POSITION_BLOCKS, classes)}
 
     def profile(self, tiling: LinearTiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch, which has no loop whose trips could be asked for."""
+        """Profile a launch. It has no loop that ``--trips`` could name."""
         from nkilib.experimental.loss import LinearTiling
         from nkilib.experimental.loss.profiling import profile_linear_distillation_launch
 
         layouts = {f"{name}_weight_layout": self._layout for name in ("student", "teacher")}
-        given = {"target": self.target, "cores": cores, **layouts, **arguments}
-        return profile_linear_distillation_launch(*self._sizes, LinearTiling(*tiling), **given)
+        keywords = {"target": self.target, "cores": cores, **layouts, **arguments}
+        return profile_linear_distillation_launch(*self._sizes, LinearTiling(*tiling), **keywords)
 
     @property
     def _sizes(self) -> tuple[int, int, int, int, str, str]:

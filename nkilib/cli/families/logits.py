@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy of logits, plain and extended."""
+"""Cross-entropy from logits, plain and extended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_EQUAL_CHUNKS = 16
 
 @dataclass(frozen=True)
 class LogitsKernels(Family):
-    """Cross-entropy of logits."""
+    """Cross-entropy from logits."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("cross_entropy",)
     SIZES: ClassVar[dict[str, str]] = {"positions_per_batch": "P", "chunk_size": "C"}
@@ -32,31 +32,31 @@ class LogitsKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"{'extended_' if self.options.extended else ''}cross_entropy_{self.direction}"
 
     @property
     def takes_options(self) -> bool:
-        """Whether ``--arg`` gives some."""
+        """Whether the kernel has options for ``--arg``."""
         return bool(self.options.extended)
 
     def chosen(self, **arguments: Any) -> Tiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss import choose_tiling
 
         return choose_tiling(*self._launch, self.target, extended=self.options.extended)
 
     def tilings(self) -> set[Tiling]:
-        """To try."""
+        """Return the tilings to try."""
         from nkilib.core.tiling import div_ceil
         from nkilib.experimental.loss import Tiling
 
         equal = {div_ceil(self.options.vocab, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
         sizes = product(self.options.positions_per_batch or [128], self.options.chunk_size or equal)
-        return {Tiling(*each) for each in sizes}
+        return {Tiling(*size) for size in sizes}
 
     def profile(self, tiling: Tiling, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch."""
+        """Profile a launch; ``arguments`` are options of the kernel."""
         from nkilib.experimental.loss import Tiling
         from nkilib.experimental.loss.profiling import profile_launch
 

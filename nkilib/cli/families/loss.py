@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the families of losses share: a launch made from the kernel's own arguments."""
+"""The base of the families of losses: a launch made from the kernel's own arguments."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 class TensorSize(NamedTuple):
-    """Of a tensor of a launch: its shape, and the name of its type."""
+    """The shape of a tensor of a launch, and the name of its type."""
 
     shape: tuple[int, ...]
     dtype: str
 
 
 class NoSizes(NamedTuple):
-    """Of a kernel that is cut up in one way."""
+    """The empty tiling of a kernel that has nothing to choose."""
 
 
 SCALAR = TensorSize((1,), "float32")
@@ -34,10 +34,10 @@ SCALAR = TensorSize((1,), "float32")
 
 @dataclass(frozen=True)
 class LossKernels(Family):
-    """Forward and backward of a mean; sizes that are None are the kernel's choice. By itself it has none.
+    """Forward and backward of a mean. Sizes that are None are the kernel's choice; this base class has no sizes.
 
     Attributes:
-        ALWAYS: optional tensors of the kernel that a launch has.
+        ALWAYS: the optional tensors of the kernel that a launch has.
     """
 
     SIZES: ClassVar[dict[str, str]] = {}
@@ -48,65 +48,65 @@ class LossKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> Any:
-        """Nothing is chosen."""
+        """Return the empty tiling, because there is nothing to choose."""
         return NoSizes()
 
     def tilings(self) -> Iterable[Any]:
-        """None."""
+        """Return no tilings, because there is nothing to choose."""
         return ()
 
     @property
     def matrix(self) -> TensorSize:
-        """A large tensor."""
+        """The size of a large tensor."""
         return TensorSize(self.shape, self.dtype)
 
     @abstractmethod
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """Of the tensor of this name, but for the upstream gradient; ``arguments`` are options of the kernel."""
+        """Return the size of a tensor other than the upstream gradient; ``arguments`` are options of the kernel."""
 
     def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """The same, and of the upstream gradient, which is that of a mean."""
+        """Return the size of any tensor, the upstream gradient of a mean included."""
         return SCALAR if tensor == "grad_loss" else self.size_of(tensor, arguments)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch without optional tensors, but for those that the arguments give."""
+        """Profile a launch without optional tensors, except those in ``ALWAYS`` and ``arguments``."""
         from nkilib.experimental import loss
         from nkilib.simulator import profile, spec, using
 
         kernel = getattr(loss, self.kernel)
-        given: dict[str, Any] = {}
+        tensors: dict[str, Any] = {}
         for name, parameter in inspect.signature(kernel).parameters.items():
             if not name.endswith("_hbm"):
                 continue
             tensor, is_optional = name.removesuffix("_hbm"), str(parameter.annotation).endswith("| None")
             if is_optional and tensor not in self.ALWAYS:
-                given[name] = None
+                tensors[name] = None
             else:
-                given[name] = spec(*self.launch_size(tensor, arguments))
+                tensors[name] = spec(*self.launch_size(tensor, arguments))
         with using(target=self.target):
-            return profile(kernel[cores], trips=trips, **{**given, **tiling._asdict(), **arguments})
+            return profile(kernel[cores], trips=trips, **{**tensors, **tiling._asdict(), **arguments})
 
 
 class SizedKernels(LossKernels):
-    """Of losses whose rows in the registry say what their tensors are."""
+    """Losses whose registry entries give the sizes of their tensors."""
 
     @property
     def row(self) -> Any:
-        """What says the sizes of its tensors."""
+        """The registry entry of the loss, which gives the sizes of its tensors."""
         from nkilib.experimental.loss.registry import LOSSES
 
-        (found,) = (each for each in LOSSES if each.name == self.options.family)
-        return found
+        (row,) = (loss for loss in LOSSES if loss.name == self.options.family)
+        return row
 
     def launch_size(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """As the row says, the upstream gradient too."""
+        """Return the size in the registry entry, which has the upstream gradient too."""
         return self.size_of(tensor, arguments)
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """As the row says."""
+        """Return the size in the registry entry."""
         size = self.row.size_of(tensor, self.shape, arguments)
         return TensorSize(size.shape, size.dtype or self.dtype)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Names of losses, read off the registry when a command needs them.
+"""Names of losses, read from the registry when a command needs them.
 
 The parser of every command is made in each process, also where the kernels cannot be imported: the doctor runs in a
 mixture with another nkilib.
@@ -19,7 +19,7 @@ class LaterNames(Sequence[str]):
     """Names that are made when they are first looked at.
 
     Attributes:
-        make: makes them.
+        make: the function that makes the names.
     """
 
     make: Callable[[], tuple[str, ...]]
@@ -38,7 +38,7 @@ class LaterNames(Sequence[str]):
 
 
 def names_of_losses(row: str) -> LaterNames:
-    """Of the losses whose rows are of the class of this name."""
+    """Return the names of the losses whose registry entries are of the class named ``row``."""
 
     def make() -> tuple[str, ...]:
         from nkilib.experimental.loss.registry import LOSSES

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses with loops of their own, each with a row that says what its tensors are: the element at a target, margins
-between classes, connectionist temporal classification, and distillation from logits.
+"""The losses with loops of their own.
+
+Each has a registry entry with the sizes of its tensors: the element at a target, margins between classes, connectionist
+temporal classification, and distillation from logits.
 """
 
 from __future__ import annotations
@@ -26,24 +28,24 @@ _CHUNKS = (512, 1024, 2048, 3072, 4096)
 
 @dataclass(frozen=True)
 class InChunks(SizedKernels):
-    """Of a loss whose rows are worked on in chunks."""
+    """A loss whose rows are processed in chunks."""
 
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
 
     @abstractmethod
     def chosen(self, **arguments: Any) -> Any:
-        """The default."""
+        """Return the default tiling."""
 
     def tilings(self) -> set[Any]:
-        """To try."""
+        """Return the tilings to try."""
         chosen = self.chosen()
-        return {chosen._replace(chunk_size=each) for each in self.options.chunk_size or _CHUNKS}
+        return {chosen._replace(chunk_size=size) for size in self.options.chunk_size or _CHUNKS}
 
 
 @dataclass(frozen=True)
 class MultiMarginKernels(InChunks):
-    """A target a row."""
+    """A margin loss with one target per row."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("multi_margin_loss",)
     CHOOSER: ClassVar[str] = "choose_multi_margin_tiling"
@@ -51,7 +53,7 @@ class MultiMarginKernels(InChunks):
     WHICH: ClassVar[str] = "with --family multi_margin_loss"
 
     def chosen(self, **arguments: Any) -> MultiMarginTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss.multi_margin.host.tiling import choose_multi_margin_tiling
 
         return choose_multi_margin_tiling(self.options.vocab)
@@ -59,21 +61,21 @@ class MultiMarginKernels(InChunks):
 
 @dataclass(frozen=True)
 class MultilabelMarginKernels(SizedKernels):
-    """As many targets a row as classes at most."""
+    """A margin loss with at most as many targets per row as there are classes."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("multilabel_margin_loss",)
     WHICH: ClassVar[str] = "with --family multilabel_margin_loss"
 
 
 class Form(NamedTuple):
-    """How the input is read, or the gradient written: streamed, or gathered and scattered at the targets."""
+    """The way to read the input or write the gradient: streamed, or gathered and scattered at the targets."""
 
     streamed: bool
 
 
 @dataclass(frozen=True)
 class NllLossKernels(SizedKernels):
-    """Negative log-likelihood of log-probabilities."""
+    """Negative log-likelihood from log-probabilities."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("nll_loss",)
     CHOOSER: ClassVar[str] = "the default"
@@ -81,7 +83,7 @@ class NllLossKernels(SizedKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("total_weight",)
 
     def chosen(self, **arguments: Any) -> Form:
-        """The form that is asked for, or the one that the kernels take by themselves."""
+        """Return the requested form, or the kernels' default form."""
         from nkilib.experimental.loss.nll.class_tiles import is_streamed
         from nkilib.experimental.loss.skeletons.indexed.positions import Shape
         from nkilib.nki import nl
@@ -93,17 +95,17 @@ class NllLossKernels(SizedKernels):
         return Form(default if asked is None else asked)
 
     def tilings(self) -> Iterable[Form]:
-        """Both forms; many classes are not streamed."""
+        """Return both forms. The kernel does not accept the streamed form for many classes."""
         return Form(False), Form(True)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch in the form of ``tiling``, which has no loop whose trips could be asked for."""
+        """Profile a launch in the form of ``tiling``. It has no loop that ``--trips`` could name."""
         return super().profile(tiling, cores, **{**arguments, **tiling._asdict()})
 
 
 @dataclass(frozen=True)
 class CtcKernels(SizedKernels):
-    """Of a batch of sequences, which have as many steps as there are positions."""
+    """Connectionist temporal classification of a batch of sequences; ``--positions`` is the number of steps."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("ctc_loss",)
     OPTIONS: ClassVar[tuple[str, ...]] = ("sequences", "labels")
@@ -111,7 +113,7 @@ class CtcKernels(SizedKernels):
     ALWAYS: ClassVar[tuple[str, ...]] = ("targets",)
 
     def size_of(self, tensor: str, arguments: dict[str, Any]) -> TensorSize:
-        """As the row says, of log-probabilities [T, N, C]."""
+        """Return the size in the registry entry, for log-probabilities [T, N, C]."""
         steps, classes = self.shape
         log_probs = (steps, int(self.options.sequences or SEQUENCES), classes)
         size = self.row.size_of(tensor, log_probs, {"labels": int(self.options.labels or LABELS)})
@@ -120,7 +122,7 @@ class CtcKernels(SizedKernels):
 
 @dataclass(frozen=True)
 class DistillationKernels(InChunks):
-    """The divergence of a student's distribution from a teacher's, from the logits of both, of one type."""
+    """The divergence of a student's distribution from a teacher's, from the logits of both, which have one type."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("distillation",)
     CHOOSER: ClassVar[str] = "choose_distillation_tiling"
@@ -129,13 +131,13 @@ class DistillationKernels(InChunks):
 
     @property
     def row(self) -> Any:
-        """It is no loss of PyTorch's, and not in the registry."""
+        """The module with the sizes of the tensors. Distillation is not a loss of PyTorch, and not in the registry."""
         from nkilib.experimental.loss.distillation.host import sizes
 
         return sizes
 
     def chosen(self, **arguments: Any) -> DistillationTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.loss.distillation.host.tiling import choose_distillation_tiling
 
         of_pair = 2 * (4 if self.dtype == "float32" else 2)
@@ -143,5 +145,5 @@ class DistillationKernels(InChunks):
         return choose_distillation_tiling(self.options.vocab, of_pair, is_mixed, self.is_backward)
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch; ``trips`` are those of the forward's loop over positions that are computed anew."""
+        """Profile a launch; ``trips`` are the iterations of the forward's loop over recomputed positions."""
         return super().profile(tiling, cores, None if self.is_backward else trips, **arguments)

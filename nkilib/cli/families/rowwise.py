@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of rows: triplets, cosines, and several labels of a row."""
+"""The row-wise losses: triplets, cosines, and several labels per row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BUFFERS = (2, 3)
 
 
 class RowwiseSizes(NamedTuple):
-    """How a launch is cut up; None: as the kernel chooses."""
+    """The tiling of a launch; None: the kernel's choice."""
 
     columns: int | None = None
     each: int | None = None
@@ -27,21 +27,21 @@ class RowwiseSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class RowwiseKernels(SizedKernels):
-    """Of rows of one type, and in the backward the gradients that are computed unless asked otherwise."""
+    """Row-wise losses whose rows have one type; the backward computes the gradients that are computed by default."""
 
     NAMES: ClassVar[Sequence[str]] = names_of_losses("RowwiseLoss")
     SIZES: ClassVar[dict[str, str]] = {"columns": "C", "each": "R", "buffers": "B"}
     OPTIONS: ClassVar[tuple[str, ...]] = tuple(SIZES)
     CHOOSER: ClassVar[str] = "the kernel"
-    CONDITION: ClassVar[str] = "with --family of a loss of rows: "
-    WHICH: ClassVar[str] = "with --family of a loss of rows"
+    CONDITION: ClassVar[str] = "with a row-wise loss as --family: "
+    WHICH: ClassVar[str] = "with a row-wise loss as --family"
 
     def chosen(self, **arguments: Any) -> RowwiseSizes:
-        """Left to the kernel."""
+        """Leave the tiling to the kernel."""
         return RowwiseSizes()
 
     def tilings(self) -> set[RowwiseSizes]:
-        """To try: chunks of a row, or as many rows at a time as asked."""
-        columns = self.options.columns or [each for each in _COLUMNS if each <= self.options.vocab]
+        """Return the tilings to try: chunks of a row, or as many rows at a time as requested."""
+        columns = self.options.columns or [size for size in _COLUMNS if size <= self.options.vocab]
         sizes = product(columns or [None], self.options.each or [None], self.options.buffers or _BUFFERS)
-        return {RowwiseSizes(*each) for each in sizes}
+        return {RowwiseSizes(*size) for size in sizes}

@@ -21,7 +21,7 @@ _MOST_EQUAL_CHUNKS = 8
 
 @dataclass(frozen=True)
 class SoftmaxKernels(Family):
-    """Softmax and log-softmax."""
+    """Softmax and log-softmax of a matrix."""
 
     NAMES: ClassVar[tuple[str, ...]] = ("softmax", "log_softmax")
     SIZES: ClassVar[dict[str, str]] = {"chunk_size": "C"}
@@ -32,11 +32,11 @@ class SoftmaxKernels(Family):
 
     @property
     def kernel(self) -> str:
-        """Its name."""
+        """The name of the kernel."""
         return f"{self.options.family}_{self.direction}"
 
     def chosen(self, **arguments: Any) -> SoftmaxTiling:
-        """The default."""
+        """Return the default tiling."""
         from nkilib.experimental.softmax import choose_softmax_tiling
         from nkilib.experimental.softmax.kind import Kind
 
@@ -44,22 +44,22 @@ class SoftmaxKernels(Family):
         return choose_softmax_tiling(self.shape, self._axis, self.dtype, self.direction, kind=kind)
 
     def tilings(self) -> set[SoftmaxTiling]:
-        """To try."""
+        """Return the tilings to try."""
         from nkilib.core.tiling import div_ceil
         from nkilib.experimental.softmax import SoftmaxTiling
 
         size = self.shape[self._axis]
         equal = {div_ceil(size, chunks) for chunks in range(1, _MOST_EQUAL_CHUNKS + 1)}
-        return {SoftmaxTiling(each) for each in self.options.chunk_size or equal}
+        return {SoftmaxTiling(chunk_size) for chunk_size in self.options.chunk_size or equal}
 
     def profile(self, tiling: Any, cores: int, trips: AskedTrips | None = None, **arguments: Any) -> Profile:
-        """Of a launch, which has no loop whose trips could be asked for."""
+        """Profile a launch. It has no loop that ``--trips`` could name."""
         from nkilib.experimental.softmax.host.profiling import profile_softmax_launch
         from nkilib.experimental.softmax.kind import Kind
 
-        kind, given = Kind(self.options.family), {**tiling._asdict(), **arguments}
+        kind, keywords = Kind(self.options.family), {**tiling._asdict(), **arguments}
         return profile_softmax_launch(
-            self.shape, self._axis, self.dtype, kind, self.direction, target=self.target, cores=cores, **given
+            self.shape, self._axis, self.dtype, kind, self.direction, target=self.target, cores=cores, **keywords
         )
 
     @property

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What losses should give in float64, and how far float32 arithmetic may be off: numpy only.
+"""The float64 reference of a loss, and the accepted error of float32 arithmetic. Needs numpy only.
 
 u = 2^-23; rounding to float32 once costs u / 2 of the number. Errors are of first order in u.
 """
@@ -24,31 +24,31 @@ Tensors = Mapping[str, Float64Array]
 
 
 def reduction_factor(shape: tuple[int, ...], reduction: str) -> float:
-    """What the sum of the losses is multiplied by; 1 for ``"none"``."""
+    """Return the factor that the sum of the losses is multiplied by; 1 for ``"none"``."""
     divisors = {"none": 1, "sum": 1, "mean": int(np.prod(shape)), "batchmean": shape[0] if shape else 1}
     return 1.0 / divisors[reduction]
 
 
-# Of a product with a weight, which rounds once more.
+# Units of a product with a weight, which rounds once more.
 WEIGHT_UNITS: Final = 0.5
 
 
 class Exact(NamedTuple):
-    """The truth, and the largest accepted error of each number of it."""
+    """The reference values, and the largest accepted error of each."""
 
     value: Float64Array
     error: Float64Array
 
 
 class Derived(NamedTuple):
-    """Losses, and what float32 arithmetic may add to them, in parts.
+    """Reference losses, and the error that float32 arithmetic may add to them, in parts.
 
     Attributes:
         value: the losses.
-        largest: of each the largest one of itself and of its terms, in magnitude.
+        largest: for each loss, the largest magnitude among the loss itself and its terms.
         own: the error with every activation function rounded correctly, in proportion to ``largest``.
-        functions: by activation function, what each u adds that it is further off.
-        beside: further error, which is not in proportion to ``largest``.
+        functions: by activation function, the error for each u that the function is off beyond correct rounding.
+        beside: the further error, which is not in proportion to ``largest``.
     """
 
     value: Float64Array
@@ -66,32 +66,32 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Of errors in u, and of the terms of the losses; none: a loss itself is the largest."""
+        """Make an instance from errors in u and the terms of the losses; without terms, ``largest`` is the loss."""
         largest = np.abs(value)
-        for each in terms:
-            largest = np.maximum(largest, np.abs(each))
+        for term in terms:
+            largest = np.maximum(largest, np.abs(term))
         further = {name: UNIT * np.abs(units) for name, units in (functions or {}).items()}
         return cls(value, largest, UNIT * own, further, UNIT * beside)
 
     def exact(self, functions: FunctionErrors = SIMULATED) -> Exact:
-        """With activation functions that are so far off."""
+        """Return the reference with the accepted error, for activation functions with the given errors."""
         error = self.own + self.beside
-        for name, each in self.functions.items():
-            error = error + functions.further(name) * each
+        for name, per_unit in self.functions.items():
+            error = error + functions.further(name) * per_unit
         return Exact(self.value, error)
 
     def times(self, factor: Float64Array) -> Derived:
-        """Multiplied, which rounds once more."""
+        """Return the losses multiplied by a factor. The product rounds once more, which adds to ``own``."""
         value, size = self.value * factor, np.abs(factor)
-        functions = {name: each * size for name, each in self.functions.items()}
+        functions = {name: per_unit * size for name, per_unit in self.functions.items()}
         own = self.own * size + WEIGHT_UNITS * UNIT * np.abs(value)
         return Derived(value, self.largest * size, own, functions, self.beside * size)
 
 
 def within_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Infinite where the type has no number for it, as rounding gives it; else as it is."""
+    """Replace numbers that ``dtype`` cannot hold by an infinity, as rounding does; leave the others as they are."""
     return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)
 
 
 def as_float64(tensors: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float64Array]:
-    return {name: each.astype(np.float64) for name, each in tensors.items()}
+    return {name: tensor.astype(np.float64) for name, tensor in tensors.items()}

@@ -3,7 +3,8 @@
 
 """Keywords that public functions share by ``**options: Unpack[...]`` (PEP 692) instead of repeating them.
 
-Type checkers know them from the TypedDict, people from the signature that is shown, and a call from what is refused.
+Type checkers know the keywords from the TypedDict, readers from the signature that ``help`` shows; a call with an
+unknown keyword raises a TypeError.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Function]:
-    """Decorate a function with ``**keywords`` so that ``inspect.signature`` and ``help`` name what they may be.
+    """Decorate a function with ``**keywords`` so that ``inspect.signature`` and ``help`` list the keywords.
 
     Args:
         shared: the TypedDict of the keywords.
@@ -43,31 +44,37 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
     return decorate
 
 
-def numbers(caller: object, function: Callable[..., Any], group: type[Group], given: Mapping[str, Any]) -> Group:
-    """Options from the keywords of a public function, Python's or numpy's numbers.
+def numbers(caller: object, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
+    """Make the options of a public function from its keywords, which may be numbers of Python or numpy.
 
     Args:
-        caller: who is named in errors.
-        function: whose keywords they are.
-        group: the dataclass.
-        given: by name; the others have their default.
+        caller: the name that errors begin with.
+        function: the function that the keywords were passed to.
+        group: the dataclass of the options.
+        keywords: the keywords by name; missing ones get their default.
 
     Raises:
-        TypeError: no such option, or another type.
+        TypeError: an unknown option, or a value of another type.
         ValueError: an integer of more than 64 bits.
     """
     options = options_of(group)
-    refuse_unknown(function, given, [each.name for each in options])
-    return group(**{each.name: each.as_python(caller, given[each.name]) for each in options if each.name in given})
+    refuse_unknown(function, keywords, [option.name for option in options])
+    return group(
+        **{
+            option.name: option.as_python(caller, keywords[option.name])
+            for option in options
+            if option.name in keywords
+        }
+    )
 
 
-def refuse_unknown(function: Callable[..., Any], given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse a keyword that is not there, as Python does where keywords are not shared.
+def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str]) -> None:
+    """Check that a function has all keywords of a call, as Python does where keywords are not shared.
 
     Raises:
-        TypeError: with the function, the keyword and those that there are.
+        TypeError: an unknown keyword; the message names the function, the keyword and the known ones.
     """
-    for name in given:
+    for name in keywords:
         if name not in known:
             there_are = ", ".join(inspect.signature(function).parameters)
             raise TypeError(f"{function.__name__}: there is no argument {name!r}; the arguments are {there_are}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels that are launched on their own, with what is stated of them."""
+"""Kernels that are launched on their own, with their guarantees and their work."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ HostArray: TypeAlias = Any
 :class:`~nkilib.simulator.Spec` for specs. Type checkers cannot derive it from the arguments and take it for `Any`."""
 
 
-# By the function: whoever asks for a kernel gets the same one.
+# The kernels by function: every caller gets the same kernel.
 _MADE: Final[dict[Callable[..., Any], Any]] = {}
 
 
 class Launchable(Protocol[Parameters, Results_co]):
     """A kernel as a type checker sees it: the arguments of its function, and its results as the host gets them.
 
-    ``kernel[2](...)`` runs on a logical NeuronCore of two cores, ``kernel(...)`` on the cores that
-    ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one. At run time it is what ``nki.jit`` returns.
+    ``kernel[2](...)`` runs on a logical NeuronCore of two cores. ``kernel(...)`` runs on as many cores as
+    ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one. At run time a kernel is the object that ``nki.jit`` returns.
     """
 
     __name__: str
@@ -41,7 +41,7 @@ class Launchable(Protocol[Parameters, Results_co]):
         """Launch the kernel; inside another kernel of the simulator, call it."""
 
     def __getitem__(self, grid: int | tuple[int]) -> Launchable[Parameters, Results_co]:
-        """The same kernel on so many cores of a logical NeuronCore."""
+        """Return the same kernel for a launch on ``grid`` cores of a logical NeuronCore."""
 
 
 @overload
@@ -75,16 +75,18 @@ def launchable(
 def launchable(
     function: Callable[..., Any], guarantee: Guarantee, work: StatesWork, trips: StatesTrips | None = None
 ) -> Any:
-    """What ``nki.jit`` makes of a function of NKI code.
+    """Make a kernel of a function of NKI code with ``nki.jit``.
 
-    To type checkers it has the arguments of the function, and its results as :data:`HostArray`: one, a pair, a tuple of
-    as many as the options ask for, or, where a function gives one result or a tuple, what the caller takes it for.
+    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair, a
+    tuple of as many as the options ask for, or, where a function returns one result or a tuple, whichever the caller
+    takes it for.
 
     Args:
         function: the kernel.
-        guarantee: what it promises.
-        work: what it works on, by its arguments.
-        trips: how often its loops run at most, by its arguments, where the data say it.
+        guarantee: the promises of the kernel.
+        work: a function that gives the work of a launch from its arguments.
+        trips: a function that gives the largest number of iterations of each loop whose iteration count depends on the
+            data, from the arguments of a launch.
     """
     stated = states_guarantee(guarantee)(states_work(work)(function))
     kernel = _MADE[function] = nki.jit(stated if trips is None else states_trips(trips)(stated))
@@ -106,10 +108,10 @@ def launched(
     function: Callable[Parameters, nl.NkiTensor | tuple[nl.NkiTensor, ...]],
 ) -> Launchable[Parameters, HostArray]: ...
 def launched(function: Callable[..., Any]) -> Any:
-    """The kernel that :func:`launchable` made of a function, with the same types.
+    """Return the kernel that :func:`launchable` made of a function, with the same types.
 
     Raises:
-        LookupError: it made none.
+        LookupError: :func:`launchable` made no kernel of the function.
     """
     kernel = _MADE.get(function)
     if kernel is None:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a loss of the library is, stated as data: its kernels, its functions of PyTorch, its formula, its tests.
+"""A loss of the library, stated as data: its kernels, its PyTorch functions, its formula, its tests.
 
-The registry of all losses (:mod:`nkilib.experimental.loss.registry`) is made of these rows. Pages, commands, checks and
-benchmarks follow from them, and a test holds that nothing in a row is missing.
+The registry of all losses (:mod:`nkilib.experimental.loss.registry`) consists of these entries. Pages, commands, checks
+and benchmarks follow from them, and a test checks that every entry is complete.
 """
 
 from __future__ import annotations
@@ -25,37 +25,39 @@ class ModelledLaunch:
     """A launch whose modelled time a page shows.
 
     Attributes:
-        label: what is launched, as ``"forward, mean"``.
-        forward: of the forward kernel; else of the backward one.
-        arguments: from the name of a type, as ``"bfloat16"``, the arguments of the kernel: specifications of tensors
-            (:func:`nkilib.simulator.spec`) and options, by name.
-        bound: time over the bound that the kernel is held to, by the name of the type.
-        held_to: the engines that set this bound, as profiles name them; None: those that set the largest.
+        label: the name of the launch, such as ``"forward, mean"``.
+        forward: True for the forward kernel, False for the backward kernel.
+        arguments: a function from the name of a type, such as ``"bfloat16"``, to the arguments of the kernel by name:
+            specifications of tensors (:func:`nkilib.simulator.spec`) and options.
+        bound: the largest accepted ratio of the modelled time to its lower bound, by the name of the type.
+        bounded_by: the engines whose time is this lower bound, as profiles name them; None: the engines with the
+            largest bound.
     """
 
     label: str
     forward: bool
     arguments: Callable[[str], dict[str, Any]]
     bound: dict[str, float]
-    held_to: str | None = "dma"
+    bounded_by: str | None = "dma"
 
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss.
+    """The registry entry of a loss.
 
     Attributes:
-        name: of the function, as in ``torch.nn.functional``; kernels are ``<name>_forward`` and ``<name>_backward``.
-        module: the class of ``torch.nn``, and ours.
+        name: the name of the function, as in ``torch.nn.functional``; the kernels are ``<name>_forward`` and
+            ``<name>_backward``.
+        module: the class name in ``torch.nn`` and in this library.
         forward, backward: the kernels, as ``nki.jit`` returned them; their guarantees are stated with them.
-        formula: the loss of an element or a row, in plain text as ``(x - t)^2``.
-        derivative: of it by the input.
-        differentiated: the floating inputs, by the names of the arguments, that gradients are given of.
-        options: further arguments of the function.
-        tests: the folder or file of the tests of the kernels; and of the functions of PyTorch.
-        edges: where values are special, as PyTorch has it, or better, which is said.
-        differences: from PyTorch, beyond those of all losses.
-        launches: whose modelled times the page shows.
+        formula: the loss of an element or a row, in plain text, such as ``(x - t)^2``.
+        derivative: the derivative of the formula by the input, in plain text.
+        differentiated: the argument names of the floating-point inputs that have gradients.
+        options: the further arguments of the function.
+        tests: the folders or files of the tests: of the kernels, then of the PyTorch functions.
+        edges: the behaviour at special values. It is PyTorch's, or better, which the text then says.
+        differences: the differences from PyTorch, beyond those of all losses.
+        launches: the launches whose modelled times the page shows.
     """
 
     name: str
@@ -74,23 +76,23 @@ class Loss:
 
 @dataclass(frozen=True)
 class Form:
-    """A loss with options and optional tensors, as it is checked.
+    """A loss with certain options and optional tensors, as a check runs it.
 
     Attributes:
-        truth: in float64, with the same options: what the skeleton of the loss takes as one.
-        samples: what its tensors are like, by name; optional tensors that are not named are None.
-        options: of the kernels.
-        label: what is special, after the name of the loss.
+        reference: the float64 reference with the same options, in the form that the skeleton of the loss expects.
+        samples: the distribution of each tensor, by name; optional tensors without an entry are None.
+        options: the options of the kernels.
+        label: a suffix to the name of the loss that tells this form from the others.
     """
 
-    truth: Any
+    reference: Any
     samples: Mapping[str, Sample]
     options: Mapping[str, Any] = field(default_factory=dict)
     label: str = ""
 
 
 def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
-    """The tensors of a kernel function by their names without ``_hbm``, in its order: whether each may be None."""
+    """Return the tensors of a kernel function in order: the names without ``_hbm``, and whether each may be None."""
     return {
         name.removesuffix("_hbm"): str(parameter.annotation).endswith("| None")
         for name, parameter in inspect.signature(function).parameters.items()
@@ -99,14 +101,14 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
-    """The tensors that a kernel function differentiates by: those of its flags, or the first one where it has none."""
+    """Return the tensors that a backward kernel differentiates by: those with a flag, or else the first one."""
     flags = [name for name in inspect.signature(backward).parameters if name.startswith("grad_")]
     wanted = tuple(name.removeprefix("grad_").removesuffix("_wanted") for name in flags if name.endswith("_wanted"))
     return wanted or tuple(tensors_of(backward))[:1]
 
 
 def options_of(forward: Callable[..., Any], of_every_loss: tuple[str, ...]) -> tuple[str, ...]:
-    """Options of a kernel function but for those ``of_every_loss``, and then its optional tensors."""
+    """Return the options of a kernel function except those ``of_every_loss``, followed by its optional tensors."""
     names = [name for name in inspect.signature(forward).parameters if not name.endswith("_hbm")]
     optional = [name for name, may_be_none in tensors_of(forward).items() if may_be_none]
     return (*(name for name in names if name not in of_every_loss), *optional)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Options that are no tensors: the fields of a frozen dataclass, which name, type and default them everywhere."""
+"""Options that are not tensors: fields of a frozen dataclass, which gives their names, types and defaults."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Protocol, TypeVar, Union, get_args, get
 
 
 class Dataclass(Protocol):
-    """What every dataclass has."""
+    """Any dataclass, as a protocol."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -29,10 +29,10 @@ class Option:
     """A keyword of an operator.
 
     Attributes:
-        name: of the field, of the schema's keyword and of the kernel's.
+        name: the name of the field, which is also the keyword of the schema and of the kernel.
         type: bool, int, float or str.
-        is_optional: None is a value too.
-        default: of the field; ``dataclasses.MISSING`` if there is none.
+        is_optional: whether None is a value too.
+        default: the default of the field; ``dataclasses.MISSING`` if there is none.
     """
 
     name: str
@@ -42,17 +42,17 @@ class Option:
 
     @property
     def schema(self) -> str:
-        """As the schema of an operator has it."""
+        """The option in the schema of an operator."""
         declared = f"{_SCHEMA_TYPES[self.type]}{'?' if self.is_optional else ''} {self.name}"
         if self.default is MISSING:
             return declared
         return f"{declared}={json.dumps(self.default) if isinstance(self.default, str) else self.default}"
 
     def as_python(self, caller: object, value: Any) -> Any:
-        """``value`` as the type of the option: Python's, of a number of Python or numpy.
+        """Convert ``value``, a number of Python or numpy, to the Python type of the option.
 
         Raises:
-            TypeError: another type.
+            TypeError: a value of another type.
             ValueError: an integer of more than 64 bits.
         """
         if value is None and self.is_optional:
@@ -72,7 +72,9 @@ _described: Final[dict[type[Dataclass], tuple[Option, ...]]] = {}
 
 
 def options_of(group: type[Dataclass]) -> tuple[Option, ...]:
-    """The fields of a dataclass, in order. Looked up once: a graph of torch.compile cannot look at types.
+    """Return the fields of a dataclass as options, in order.
+
+    The result is cached, because a graph of torch.compile cannot look at types.
 
     Raises:
         TypeError: a field that an operator cannot take.
@@ -98,10 +100,13 @@ def _options(group: type[Dataclass]) -> tuple[Option, ...]:
 
 
 def values_of(group: Dataclass) -> dict[str, Any]:
-    """The fields of an instance by name: keywords for operators and kernels. ``dataclasses.asdict`` copies deeply."""
+    """Return the fields of an instance by name, as keywords for operators and kernels.
+
+    Unlike ``dataclasses.asdict``, it does not copy deeply.
+    """
     return {field.name: getattr(group, field.name) for field in fields(group)}
 
 
-def taken(group: type[Group], values: Mapping[str, Any]) -> Group:
-    """An instance with those of ``values`` that are its fields."""
+def options_from(group: type[Group], values: Mapping[str, Any]) -> Group:
+    """Make an instance of ``group`` from those ``values`` that are its fields."""
     return group(**{field.name: values[field.name] for field in fields(group) if field.name in values})

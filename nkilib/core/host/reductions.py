@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The reductions that losses have, under the names of PyTorch."""
+"""The reductions of losses, under the names of PyTorch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ REDUCTIONS: Final = ("mean", "sum", "none")
 
 
 def check_reduction(caller: object, reduction: Any) -> None:
-    """Refuse another.
+    """Check that a reduction is one of :data:`REDUCTIONS`.
 
     Raises:
-        ValueError: always then.
+        ValueError: another reduction.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"{caller}: {reduction!r} is not a valid value for reduction; pass mean, sum or none")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The release of a framework that a package of this library needs: one that is absent or too old is refused."""
+"""The release of a framework that a package of this library needs. A missing or older release raises an ImportError."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Requirement:
-    """A framework and its first release that fits.
+    """A framework and the first release that this library supports.
 
     Attributes:
-        package: of this library, for messages.
-        framework: as it is imported.
-        needed: major and minor number of the release.
-        remedy: what to do.
+        package: the name of the package of this library, for messages.
+        framework: the import name of the framework.
+        needed: the major and minor number of the first supported release.
+        remedy: an instruction for the user.
     """
 
     package: str
@@ -28,18 +28,19 @@ class Requirement:
     remedy: str
 
     def check(self) -> None:
-        """Refuse to go on without the framework, or with an older one.
+        """Check that the framework is installed and new enough.
 
         Raises:
-            ImportError: with what is needed, what is there, and the remedy.
+            ImportError: the framework is missing or older; the message says what is needed, what is installed, and the
+                remedy.
         """
         needed = f"{self.package}: needs {self.framework} {'.'.join(map(str, self.needed))} or later"
         try:
-            found: Any = import_module(self.framework)
+            module: Any = import_module(self.framework)
         except ModuleNotFoundError as error:
             if error.name != self.framework:
                 raise
             raise ImportError(f"{needed}, and there is none; {self.remedy}", name=self.framework) from None
-        version = str(found.__version__)
+        version = str(module.__version__)
         if tuple(map(int, re.findall(r"\d+", version)[:2])) < self.needed:  # 2.13.0a0+git is of 2.13
-            raise ImportError(f"{needed}, got {version} in {found.__file__}; {self.remedy}", name=self.framework)
+            raise ImportError(f"{needed}, got {version} in {module.__file__}; {self.remedy}", name=self.framework)

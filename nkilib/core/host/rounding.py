@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What rounding to a type costs: the units that bounds on errors are stated in. Never traced.
+"""The error of rounding to a type: the unit of error bounds. Never traced.
 
 u = :data:`UNIT` = 2^-23, the spacing of float32 above 1: rounding to float32 once changes a number by at most u / 2 of
 it.
@@ -23,8 +23,8 @@ class HalfUlp(NamedTuple):
     """Half a unit of the last place.
 
     Attributes:
-        relative: of a normal number.
-        absolute: where numbers are subnormal, or flushed to zero.
+        relative: the relative error of a normal number.
+        absolute: the absolute error where numbers are subnormal, or flushed to zero.
     """
 
     relative: float
@@ -39,8 +39,8 @@ HALF_ULP: Final = {
 
 
 def rounding(exact: npt.NDArray[Any], dtype: Any) -> npt.NDArray[np.float64]:
-    """What rounding to a type may change, of each number."""
+    """Return the largest change of each number by rounding it to a type."""
     half = HALF_ULP[np.dtype(dtype).name]
     with np.errstate(all="ignore"):
-        found: npt.NDArray[np.float64] = half.relative * np.abs(exact) + half.absolute
-    return found
+        error: npt.NDArray[np.float64] = half.relative * np.abs(exact) + half.absolute
+    return error

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the tensors of a loss are like: names for what checks, benchmarks and profiles make, each in its own library."""
+"""Distributions of the tensors of a loss, by name.
+
+Checks, benchmarks and profiles draw them with different libraries.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from enum import Enum
 
 
 class Sample(Enum):
-    """Numbers of one kind."""
+    """The distribution of the numbers of a tensor."""
 
     NUMBERS = "normal numbers"
     LOGITS = "normal numbers with a standard deviation of 3, and confident ones among them"

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A loss whose row states the sizes of all tensors of a launch, once for whoever makes them.
+"""A loss whose registry entry gives the sizes of all tensors of a launch, in one place for all users.
 
-Pages, profiles and benchmarks launch from there: by shape and options they have the tensors of either kernel.
+Pages, profiles and benchmarks make their launches from it: given the shape and the options, it has the tensors of
+either kernel.
 """
 
 from __future__ import annotations
@@ -17,26 +18,27 @@ from nkilib.core.host.loss import Loss, ModelledLaunch, tensors_of
 
 
 class TensorSize(NamedTuple):
-    """Of a tensor of a launch: its shape, and the name of its type; None: that of the launch."""
+    """The shape of a tensor of a launch, and the name of its type; None stands for the type of the launch."""
 
     shape: tuple[int, ...]
     dtype: str | None = None
 
 
 SCALAR: Final = TensorSize((1,), "float32")
-"""Of one number, as the upstream gradient of a mean."""
+"""The size of one number, such as the upstream gradient of a mean."""
 
-# From the name of a tensor without ``_hbm``, the shape of the first tensor, and options of the kernels where they are
-# not the default.
+# A function of the name of a tensor without ``_hbm``, the shape of the first tensor, and the options of the kernels
+# that are not the default.
 SizeOf = Callable[[str, tuple[int, ...], Mapping[str, Any]], TensorSize]
 
 
 @dataclass(frozen=True)
 class SizedLoss(Loss):
-    """A loss that says what its tensors are.
+    """A registry entry that gives the sizes of the tensors of a launch.
 
     Attributes:
-        size_of: of each tensor of a launch of either kernel with a mean.
+        size_of: a function that gives the size of a tensor of a launch with ``reduction="mean"``, for either kernel,
+            from the name of the tensor, the shape of the first tensor, and the options.
     """
 
     size_of: SizeOf = lambda tensor, shape, options: TensorSize(shape)
@@ -48,46 +50,46 @@ def launch_tensors(
     dtype: Any,
     always: tuple[str, ...] = (),
 ) -> dict[str, Any]:
-    """Specifications of the tensors of a launch, by the names of the parameters; of optional tensors None.
+    """Return the specifications of the tensors of a launch, by parameter name; None for absent optional tensors.
 
     Args:
         kernel: a kernel, or its function.
-        size_of: of a tensor, by its name without ``_hbm``.
-        dtype: of those tensors that have the type of the launch.
-        always: optional tensors that the launch has.
+        size_of: a function from the name of a tensor without ``_hbm`` to its size.
+        dtype: the type of the launch, for tensors whose size names no type.
+        always: the optional tensors that the launch has.
     """
-    # Who reads the registry need not load the simulator.
+    # Reading the registry must not load the simulator.
     from nkilib.simulator import spec
 
-    given: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for tensor, may_be_none in tensors_of(kernel).items():
-        given[f"{tensor}_hbm"] = None
+        tensors[f"{tensor}_hbm"] = None
         if not may_be_none or tensor in always:
             size = size_of(tensor)
-            given[f"{tensor}_hbm"] = spec(size.shape, dtype if size.dtype is None else size.dtype)
-    return given
+            tensors[f"{tensor}_hbm"] = spec(size.shape, dtype if size.dtype is None else size.dtype)
+    return tensors
 
 
 def sized_launch(
     label: str,
     kernel: Callable[..., Any],
-    held: tuple[float, float],
+    largest_ratios: tuple[float, float],
     size_of: SizeOf,
     shape: tuple[int, ...],
     *,
     always: tuple[str, ...] = (),
     **options: Any,
 ) -> ModelledLaunch:
-    """A launch in bfloat16 and in float32.
+    """Make a launch in bfloat16 and in float32.
 
     Args:
-        label: what is launched, as ``"forward, mean"``, which begins with the direction.
+        label: the name of the launch, such as ``"forward, mean"``; it begins with the direction.
         kernel: the kernel, or its function.
-        held: times over the bound that it is held to, in bfloat16 and in float32.
-        size_of: as of :class:`SizedLoss`.
-        shape: of the first tensor.
-        always: optional tensors that the launch has.
-        options: of the kernel.
+        largest_ratios: the largest accepted ratios of the modelled time to its bound, in bfloat16 and in float32.
+        size_of: see :class:`SizedLoss`.
+        shape: the shape of the first tensor.
+        always: the optional tensors that the launch has.
+        options: the options of the kernel.
     """
 
     def arguments(dtype: str) -> dict[str, Any]:
@@ -95,11 +97,11 @@ def sized_launch(
         return {**tensors, **options}
 
     is_forward = label.startswith("forward")
-    return ModelledLaunch(label, is_forward, arguments, dict(zip(("bfloat16", "float32"), held, strict=True)))
+    return ModelledLaunch(label, is_forward, arguments, dict(zip(("bfloat16", "float32"), largest_ratios, strict=True)))
 
 
 def tensor_bytes(*tensors: Any) -> int:
-    """Bytes of tensors in HBM, none for None. For statements of work, which profiles ask for."""
+    """Return the bytes of tensors in HBM, 0 for None. For statements of work, which profiles ask for."""
     from nkilib.simulator.terms.dtypes import as_dtype
 
-    return sum(prod(each.shape) * as_dtype(each.dtype).itemsize for each in tensors if each is not None)
+    return sum(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize for tensor in tensors if tensor is not None)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What functions that choose tilings are given: sizes, and types of any library. Never traced."""
+"""Checks of sizes and types for functions that choose tilings. Types may be of any library. Never traced."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 
 
 def checked_size(caller: str, name: str, value: Any, of: str) -> int:
-    """A size as a Python integer.
+    """Return a size as a Python integer.
 
     Args:
-        caller: that is named in errors.
-        name: of the argument.
-        value: what came.
-        of: whose dimension it should be, in words.
+        caller: the name that errors begin with.
+        name: the name of the argument.
+        value: the value of the argument.
+        of: the thing that has this dimension, in words, for errors.
 
     Raises:
-        TypeError: if it is no integer.
+        TypeError: if the value is not an integer.
         ValueError: if it is less than 1.
     """
     try:
@@ -34,7 +34,7 @@ def checked_size(caller: str, name: str, value: Any, of: str) -> int:
 
 
 def dtype_name(dtype: Any) -> str:
-    """The last part of a type's name, whichever library it is of: none of them has to be installed."""
+    """Return the last part of a type's name, for a type of any library. None of the libraries has to be installed."""
     if isinstance(dtype, str):
         return str(dtype)
     return str(getattr(dtype, "__name__", dtype)).rpartition(".")[2]

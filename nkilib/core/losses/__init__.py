@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels of several losses share, beside :mod:`nkilib.core.rows`: NKI code may call everything here.
+"""Code that kernels of several losses share, besides :mod:`nkilib.core.rows`. NKI code may call everything here.
 
-- :mod:`.checks`: types, reductions and upstream gradients that a loss accepts;
-- :mod:`.upstream`: gradients of a sum, or of each loss, on chip.
+- :mod:`.checks`: checks of the types, reductions and upstream gradients of a loss;
+- :mod:`.upstream`: upstream gradients on chip, of a sum or of each loss.
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels of losses accept alike: floating types, reductions, upstream gradients. NKI code may call it all."""
+"""Checks that kernels of losses share: floating-point types, reductions, upstream gradients. NKI code may call them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nkilib.nki import nl
 
 
 def require_floats(function: str, name: str, dtype: nl.DType) -> None:
-    """One of the three types that tensors may have."""
+    """Check that a type is one of the three that tensors may have: bfloat16, float16 or float32."""
     require(
         dtype in FLOATS,
         f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; cast it, as with .float()",
@@ -21,13 +21,13 @@ def require_floats(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_reduction(function: str, reduction: str, further: tuple[str, ...] = ()) -> None:
-    """One that a loss has."""
+    """Check that a reduction is one of the usual ones or of ``further``."""
     known = (*REDUCTIONS, *further)
     require(reduction in known, f"{function}: reduction must be one of {', '.join(known)}, got {reduction}")
 
 
 def require_upstream(function: str, grad_hbm: nl.NkiTensor, shape: tuple[int, ...], is_each: bool) -> None:
-    """A gradient of each loss, or float32 of their sum."""
+    """Check the upstream gradient: one for each loss, or one float32 for their sum."""
     if is_each:
         require(
             tuple(grad_hbm.shape) == shape,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Upstream gradients of losses: one of their sum, or one of each loss."""
+"""Upstream gradients of losses: one for their sum, or one for each loss."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ UPSTREAM = "grad_loss"
 
 @dataclass(frozen=True)
 class Upstream:
-    """Gradients of the losses.
+    """The upstream gradients of a launch.
 
     Attributes:
-        grad_hbm: float32 [1], of their sum; or one for each loss.
-        factor: of the sum; None: one for each loss.
+        grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
+        factor: the factor of the sum, such as that of a mean; None: there is one gradient for each loss.
     """
 
     grad_hbm: nl.NkiTensor
@@ -27,16 +27,16 @@ class Upstream:
 
     @property
     def is_of_each(self) -> bool:
-        """They differ, and are streamed."""
+        """Whether each loss has its own gradient, so that the gradients are streamed."""
         return self.factor is None
 
     def with_tensors(self, tensors_hbm: dict[str, nl.NkiTensor], names: tuple[str, ...]) -> dict[str, nl.NkiTensor]:
-        """What is streamed: those of the tensors, and the gradients where they differ."""
+        """Return the tensors that are streamed: the named ones, and the gradients where there is one for each loss."""
         streamed = {name: tensors_hbm[name] for name in names}
         return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
 
     def scale(self, factor: float) -> nl.NkiTensor:
-        """The gradient of each loss times a number, float32 [128, 1]. No value is looked at by the host."""
+        """Return the gradient of each loss times a number, float32 [128, 1]. The host reads no values."""
         scale_sbuf = in_all_partitions(self.grad_hbm)
         of_sum = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)
@@ -44,7 +44,7 @@ class Upstream:
 
 
 def in_all_partitions(number_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """One float32 number in each partition, [128, 1]."""
+    """Load one float32 number into each partition: [128, 1]."""
     partitions = nl.tile_size.pmax
     number_sbuf = nl.ndarray((partitions, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.dma_copy(dst=number_sbuf, src=number_hbm.reshape((1, 1)).broadcast(0, partitions))

@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The column of the largest element, the first one of equals, gathered chunk by chunk as the statistics are.
+"""The argmax of a row: the first column of the largest element, gathered chunk by chunk like the statistics.
 
-Of each chunk two numbers are kept, -m_k and the column where m_k stands first. In a row, columns of the largest m_k
-stay, and the smallest of them is taken. Columns are counted in float32, which is exact up to 2^24.
+Two numbers are kept for each chunk: -m_k, and the first column that holds m_k. To combine the chunks of a row, the
+columns of the chunks with the largest m_k are compared, and the smallest one is the result. Columns are counted in
+float32, which is exact up to 2^24.
 
-A NaN is equal to nothing: a row that holds one has no argmax, and gets the number of columns, one past the last.
+A NaN is equal to nothing: a row that holds a NaN has no argmax, and its result is the number of columns, one past the
+last column.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from nkilib.nki import nisa, nl
 
 # Columns that float32 can count.
 ARGMAX_COLUMNS_MAX = 2**24
-# What nc_find_index8 looks for at a time, and in how many elements.
+# How many values nc_find_index8 searches for at a time, and in how many elements.
 VALUES = 8
 SEARCHED_MAX = 16384
 
@@ -29,10 +31,10 @@ class Argmax:
     """The argmax of a group of batches.
 
     Attributes:
-        columns: how the tiles of chunks are laid out.
-        num_columns: that are counted, at most ``ARGMAX_COLUMNS_MAX``.
+        columns: the layout of the tiles of chunks.
+        num_columns: the number of columns that are counted, at most ``ARGMAX_COLUMNS_MAX``.
         neg_max_sbuf, found_sbuf: -m_k and columns of chunks, float32 [rows, batches, columns].
-        row_neg_max_sbuf, row_found_sbuf: the same of rows, [rows, batches].
+        row_neg_max_sbuf, row_found_sbuf: -m and columns of rows, float32 [rows, batches].
         short_sbuf, values_sbuf, places_sbuf: eight elements of a short chunk, eight values, eight places: [rows, 8].
     """
 
@@ -48,7 +50,7 @@ class Argmax:
 
     @classmethod
     def make(cls, columns: Columns, num_columns: int, dtype: nl.DType) -> Argmax:
-        """For chunks of ``dtype``."""
+        """Allocate the tiles for chunks of ``dtype``."""
         shape = (columns.rows, VALUES)
         return cls(
             columns,
@@ -63,13 +65,13 @@ class Argmax:
         )
 
     def take(self, chunk_sbuf: nl.NkiTensor, exact_neg_max_sbuf: nl.NkiTensor, place: Place, first: int) -> None:
-        """-m_k and the column of m_k of one chunk.
+        """Record -m_k and the column of m_k for one chunk.
 
         Args:
-            chunk_sbuf: [rows, columns of the chunk].
+            chunk_sbuf: the chunk, [rows, columns of the chunk].
             exact_neg_max_sbuf: -m_k in the type of the chunk, [rows, 1].
-            place: of the chunk.
-            first: what the chunk's first column counts as.
+            place: the place of the chunk in the group.
+            first: the column number of the chunk's first column.
         """
         size = chunk_sbuf.shape[1]
         found_sbuf = place.of(self.found_sbuf)
@@ -77,12 +79,12 @@ class Argmax:
         nisa.tensor_scalar(
             dst=self.values_sbuf, data=exact_neg_max_sbuf.broadcast(1, VALUES), op0=nl.multiply, operand0=-1.0
         )
-        if size < VALUES:  # the first column fills up what is too short: it is found where it stands first
+        if size < VALUES:  # a short chunk is padded with its first column, whose first place stays the result
             nisa.tensor_copy(dst=self.short_sbuf, src=chunk_sbuf[:, 0:1].broadcast(1, VALUES))
             nisa.tensor_copy(dst=self.short_sbuf[:, 0:size], src=chunk_sbuf)
             chunk_sbuf, size = self.short_sbuf, VALUES
         for start in range(0, size, SEARCHED_MAX):
-            # A part that would be too short starts earlier; what it shares with the one before was found there.
+            # A part that would be too short starts earlier; the columns that it shares with the previous part are done.
             begin = min(start, size - VALUES)
             part_sbuf = chunk_sbuf[:, begin : min(start + SEARCHED_MAX, size)]
             nisa.nc_find_index8(dst=self.places_sbuf, data=part_sbuf, vals=self.values_sbuf)
@@ -97,15 +99,15 @@ class Argmax:
         factor: float,
         keeps_maxima: bool,
     ) -> Search:
-        """The search for the largest elements of a chunk of several batches, which is still to be issued.
+        """Prepare the search for the largest elements of a chunk of several batches. The search is still to be issued.
 
         Args:
-            tiles_sbuf: of each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX``.
-            place: of the chunk of the first batch.
-            first_sbuf: what the first column counts as, float32 [rows, 1].
-            neg_max_sbuf: minus the maxima, over ``factor``, float32 [rows, batches]; None: they are searched for too.
-            factor: positive.
-            keeps_maxima: the maxima are kept here; else somebody else writes them to ``neg_max_sbuf`` of the argmax.
+            tiles_sbuf: a tile for each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX`` columns.
+            place: the place of the chunk of the first batch.
+            first_sbuf: the column number of the first column, float32 [rows, 1].
+            neg_max_sbuf: minus the maxima, over ``factor``, float32 [rows, batches]; None: the search finds them too.
+            factor: a positive number.
+            keeps_maxima: whether this call writes the maxima to ``neg_max_sbuf`` of the argmax; else the caller does.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
         shape = (self.columns.rows, len(tiles_sbuf), VALUES)
@@ -127,7 +129,7 @@ class Argmax:
         )
 
     def combine(self, chunks: int) -> None:
-        """The column of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
+        """Set the column of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         is_largest_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -157,21 +159,25 @@ class Argmax:
         )
 
     def restart(self) -> None:
-        """Put -m and column of the chunks so far into column 0. A row with a NaN keeps it in -m, and finds no more."""
+        """Put -m and the column of the chunks so far into column 0.
+
+        A row with a NaN keeps the NaN in -m, so that no later chunk gives it a column.
+        """
         self.columns.restart(self.neg_max_sbuf, self.row_neg_max_sbuf)
         self.columns.restart(self.found_sbuf, self.row_found_sbuf)
 
 
 @dataclass(frozen=True)
 class Search:
-    """Where the largest elements of a chunk of several batches stand.
+    """The search for the largest elements of a chunk of several batches.
 
     Attributes:
-        tiles_sbuf: of each batch, at least eight columns.
-        values_sbuf, places_sbuf: what is looked for and where it is found, [rows, batches, 8].
-        first_sbuf: what the first column counts as, float32 [rows, 1].
-        found_sbuf: the columns, float32 [rows, batches].
-        neg_max_sbuf: minus the maxima, likewise, where these are found here; None where they are the values.
+        tiles_sbuf: a tile for each batch, of at least eight columns.
+        values_sbuf, places_sbuf: the values that are searched for and their places, [rows, batches, 8].
+        first_sbuf: the column number of the first column, float32 [rows, 1].
+        found_sbuf: the resulting columns, float32 [rows, batches].
+        neg_max_sbuf: minus the maxima, float32 [rows, batches], if the search finds them; None if ``values_sbuf`` holds
+            the maxima already.
     """
 
     tiles_sbuf: list[nl.NkiTensor]
@@ -182,7 +188,7 @@ class Search:
     neg_max_sbuf: nl.NkiTensor | None
 
     def take(self, number: int) -> None:
-        """Search one batch; with the last one the columns are there."""
+        """Search one batch. After the last batch, the columns are there."""
         tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
         if self.neg_max_sbuf is not None:
             nisa.max8(dst=values_sbuf, src=tile_sbuf)
@@ -197,7 +203,7 @@ class Search:
 
 
 def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The tile, or one of eight columns that the first one fills up: it is found where it stands first."""
+    """Return the tile, or a copy padded to eight columns with its first column, whose first place stays the result."""
     rows, size = tile_sbuf.shape
     if size >= VALUES:
         return tile_sbuf
@@ -208,7 +214,7 @@ def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:
-    """The column of a place, or the smaller one of it and of what was found. A place not found is over 2^31."""
+    """Keep the smaller of the column found so far and the column of a place. An absent value has a place over 2^31."""
     if is_first:
         nisa.tensor_scalar(dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset)
     else:

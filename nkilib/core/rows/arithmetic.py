@@ -12,8 +12,8 @@ from nkilib.nki import nisa, nl
 if TYPE_CHECKING:
     from nkilib.nki import Operator
 
-# Of so many pieces Vector computes one, where GpSimd has one pass of all others and Vector another one of all.
-_TURNS = 5
+# Vector computes one piece of so many, and GpSimd the others, where Vector has another pass over all pieces.
+_PIECES_PER_VECTOR_PIECE = 5
 
 
 def transform(
@@ -24,7 +24,7 @@ def transform(
     op1: Operator | None = None,
     operand1: float | None = None,
 ) -> None:
-    """``(data op0 operand0) op1 operand1`` with numbers, on Vector."""
+    """Compute ``(data op0 operand0) op1 operand1`` with numbers, on Vector."""
     nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1)
 
 
@@ -36,50 +36,50 @@ def combine(
     op1: Operator,
     operand1_sbuf: nl.NkiTensor,
 ) -> None:
-    """``(data op0 operand0) op1 operand1`` with a number and a tile, on Vector."""
+    """Compute ``(data op0 operand0) op1 operand1`` with a number and a tile, on Vector."""
     nisa.scalar_tensor_tensor(dst=dst_sbuf, data=data_sbuf, op0=op0, operand0=operand0, op1=op1, operand1=operand1_sbuf)
 
 
 def difference(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
+    """Compute left - right. ``scalar_tensor_tensor`` takes two tiles of SBUF at twice the rate of ``tensor_tensor``.
 
-    Not as a product with the identity on Tensor: an infinite number in one partition would be NaN in all others.
+    A product with the identity on Tensor would not do: an infinity in one partition would be NaN in all others.
     """
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.subtract, right_sbuf)
 
 
 def subtract_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left - right, at less than two thirds of the rate, for kernels that leave Vector no time for it."""
+    """Compute left - right on GpSimd, at less than two thirds of Vector's rate, for kernels that keep Vector busy."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.subtract, engine=nisa.engine.gpsimd)
 
 
 def total(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left + right, as :func:`difference`."""
+    """Compute left + right, at the rate of :func:`difference`."""
     combine(dst_sbuf, left_sbuf, nl.add, 0.0, nl.add, right_sbuf)
 
 
 def add_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left + right, as :func:`subtract_on_gpsimd`."""
+    """Compute left + right on GpSimd; see :func:`subtract_on_gpsimd`."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.add, engine=nisa.engine.gpsimd)
 
 
 def multiply_on_gpsimd(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left * right, as :func:`subtract_on_gpsimd`."""
+    """Compute left * right on GpSimd; see :func:`subtract_on_gpsimd`."""
     nisa.tensor_tensor(dst=dst_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.multiply, engine=nisa.engine.gpsimd)
 
 
 def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left * right, as :func:`difference`."""
+    """Compute left * right, at the rate of :func:`difference`."""
     combine(dst_sbuf, left_sbuf, nl.multiply, 1.0, nl.multiply, right_sbuf)
 
 
 def subtract_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left - right of the piece of this number, on GpSimd or on Vector: so both are done in about the same time."""
-    subtract = subtract_on_gpsimd if number % _TURNS else difference
+    """Compute left - right of a piece, on GpSimd or on Vector by its number, so that both take about the same time."""
+    subtract = subtract_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else difference
     subtract(dst_sbuf, left_sbuf, right_sbuf)
 
 
 def multiply_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """left * right, as :func:`subtract_in_turns`."""
-    multiply = multiply_on_gpsimd if number % _TURNS else product
+    """Compute left * right of a piece, on GpSimd or on Vector; see :func:`subtract_in_turns`."""
+    multiply = multiply_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else product
     multiply(dst_sbuf, left_sbuf, right_sbuf)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the rows of a core are divided: into batches, one row a partition, and into groups of batches.
+"""The division of the rows of a core into batches, one row per partition, and into groups of batches.
 
-Rows go to cores in strides (:mod:`nkilib.core.cores`).
+Rows go to cores with a stride (:mod:`nkilib.core.cores`).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ GROUP_BATCHES_MAX = 16
 
 
 class RowsOfMatrix(Protocol):
-    """Rows that are worked on at a time, one a partition."""
+    """Rows that are processed at a time, one per partition."""
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Columns ``start`` to ``end`` of the rows of a matrix, a view [rows, columns]."""
+        """Return columns ``start`` to ``end`` of the rows of a matrix, as a view [rows, columns]."""
 
 
 class StoredRows(Protocol):
@@ -34,7 +34,7 @@ class StoredRows(Protocol):
 
     @property
     def start(self) -> int:
-        """The number of their first batch."""
+        """The number of the first batch of the rows."""
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
         """Store a tile [rows, batches] as the values of a vector [N] that belong to the rows."""
@@ -42,12 +42,12 @@ class StoredRows(Protocol):
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that are worked on at a time: ``first``, ``first + cores``, ...
+    """Rows that are processed at a time: ``first``, ``first + cores``, ...
 
     Attributes:
         first: the first row.
-        rows: how many, at most one for each partition.
-        cores: of the launch.
+        rows: the number of rows, at most one for each partition.
+        cores: the number of cores of the launch.
     """
 
     first: int
@@ -56,15 +56,15 @@ class Batch:
 
     @property
     def span(self) -> int:
-        """Rows of the matrix from the first one to the last, both included."""
+        """The number of rows of the matrix from the first to the last row of the batch, both included."""
         return row_span(self.rows, self.cores)
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Columns ``start`` to ``end`` of the rows of a matrix, a view."""
+        """Return columns ``start`` to ``end`` of the rows of a matrix, as a view [rows, columns]."""
         return matrix_hbm[self.first : self.first + self.span : self.cores, start:end]
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """The values of a vector [N] that belong to the rows, as a tile [rows, 1]."""
+        """Load the values of a vector [N] that belong to the rows, as a tile [rows, 1]."""
         values_sbuf = nl.ndarray((self.rows, 1), dtype=dtype, buffer=nl.sbuf)
         nisa.dma_copy(dst=values_sbuf, src=strided_rows(vector_hbm, self.first, self.rows, self.cores))
         return values_sbuf
@@ -76,11 +76,11 @@ class Batch:
 
 @dataclass(frozen=True)
 class BatchGroup:
-    """Batches that are finished together: all of them have as many rows.
+    """Batches that are finished together. All of them have the same number of rows.
 
     Attributes:
-        start, end: numbers of its first batch, and of the one after its last.
-        first, rows, cores: of its first batch.
+        start, end: the number of the first batch, and that of the last batch plus 1.
+        first, rows, cores: see :class:`Batch`; those of the first batch of the group.
     """
 
     start: int
@@ -91,7 +91,7 @@ class BatchGroup:
 
     @property
     def batches(self) -> int:
-        """How many."""
+        """The number of batches."""
         return self.end - self.start
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
@@ -104,7 +104,7 @@ class BatchGroup:
 
 
 def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -> list[Batch]:
-    """The batches of a core; none where there are fewer rows than cores."""
+    """Return the batches of a core; none where there are fewer rows than cores."""
     own = positions_of_core(num_rows, cores, core)
     return [
         Batch(core + done * cores, min(rows_per_batch, own - done), cores) for done in range(0, own, rows_per_batch)
@@ -112,10 +112,10 @@ def batches_of_core(num_rows: int, cores: int, core: int, rows_per_batch: int) -
 
 
 def batch_groups(batches: list[Batch], most: int) -> list[BatchGroup]:
-    """Groups of at most ``most`` batches.
+    """Divide batches into groups of at most ``most`` batches.
 
-    The last batch is a group of its own: it may have fewer rows, and after the last chunk only its results are left to
-    be stored, while those of the others have been stored meanwhile.
+    The last batch is a group of its own: it may have fewer rows. And after the last chunk only its results are left to
+    be stored, because the results of the other batches have been stored meanwhile.
     """
     last = len(batches) - 1
     starts = [*range(0, last, most), last]

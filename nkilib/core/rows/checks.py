@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels accept. Everything else is refused by these, before the first instruction.
+"""Checks of the arguments of kernels, before the first instruction.
 
-A kernel is traced as Python, in which ``python -O`` drops every ``assert``; so the error is raised by a call. Each
-message names the function, what is required, what came and what to do.
+A kernel is traced as Python, and ``python -O`` drops every ``assert`` of it; so a call raises the error. Each message
+names the function, the requirement, the argument's value and the remedy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ BATCH_BYTES_MAX = 24 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Words:
-    """What the rows of a kernel are called in its messages.
+    """The words for the rows of a kernel in its messages.
 
     Attributes:
-        row: what a row is, as "feature" in "the feature size".
-        rows_per_batch: the name of that argument.
+        row: the name of a row, such as "feature" in "the feature size".
+        rows_per_batch: the name of the argument for the rows of a batch.
     """
 
     row: str
@@ -36,22 +36,22 @@ class Words:
 
 
 def require(is_met: bool, message: str) -> None:
-    """Refuse an argument.
+    """Check a requirement of an argument.
 
     Raises:
-        AssertionError: with ``message``, unless the requirement is met.
+        AssertionError: the requirement is not met; with ``message``.
     """
     if not is_met:
         raise AssertionError(message)
 
 
 def require_flag(function: str, name: str, flag: bool) -> None:
-    """True or False, and no number."""
+    """Check that an argument is True or False, and not a number."""
     require(isinstance(flag, bool), f"{function}: {name} must be True or False, got {flag}")
 
 
 def require_indirect_dma(function: str) -> None:
-    """A generation with DMA by a vector offset."""
+    """Check that the hardware generation has DMA by a vector offset."""
     require(
         nisa.get_nc_version() != nisa.nc_version.gen2,
         f"{function}: needs trn2 or newer, because gather and scatter with a vector offset do; the target is trn1",
@@ -59,7 +59,7 @@ def require_indirect_dma(function: str) -> None:
 
 
 def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
-    """One of the types that the kernels compute in."""
+    """Check that a type is one that the kernels compute in."""
     require(
         dtype in FLOATS,
         f"{function}: {name} must be nl.bfloat16, nl.float16 or nl.float32, got {dtype}; use one of them",
@@ -67,7 +67,7 @@ def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, length: int, like: str) -> None:
-    """A float32 for each of ``length``; ``like`` is what the vector is flattened as."""
+    """Check that a vector has a float32 for each of ``length`` positions; ``like`` names what it is flattened like."""
     if vector_hbm is None:
         raise AssertionError(f"{function}: {name} must be a tensor of shape ({length},), got None")
     require(
@@ -81,7 +81,7 @@ def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, le
 
 
 def require_rows_per_batch(function: str, name: str, rows: int) -> None:
-    """One row a partition; ``name`` is that of the argument."""
+    """Check that a batch has at most one row per partition; ``name`` is the name of the argument."""
     partitions = nl.tile_size.pmax
     require(
         isinstance(rows, int) and 0 < rows <= partitions,
@@ -92,7 +92,7 @@ def require_rows_per_batch(function: str, name: str, rows: int) -> None:
 def require_chunk_size(
     function: str, chunk_size: int, row_size: int, rows_per_batch: int, dtype: nl.DType, plan: SbufPlan, words: Words
 ) -> None:
-    """A chunk that an instruction takes, and that fits a partition with what stands beside it."""
+    """Check that an instruction takes a chunk, and that the chunk and the rest of the plan fit a partition."""
     nbytes = dtype_bytes(dtype)
     fitting = plan.largest_chunk(dtype)
     largest = min(row_size, FREE_AXIS_MAX, fitting, BATCH_BYTES_MAX // (rows_per_batch * nbytes))

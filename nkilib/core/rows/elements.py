@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Gather and scatter of one element a row.
+"""Gather and scatter of one element per row.
 
-The rows of a batch lie within a contiguous span of rows. Seen as ``[span * columns, 1]``, an element of it has one
-index: ``row * columns + column``, where row counts from the first row of the batch. It is computed in int32 on GpSimd,
-which is exact; ``tensor_scalar`` would go through float32, exact up to 2^24 only.
+The rows of a batch lie within a contiguous span of rows. In the span, seen as ``[span * columns, 1]``, an element has
+one index: ``row * columns + column``, where row counts from the first row of the batch. The index is computed in int32
+on GpSimd, which is exact; ``tensor_scalar`` would go through float32, which is exact up to 2^24 only.
 
-An invalid column must not read or write a neighbour's row. So it is clamped into its row, and where that changed it,
-``INDEX_LIMIT`` is added: the index leaves the span, and the DMA engine reports it.
+An invalid column must not read or write a neighbour's row. So the column is clamped into its row, and where that
+changed it, ``INDEX_LIMIT`` is added: the index then leaves the span, and the DMA engine reports it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ INDEX_LIMIT = 2**30
 
 
 def rows_per_batch(function: str, asked_for: int, columns: int, cores: int) -> int:
-    """Rows that a batch really takes: fewer than asked for where rows of over four million columns would push the int32
-    index of an element within the batch's span of rows past ``INDEX_LIMIT``."""
+    """Return the number of rows of a batch: ``asked_for``, or fewer for rows of over four million columns.
+
+    With more rows, the int32 index of an element within the batch's span of rows would exceed ``INDEX_LIMIT``.
+    """
     require(
         columns <= INDEX_LIMIT,
         f"{function}: a row must have at most {INDEX_LIMIT} columns, the reach of an int32 index, got {columns}",
@@ -38,14 +40,17 @@ def rows_per_batch(function: str, asked_for: int, columns: int, cores: int) -> i
 
 
 def int32_column(rows: int, first: int, step: int) -> nl.NkiTensor:
-    """int32 tile [rows, 1] of first, first + step, ...: by iota, whose integer arithmetic is documented as exact."""
+    """Make an int32 tile [rows, 1] of first, first + step, ... with iota.
+
+    Its integer arithmetic is documented as exact.
+    """
     column_sbuf = nl.ndarray((rows, 1), dtype=nl.int32, buffer=nl.sbuf)
     nisa.iota(dst=column_sbuf, pattern=[[0, 1]], offset=first, channel_multiplier=step)
     return column_sbuf
 
 
 def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.NkiTensor, op: Operator) -> None:
-    """data1 <op> data2 on GpSimd, the engine whose int32 arithmetic is exact; the others go through float32.
+    """Compute data1 <op> data2 on GpSimd, the engine with exact int32 arithmetic; the others go through float32.
 
     Operands may be constants that were made for more rows than ``dst`` has.
     """
@@ -60,12 +65,15 @@ def integer_op(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, data2_sbuf: nl.
 
 
 def _rows_of(operand_sbuf: nl.NkiTensor, rows: int) -> nl.NkiTensor:
-    """An operand [rows, 1]; only the last batch of a core may have fewer rows than a constant was made for."""
+    """Return the first rows of an operand [rows, 1].
+
+    Only the last batch of a core may have fewer rows than a constant was made for.
+    """
     return operand_sbuf if rows == operand_sbuf.shape[0] else operand_sbuf[0:rows, :]
 
 
 def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """int32 values [rows, 1], those outside [least, most] moved to its ends."""
+    """Return int32 values [rows, 1], with those outside [least, most] moved to its ends."""
     clamped_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     integer_op(clamped_sbuf, values_sbuf, least_sbuf, nl.maximum)
     integer_op(clamped_sbuf, clamped_sbuf, most_sbuf, nl.minimum)
@@ -74,10 +82,10 @@ def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.N
 
 @dataclass(frozen=True)
 class ElementIndices:
-    """Constants of the index of an element: int32 [rows, 1].
+    """Constants for the index of an element: int32 [rows, 1].
 
     Attributes:
-        row_start_sbuf: where each row of a batch starts.
+        row_start_sbuf: the index of the first element of each row of a batch.
         penalty_sbuf: ``INDEX_LIMIT``.
     """
 
@@ -86,23 +94,23 @@ class ElementIndices:
 
     @classmethod
     def make(cls, rows: int, columns: int, cores: int) -> ElementIndices:
-        """For batches of at most ``rows`` rows of a matrix [N, columns]."""
+        """Make the constants for batches of at most ``rows`` rows of a matrix [N, columns]."""
         return cls(int32_column(rows, 0, cores * columns), int32_column(rows, INDEX_LIMIT, 0))
 
     def add_position(self, index_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
-        """Turn 1 for an invalid column, and 0 for another, into the element's index, out of range where it was 1."""
+        """Turn a flag, 1 for an invalid column and 0 for a valid one, into the element's index, out of range for 1."""
         integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)
         integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
         integer_op(index_sbuf, index_sbuf, self.row_start_sbuf, nl.add)
 
 
 def row_elements(matrix_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor, batch: Batch) -> nl.NkiTensor:
-    """An element of each row of a batch, as an indirect view [rows, 1] to gather from or scatter to."""
+    """Return an element of each row of a batch, as an indirect view [rows, 1] to gather from or scatter to."""
     columns = matrix_hbm.shape[1]
     span_hbm = matrix_hbm.slice(0, batch.first, batch.first + batch.span)
     return span_hbm.reshape((batch.span * columns, 1)).vector_select(0, index_sbuf)
 
 
 def vector_elements(vector_hbm: nl.NkiTensor, index_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The elements of a vector at [rows, 1] indices, as an indirect view to gather from."""
+    """Return the elements of a vector at [rows, 1] indices, as an indirect view to gather from."""
     return vector_hbm.reshape((vector_hbm.shape[0], 1)).vector_select(0, index_sbuf)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chunks that GpSimd folds until little of them is left for Vector, which takes the maximum of what is left.
+"""Maxima of chunks that GpSimd folds until few elements are left, whose maximum Vector takes.
 
-Vector takes a maximum at one element a cycle. Where it has another pass over each chunk, as for an entropy, and GpSimd
-little to do, GpSimd compares the halves of a chunk, then those of what is left, and so on. A maximum is exact in the
-type of its elements, so that the order of the comparisons makes no difference, and a NaN stays one.
+Vector takes a maximum at one element a cycle. Where Vector has another pass over each chunk, as for an entropy, and
+GpSimd has little to do, GpSimd compares the two halves of a chunk, then the halves of the result, and so on. A maximum
+is exact in the type of its elements, so the order of the comparisons makes no difference, and a NaN stays a NaN.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from nkilib.nki import nisa, nl
 # passes of Vector take, in bfloat16.
 _HALVINGS = 3
 # Folded chunks that wait for Vector.
-_TURNS = 3
-# Shorter chunks are Vector's own: GpSimd would pause as often.
+_RING_TILES = 3
+# Shorter chunks are left to Vector: GpSimd would have as many pauses.
 _COLUMNS_MIN = 1024
 
 
@@ -30,8 +30,8 @@ class MaximumFolds:
     """The tiles that chunks are folded into.
 
     Attributes:
-        halves_sbuf: of the type of the chunks, [rows, half a chunk], for what is folded further.
-        folded_sbuf: [rows, an eighth of a chunk], which chunks take in turn.
+        halves_sbuf: the result of the folds but the last, in the type of the chunks, [rows, half a chunk].
+        folded_sbuf: the results of the last fold, [rows, an eighth of a chunk]; a ring buffer over the chunks.
     """
 
     halves_sbuf: nl.NkiTensor
@@ -39,19 +39,19 @@ class MaximumFolds:
 
     @classmethod
     def make(cls, plan: SbufPlan, sbuf: DividedSbuf) -> MaximumFolds | None:
-        """For the chunks of a divided plan; None where they are short or leave no room."""
+        """Allocate the tiles for the chunks of a divided plan; None if the chunks are short or leave no room."""
         half, folded = (div_ceil(sbuf.chunk_size, 2**times) for times in (1, _HALVINGS))
-        taken = (half + _TURNS * folded) * dtype_bytes(sbuf.dtype)
-        if sbuf.chunk_size < _COLUMNS_MIN or taken > plan.bytes_that_fit - sbuf.taken_bytes(plan):
+        needed_bytes = (half + _RING_TILES * folded) * dtype_bytes(sbuf.dtype)
+        if sbuf.chunk_size < _COLUMNS_MIN or needed_bytes > plan.bytes_that_fit - sbuf.taken_bytes(plan):
             return None
         halves_sbuf = nl.ndarray((sbuf.rows, half), dtype=sbuf.dtype, buffer=nl.sbuf)
         shape = (sbuf.rows, folded)
-        return cls(halves_sbuf, [nl.ndarray(shape, dtype=sbuf.dtype, buffer=nl.sbuf) for _ in range(_TURNS)])
+        return cls(halves_sbuf, [nl.ndarray(shape, dtype=sbuf.dtype, buffer=nl.sbuf) for _ in range(_RING_TILES)])
 
     def folded(self, load: int, chunk_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Elements of chunk number ``load``, [rows, columns], among which those of the largest value are.
+        """Fold chunk number ``load`` and return the result, [rows, columns], which holds the largest value of each row.
 
-        The first chunk stays as it is: Vector has nothing else to do yet.
+        The first chunk stays as it is, because Vector has nothing else to do yet.
         """
         rows, columns = chunk_sbuf.shape
         if load == 0 or columns < _COLUMNS_MIN:
@@ -66,7 +66,7 @@ class MaximumFolds:
             nisa.tensor_tensor(
                 dst=dst_sbuf,
                 data1=source_sbuf[:, 0:left],
-                data2=source_sbuf[:, columns - left : columns],  # of an odd number, one element twice
+                data2=source_sbuf[:, columns - left : columns],  # for an odd number, one element twice
                 op=nl.maximum,
                 engine=nisa.engine.gpsimd,
             )

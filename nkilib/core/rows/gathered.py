@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows of a tile that lie anywhere in a matrix: their elements are gathered, and their results scattered."""
+"""A tile of rows that lie anywhere in a matrix: their elements are gathered, and their results scattered."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class KeptValues:
-    """A value of each row of a core, kept in HBM for the rows that are computed anew.
+    """A value of each row of a core, kept in HBM for the rows that are recomputed.
 
-    A partition's values lie side by side, which a DMA engine writes at once; in a vector [N] each would be a row of
-    its own.
+    The values of a partition are contiguous, so that a DMA engine writes them at once; in a vector [N] each value would
+    be a row of its own.
 
     Attributes:
-        values_hbm: [128, batches].
+        values_hbm: the values, [128, batches].
     """
 
     values_hbm: nl.NkiTensor
 
     @classmethod
     def make(cls, name: str, num_batches: int, dtype: nl.DType) -> KeptValues:
-        """Not written yet."""
+        """Allocate the values, without writing them."""
         return cls(nl.ndarray((ROWS_OF_TILE, num_batches), dtype=dtype, buffer=nl.private_hbm, name=name))
 
     def keep(self, values_sbuf: nl.NkiTensor, group: BatchGroup) -> nisa.NkiInstruction:
-        """Those of a group of batches, [rows, batches]."""
+        """Store the values of a group of batches, [rows, batches]."""
         return nisa.dma_copy(dst=self.values_hbm[0 : group.rows, group.start : group.end], src=values_sbuf)
 
 
 @dataclass(frozen=True)
 class GatheredRows:
-    """Rows of a tile, each somewhere in a matrix of ``num_rows`` rows: int32 tiles [rows, 1].
+    """Rows of a tile, each anywhere in a matrix of ``num_rows`` rows. The indices are int32 tiles [rows, 1].
 
     Attributes:
-        num_rows: of the matrix.
-        number_sbuf: of each row; out of range in a slot without one.
-        readable_sbuf: the same, with the first row of the core in such a slot.
-        kept_sbuf: where its kept values are.
-        after: what has to be done before anything is read or written for the rows.
+        num_rows: the number of rows of the matrix.
+        number_sbuf: the index of each row in the matrix; out of range in a slot without a row.
+        readable_sbuf: the same index, but the first row of the core in a slot without a row.
+        kept_sbuf: the index of each row in the kept values.
+        after: the instructions that have to finish before anything is read or written for the rows.
     """
 
     num_rows: int
@@ -56,28 +56,28 @@ class GatheredRows:
 
     @property
     def rows(self) -> int:
-        """How many."""
+        """The number of rows."""
         return ROWS_OF_TILE
 
     @property
     def start(self) -> int:
-        """They are a batch by themselves."""
+        """The number of the first batch: 0, because the rows are a batch by themselves."""
         return 0
 
     def part_of(self, matrix_hbm: nl.NkiTensor, start: int, end: int) -> nl.NkiTensor:
-        """Columns ``start`` to ``end`` of the rows of a matrix, an indirect view."""
+        """Return columns ``start`` to ``end`` of the rows of a matrix, as an indirect view."""
         return matrix_hbm[:, start:end].vector_select(0, self.readable_sbuf)
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """The values of a vector [N] that belong to the rows, as a tile [rows, 1]; what was stored of it is there."""
+        """Load the values of a vector [N] that belong to the rows, also those just stored, as a tile [rows, 1]."""
         return self._gathered(vector_hbm, self.readable_sbuf, dtype)
 
     def kept(self, values: KeptValues) -> nl.NkiTensor:
-        """What was kept of the rows, as a tile [rows, 1]."""
+        """Load the kept values of the rows into a tile [rows, 1]."""
         return self._gathered(values.values_hbm, self.kept_sbuf, values.values_hbm.dtype)
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows, over what was stored before."""
+        """Store a tile [rows, 1] as the values of a vector [N] that belong to the rows, over the earlier values."""
         column_hbm = vector_hbm.reshape((self.num_rows, 1))
         store = nisa.dma_copy(
             dst=column_hbm.vector_select(0, self.number_sbuf), src=values_sbuf, oob_mode=nisa.oob_mode.skip

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over a row beside that of the exponentials, gathered chunk by chunk as the statistics are.
+"""Sums over a row besides the sum of exponentials, gathered chunk by chunk like the statistics.
 
-With factors f_j a chunk k of maximum m_k gives
+With factors f_j, a chunk k of maximum m_k gives
 
     F_k = sum of f_j                       G_k = sum of f_j * (z_j - m_k)
     E_k = sum of exp(z_j - m_k) * (z_j - m_k)
@@ -13,14 +13,14 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
     F = sum of F_k                         G = sum of G_k + F_k * (m_k - m)
     E = sum of exp(m_k - m) * (E_k + s_k * (m_k - m))
 
-so that sum f_j * (lse - z_j) = F * log d - G and the entropy is log d - E / d: differences from the maximum, in which
-large elements cancel exactly, not afterwards.
+so that sum f_j * (lse - z_j) = F * log d - G and the entropy is log d - E / d. Both use differences from the maximum,
+in which large elements cancel exactly and early.
 
-Where z = scale * x, F, G and E are formed of x, and ``scale`` is multiplied to what is made of G and E.
+Where z = scale * x, F, G and E are formed from x, and ``scale`` multiplies the results that are derived from G and E.
 
-An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are raised
-first, to where exp is 0 in float32 all the same. float16 has no such number where the maximum is near its lowest one,
-or the scale is small: there -inf alone is raised, and after its exponential is taken.
+An element of -inf has exp = 0 and adds nothing to E, but 0 * inf is NaN. So elements far below the maximum are first
+raised to a value at which exp is still 0 in float32. float16 has no such number where the maximum is near its lowest
+number, or the scale is small: there only -inf is raised, and after its exponential is taken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from nkilib.core.rows.statistics import Columns, Place, Statistics
 from nkilib.core.rows.tiles import FLOAT32_LOWEST, float32_like, selected, sum_in_place
 from nkilib.nki import nisa, nl
 
-# exp of it is 0 in float32: what lies so far below the maximum adds nothing.
+# exp of it is 0 in float32: an element so far below the maximum adds nothing.
 NEGLIGIBLE = -200.0
 # Elements with z below min(1.5 * m, -450) are raised to it: at least 150 below any m, and never as far as -inf is,
 # though rounded to bfloat16, while m is above -2.2e38.
@@ -59,14 +59,14 @@ class FirstMoment:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """F_k and G_k of one chunk.
+        """Compute F_k and G_k of one chunk.
 
         Args:
             scores_sbuf: z, [rows, columns].
             factors_sbuf: f, [rows, columns], or None for 1; may be overwritten.
-            products_sbuf: float32 [rows, columns], overwritten.
+            products_sbuf: scratch, float32 [rows, columns]; it is overwritten.
             neg_max_sbuf: -m_k, [rows, 1].
-            place: of the chunk.
+            place: the place of the chunk in the group.
         """
         count_sbuf, first_sbuf = place.of(self.factors_sbuf), place.of(self.first_sbuf)
         if factors_sbuf is None:
@@ -92,7 +92,7 @@ class FirstMoment:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """G_k of one chunk, in one pass, where F_k is known otherwise. Arguments as in :meth:`take`."""
+        """Compute G_k of one chunk in one pass, where F_k is known otherwise. For the arguments see :meth:`take`."""
         if factors_sbuf is None:
             nisa.tensor_scalar_reduce(
                 dst=products_sbuf,
@@ -115,7 +115,7 @@ class FirstMoment:
         )
 
     def combine(self, columns: Columns, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """F and G of the rows; ``terms`` is overwritten."""
+        """Compute F and G of the rows; ``terms`` is overwritten."""
         factors_sbuf, first_sbuf = columns.in_use(self.factors_sbuf, chunks), columns.in_use(self.first_sbuf, chunks)
         nisa.tensor_tensor(dst=terms_sbuf, data1=factors_sbuf, data2=distances_sbuf, op=nl.multiply)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=first_sbuf, op=nl.add)
@@ -131,7 +131,10 @@ class EntropyMoment:
     row_entropy_sbuf: nl.NkiTensor
 
     def take(self, statistics: Statistics, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """E_k and s_k of one chunk, whose maximum is there and in which nothing is -inf: :func:`raise_negligible`."""
+        """Compute E_k and s_k of one chunk, whose maximum is known and which holds no -inf.
+
+        :func:`raise_negligible` removes each -inf.
+        """
         terms = PieceTerms(place.of(statistics.bias_sbuf), place.of(statistics.neg_max_sbuf), statistics.scale)
         terms.sum(chunk_sbuf, pieces, place.of(statistics.sums_sbuf), place.of(self.entropy_sbuf))
 
@@ -143,14 +146,14 @@ class EntropyMoment:
         terms_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """E_k of one chunk whose exponentials are there, in one pass.
+        """Compute E_k of one chunk from its exponentials, in one pass.
 
         Args:
-            statistics: with the maximum of the chunk.
-            chunk_sbuf: x, [rows, columns], in which nothing is -inf: :func:`raise_negligible`.
+            statistics: the statistics, with the maximum of the chunk.
+            chunk_sbuf: x, [rows, columns], without -inf: see :func:`raise_negligible`.
             exponentials_sbuf: exp(scale * (x - m_k)), float32 of the same shape.
-            terms_sbuf: any float type, of the same shape; it is overwritten.
-            place: of the chunk.
+            terms_sbuf: scratch of any float type and the same shape; it is overwritten.
+            place: the place of the chunk in the group.
         """
         nisa.scalar_tensor_tensor(
             dst=terms_sbuf,
@@ -166,7 +169,7 @@ class EntropyMoment:
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
     ) -> None:
-        """E of the rows; ``terms`` is overwritten."""
+        """Compute E of the rows; ``terms`` is overwritten."""
         columns = statistics.columns
         nisa.scalar_tensor_tensor(
             dst=terms_sbuf,
@@ -183,23 +186,23 @@ class EntropyMoment:
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def _of_chunks(self, statistics: Statistics, chunks: int) -> nl.NkiTensor:
-        """E_k, and 0 of a chunk of -inf alone, whose s_k is 0."""
+        """Return E_k, with 0 for a chunk that is all -inf, whose s_k is 0."""
         sums_sbuf = statistics.columns.in_use(statistics.sums_sbuf, chunks)
         has_elements_sbuf = nl.ndarray(sums_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=has_elements_sbuf, data=sums_sbuf, op0=nl.not_equal, operand0=0.0)
         return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
 
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """Of the rows: neither term is negative after the sign, so nothing cancels."""
+        """Compute the entropies of the rows. Neither term is negative after the sign, so nothing cancels."""
         return _entropies(statistics, self.row_entropy_sbuf)
 
 
 @dataclass(frozen=True)
 class ShiftedEntropy:
-    """E of a group of batches under shifts: as ``EntropyMoment``, with the shift of a row for every m_k.
+    """E of a group of batches under shifts: like ``EntropyMoment``, with the shift of a row in place of every m_k.
 
-    So the chunks of a row are added up as they are. An element above the shift adds to E, and what log S has too much
-    for it is subtracted again: where S is at most 2^11, that costs the entropy up to 8 units in the last place of 8.
+    The chunks of a row are therefore added without weights. An element above the shift adds to E, and its excess in log
+    S is subtracted again: where S is at most 2^11, that costs the entropy up to 8 units in the last place of 8.
     """
 
     entropy_sbuf: nl.NkiTensor
@@ -207,31 +210,31 @@ class ShiftedEntropy:
 
     @classmethod
     def make(cls, columns: Columns) -> ShiftedEntropy:
-        """Not written yet."""
+        """Allocate the sums, without writing them."""
         return cls(columns.tile(), columns.row_tile())
 
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """E and S of one chunk, in which nothing is -inf: :func:`raise_negligible`."""
+        """Compute E and S of one chunk that holds no -inf: see :func:`raise_negligible`."""
         terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 
     def combine(self, columns: Columns, chunks: int) -> None:
-        """E of the rows."""
+        """Compute E of the rows."""
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=columns.in_use(self.entropy_sbuf, chunks), axis=2)
 
     def restart(self, columns: Columns, chunks: int) -> None:
-        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        """Put the sum of ``chunks`` chunks, which fill the columns, into column 0."""
         self.combine(columns, chunks)
         columns.restart(self.entropy_sbuf, self.row_entropy_sbuf)
 
     def entropies(self, sums: ShiftedSums) -> nl.NkiTensor:
-        """Of the rows."""
+        """Compute the entropies of the rows."""
         return _entropies(sums, self.row_entropy_sbuf)
 
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """What goes into the terms of the pieces of a chunk: float32 tiles [rows, 1]."""
+    """The operands of the terms of a chunk's pieces: float32 tiles [rows, 1] and the scale."""
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor
@@ -240,7 +243,7 @@ class PieceTerms:
     def sum(
         self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
     ) -> None:
-        """The sums of e = exp(scale * x + bias) and of e * (x - center).
+        """Compute the sums of e = exp(scale * x + bias) and of e * (x - center).
 
         The registers of both engines add up the pieces.
         """
@@ -272,7 +275,7 @@ class PieceTerms:
 
 
 def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """log d - scale * E / d, [rows, batches]."""
+    """Compute log d - scale * E / d, [rows, batches]."""
     entropies_sbuf = sums.columns.row_tile()
     nisa.reciprocal(dst=entropies_sbuf, data=sums.row_sum_sbuf)
     nisa.scalar_tensor_tensor(
@@ -290,16 +293,16 @@ def _entropies(sums: Statistics | ShiftedSums, row_entropy_sbuf: nl.NkiTensor) -
 def raise_negligible(
     chunk_sbuf: nl.NkiTensor, neg_max_sbuf: nl.NkiTensor, scale: float, is_shared: bool = False
 ) -> None:
-    """Raise elements of a chunk with exp(scale * (x - m)) = 0, where they stand, so that none is -inf.
+    """Raise elements of a chunk with exp(scale * (x - m)) = 0, in place, so that none is -inf.
 
-    A chunk of -inf alone stays as it is, and one of float16: that is what :func:`raise_infinite` is for.
+    A chunk that is all -inf stays as it is, and so does a chunk of float16, for which :func:`raise_infinite` is meant.
 
     Args:
         chunk_sbuf: x, [rows, columns].
-        neg_max_sbuf: -m, minus the maximum or anything that is not far below it, float32 [rows, 1].
-        scale: positive.
-        is_shared: GpSimd takes a half, for where Vector has another chunk to work on meanwhile: of bfloat16 Vector
-            takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
+        neg_max_sbuf: -m, minus the maximum or minus any number that is not far below it, float32 [rows, 1].
+        scale: a positive number.
+        is_shared: whether GpSimd takes a half. This pays where Vector has another chunk to work on meanwhile: for
+            bfloat16, Vector takes four elements a cycle, and GpSimd is modelled to take two cycles an element.
     """
     if chunk_sbuf.dtype == nl.float16:
         return
@@ -328,7 +331,7 @@ def raise_negligible(
 
 
 def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
-    """Raise -inf to the lowest number of float16, where it stands, once the exponentials are taken.
+    """Raise -inf to the lowest number of float16, in place, after the exponentials are taken.
 
     Elements of another type stay as :func:`raise_negligible` has left them.
     """
@@ -338,14 +341,14 @@ def raise_infinite(elements_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class Moments:
-    """What a group of batches gathers beside its statistics; None for what nobody asks for.
+    """The sums that a group of batches gathers besides its statistics; None for sums that no option needs.
 
     Attributes:
-        columns: how the tiles of chunks are laid out.
+        columns: the layout of the tiles of chunks.
         first: F and G.
         entropy: E.
         distances_sbuf: m_k - m, finite, [rows, batches, columns].
-        terms_sbuf: to compute in, of the same shape.
+        terms_sbuf: scratch of the same shape.
         squares: Q.
         mean: the sum of the elements.
     """
@@ -360,7 +363,7 @@ class Moments:
 
     @classmethod
     def make(cls, columns: Columns, with_first: bool, with_entropy: bool) -> Moments | None:
-        """Their tiles; None if there is nothing to gather."""
+        """Allocate the tiles; None if there is nothing to gather."""
         if not (with_first or with_entropy):
             return None
         first = entropy = None
@@ -371,12 +374,12 @@ class Moments:
         return cls(columns, first, entropy, columns.tile(), columns.tile())
 
     def keep_distances(self, distances_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Keep m_k - m, which the weights take the place of, finite."""
+        """Keep a finite copy of m_k - m, because the weights overwrite the distances."""
         kept_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         nisa.tensor_scalar(dst=kept_sbuf, data=distances_sbuf, op0=nl.maximum, operand0=FLOAT32_LOWEST)
 
     def combine(self, statistics: Statistics, chunks: int) -> None:
-        """What is gathered of the rows, while the weights are there: before ``Statistics.combine_sums``."""
+        """Combine the sums of each row while the weights are there: before ``Statistics.combine_sums``."""
         distances_sbuf = self.columns.in_use(self.distances_sbuf, chunks)
         terms_sbuf = self.columns.in_use(self.terms_sbuf, chunks)
         if self.first is not None:
@@ -389,7 +392,7 @@ class Moments:
             self.mean.combine(chunks)
 
     def restart(self) -> None:
-        """Put what is gathered of the chunks so far into column 0."""
+        """Put the sums of the chunks so far into column 0."""
         if self.first is not None:
             self.columns.restart(self.first.factors_sbuf, self.first.row_factors_sbuf)
             self.columns.restart(self.first.first_sbuf, self.first.row_first_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Numbers that are options of kernels, checked before the first instruction."""
+"""Checks of the numeric options of kernels, before the first instruction."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ LARGEST: Final = 2.0**128 * (1.0 - 2.0**-24)
 
 
 def require_option(function: str, name: str, value: float, least: float = -LARGEST) -> float:
-    """A finite number from ``least`` on, rounded to float32, in which the engines compute with it.
+    """Check that an option is a finite number, at least ``least``, and round it to float32, the type of the engines.
 
     Raises:
-        AssertionError: another one.
+        AssertionError: another number.
     """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     require(

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Pieces of a stream of which the next one is begun before this one is finished, so that no engine waits for another.
+"""A loop over pieces that begins the next piece before it finishes the current one, so that engines do not wait.
 
-An engine takes its instructions in the order in which they are issued. Were a piece finished before the next one is
-begun, an engine that has nothing to do with the end of this piece would wait for it all the same.
+An engine takes its instructions in the order in which they are issued. If a piece were finished before the next one is
+begun, an engine that has nothing to do with the end of this piece would still wait for it.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Begun = TypeVar("Begun")
 
 
 class PieceStream(Protocol[Placed]):
-    """What a core goes through: some visits, each of some pieces."""
+    """The pieces of a core: a number of visits, each with some pieces."""
 
     @property
     def visits(self) -> int:
-        """How many there are."""
+        """The number of visits."""
 
     def pieces(self, visit: int) -> list[Placed]:
-        """Those of a visit. Also issues loads of later ones."""
+        """Return the pieces of a visit, and issue the loads of later ones."""
 
 
 class Overlapped(Protocol[Placed_contra, Begun]):
-    """Work on a piece, in two steps."""
+    """The work on a piece, in two steps."""
 
     def begin(self, placed: Placed_contra) -> Begun:
-        """What comes first, such as differences that other engines take."""
+        """Issue the first step, such as differences that other engines take."""
 
     def finish(self, placed: Placed_contra, begun: Begun) -> None:
-        """The rest."""
+        """Issue the second step, which needs the result of the first."""
 
 
 def run_overlapped(stream: PieceStream[Placed], work: Overlapped[Placed, Begun]) -> None:
-    """All pieces: a piece is finished after the next one has begun, the last one at the end."""
+    """Process all pieces: finish each piece after the next one has begun, and the last one at the end."""
     ready: tuple[Placed, Begun] | None = None
     for visit in range(stream.visits):
         for placed in stream.pieces(visit):

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Rows that have to be computed anew: collected on chip while a kernel streams, and gone through at its end.
+"""Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
-Which rows these are is known on the device alone. So each flagged row gets a slot, by prefix sums that Tensor
-computes. Slot 128 i + j is row j of tile i; what a row is, its partition and its batch, is moved there by matrix
-products with ones at its row and its tile, and zeros elsewhere. At the end the cores agree on the larger of their
-numbers of rows, and a loop whose trip count is read at run time takes two tiles a trip: zero trips as a rule. A slot
-without a row reads the first row of its core, and what it would write is out of range, which the DMA engine is told to
-skip.
+Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
+row j of tile i. Matrix products with ones at its row and its tile, and zeros elsewhere, move the partition and the
+batch of a row into its slot. At the end the cores agree on the larger of their numbers of rows, and a loop whose
+iteration count is read at run time takes two tiles per iteration; usually it has no iterations. A slot without a row
+reads the first row of its core, and writes to an index out of range, which the DMA engine is told to skip.
 
 All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """
@@ -26,39 +25,39 @@ from nkilib.core.rows.tiles import cast, float32_like
 from nkilib.core.tiling import div_ceil
 from nkilib.nki import nisa, nl
 
-# Tiles of a trip: between two trips all engines meet, between two tiles loads run ahead.
+# Tiles of an iteration: between two iterations all engines synchronise, between two tiles loads run ahead.
 TILES_PER_TRIP = 2
 # Batches of a core: their numbers are exact in bfloat16, and the list fits a bank of PSUM.
 BATCHES_MAX = 256
-# Rows of a matrix: their numbers are exact in float32, and one that is none is out of range.
+# Rows of a matrix: their numbers are exact in float32, and the number for no row is out of range.
 ROWS_MAX = 2**23
 _NO_ROW = 2.0**24
 # Bytes of a partition of PSUM for tiles of a group of batches.
 _PSUM_OF_SLOTS = 512
-# Of the exchange of counts between the cores.
+# The pipe of the exchange of counts between the cores.
 _PIPE = 0
 
 
 def most_trips(rows: int) -> int:
-    """How often the loop runs when all of so many rows of a core are computed anew."""
+    """Return the number of iterations of the loop when all of ``rows`` rows of a core are recomputed."""
     return div_ceil(rows, ROWS_OF_TILE * TILES_PER_TRIP)
 
 
 @dataclass(frozen=True)
 class FlaggedRows:
-    """The rows of a core that are to be computed anew.
+    """The rows of a core that are to be recomputed.
 
     Attributes:
-        num_rows: of the matrix.
-        cores, core: of the launch.
-        rows_per_batch: of the first batch of the core.
-        tiles: of which there are slots.
-        constants: what slots are computed with.
-        count_sbuf: how many there are, float32 [128, 1], the same in each partition.
-        integer_count_sbuf: the same, int32 [1, 1].
-        list_psum: in slot 128 i + j, float32 [128 j, 2, tiles i]: one more than the partition of a row in its batch,
-            0 in a slot without a row; and its batch.
-        added: numbers of the batches of which there are rows in the list.
+        num_rows: the number of rows of the matrix.
+        cores, core: the number of cores of the launch, and the number of this core.
+        rows_per_batch: the number of rows of the first batch of the core.
+        tiles: the number of tiles that have slots.
+        constants: the constants for the computation of slots.
+        count_sbuf: the number of flagged rows so far, float32 [128, 1], the same in each partition.
+        integer_count_sbuf: the same number, int32 [1, 1].
+        list_psum: the list, float32 [128 j, 2, tiles i]. For slot 128 i + j it holds the partition of the row in its
+            batch plus one, or 0 in a slot without a row, and then the batch.
+        added: the numbers of the batches whose rows are in the list.
     """
 
     num_rows: int
@@ -74,7 +73,7 @@ class FlaggedRows:
 
     @classmethod
     def make(cls, num_rows: int, cores: int, core: int, rows_per_batch: int, num_batches: int) -> FlaggedRows:
-        """None yet, of a core with so many batches, at least one and at most ``BATCHES_MAX``."""
+        """Make an empty list for a core with ``num_batches`` batches, at least one and at most ``BATCHES_MAX``."""
         tiles = most_trips(num_batches * rows_per_batch) * TILES_PER_TRIP
         count_sbuf = nl.ndarray((ROWS_OF_TILE, 1), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=count_sbuf, value=0.0)
@@ -105,14 +104,14 @@ class FlaggedRows:
         self.put(self.counted(flags_sbuf), group)
 
     def put(self, slots: Slots, group: BatchGroup) -> None:
-        """Put the rows of a group of batches that have been counted into the list."""
+        """Put the counted rows of a group of batches into the list."""
         for batch in range(group.batches):
             self._list(slots, batch, group)
 
     def counted(self, flags_sbuf: nl.NkiTensor) -> Slots:
-        """Count the rows whose flag, float32 [rows, batches], is 1 and not 0: their slots, by batches and rows.
+        """Count the rows whose flag, float32 [rows, batches], is 1 and not 0; return their slots, by batches and rows.
 
-        The prefix sums: of the flags of a batch by a triangular matrix, of those of whole batches by a scan.
+        A triangular matrix gives the prefix sums of the flags within a batch, a scan those of whole batches.
         """
         rows, batches = flags_sbuf.shape
         shape = (ROWS_OF_TILE, batches)
@@ -158,15 +157,19 @@ class FlaggedRows:
         self.added.append(number)
 
     def exchanged_count(self) -> nl.NkiTensor | None:
-        """How many rows the other core has, int32 [1, 1], once all rows have been counted; None on one core.
+        """Return the number of rows of the other core, int32 [1, 1], after all rows are counted; None on one core.
 
         Both cores call it once. It is a transfer: other work may follow before :meth:`recompute`.
         """
         if self.cores == 1:
             return None
-        other, others_sbuf = 1 - self.core, nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
+        peer, others_sbuf = 1 - self.core, nl.ndarray((1, 1), dtype=nl.int32, buffer=nl.sbuf)
         nisa.sendrecv(
-            src=self.integer_count_sbuf, dst=others_sbuf, send_to_rank=other, recv_from_rank=other, pipe_id=_PIPE
+            src=self.integer_count_sbuf,
+            dst=others_sbuf,
+            send_to_rank=peer,
+            recv_from_rank=peer,
+            pipe_id=_PIPE,
         )
         return others_sbuf
 
@@ -176,13 +179,13 @@ class FlaggedRows:
         others_sbuf: nl.NkiTensor | None,
         after: list[nisa.NkiInstruction],
     ) -> None:
-        """Call ``compute`` with the rows of each trip, on all cores equally often.
+        """Call ``compute`` with the rows of each iteration, equally often on all cores.
 
         Args:
-            compute: takes the tiles of a trip. It is traced once, as the body of a loop, and writes results by
-                :meth:`GatheredRows.stored` alone.
-            others_sbuf: what :meth:`exchanged_count` has returned.
-            after: what has to be done before.
+            compute: a function of the tiles of an iteration. It is traced once, as the body of a loop, and writes its
+                results by :meth:`GatheredRows.stored` alone.
+            others_sbuf: the result of :meth:`exchanged_count`.
+            after: the instructions that have to finish before rows are read or written.
         """
         tiles = self._tiles(others_sbuf)
         list_sbuf = nl.ndarray(self.list_psum.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -196,7 +199,7 @@ class FlaggedRows:
         nl.fori_loop(0, tiles, recompute_rows, step=TILES_PER_TRIP)
 
     def _tiles(self, others_sbuf: nl.NkiTensor | None) -> nisa.VirtualRegister:
-        """How many tiles the core with the most rows needs."""
+        """Return the number of tiles that the core with the most rows needs."""
         count_sbuf = self.integer_count_sbuf
         if others_sbuf is not None:
             integer_op(count_sbuf, count_sbuf, others_sbuf, nl.maximum)
@@ -207,7 +210,7 @@ class FlaggedRows:
         return tiles
 
     def _gathered(self, slot_sbuf: nl.NkiTensor, after: list[nisa.NkiInstruction]) -> GatheredRows:
-        """The rows of a tile: (batch * rows_per_batch + partition) * cores + core, where nothing is 0."""
+        """Compute the rows of a tile: (batch * rows_per_batch + partition) * cores + core. Empty slots hold zeros."""
         ordinal_sbuf, batch_sbuf = slot_sbuf[:, 0, :], slot_sbuf[:, 1, :]
         number_sbuf, none_sbuf = float32_like(ordinal_sbuf), float32_like(ordinal_sbuf)
         _linear(number_sbuf, batch_sbuf, self.rows_per_batch, ordinal_sbuf)
@@ -239,7 +242,7 @@ class FlaggedRows:
 
 
 def _linear(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, factor: int, addend_sbuf: nl.NkiTensor) -> None:
-    """data * factor + addend."""
+    """Compute data * factor + addend."""
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=data_sbuf, op0=nl.multiply, operand0=float(factor), op1=nl.add, operand1=addend_sbuf
     )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tiles on chip that are taken in turn."""
+"""Ring buffers of tiles on chip."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from nkilib.nki import nl
 
 
 def ring_of(count: int, columns: int, dtype: nl.DType) -> list[nl.NkiTensor]:
-    """So many tiles [128, columns]."""
+    """Allocate ``count`` tiles [128, columns]."""
     return [nl.ndarray((PARTITIONS, columns), dtype=dtype, buffer=nl.sbuf) for _ in range(count)]
 
 
 @dataclass
 class Ring:
-    """Tiles of one shape: each next one is that which was taken longest ago.
+    """Tiles of one shape, used round-robin: the next tile is the one that was taken longest ago.
 
-    The body of a loop of the device is traced once, so it has to begin where it ended: :meth:`restart`.
+    The body of a device loop is traced once, so every iteration has to start at the same tile: :meth:`restart`.
 
     Attributes:
-        tiles: in their order.
+        tiles: the tiles in their order.
     """
 
     tiles: list[nl.NkiTensor]
@@ -31,14 +31,14 @@ class Ring:
 
     @classmethod
     def of_sbuf(cls, count: int, shape: tuple[int, ...], dtype: nl.DType) -> Ring:
-        """New tiles."""
+        """Allocate the tiles of a ring in SBUF."""
         return cls([nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(count)])
 
     def next_tile(self) -> nl.NkiTensor:
-        """The next one."""
+        """Return the next tile of the ring."""
         self._taken += 1
         return self.tiles[(self._taken - 1) % len(self.tiles)]
 
     def restart(self) -> None:
-        """The next one is the first one."""
+        """Make the first tile the next one."""
         self._taken = 0

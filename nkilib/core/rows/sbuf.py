@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How a partition of SBUF is divided: chunk buffers as large as asked for, scratch beside them, and small tiles."""
+"""The division of a partition of SBUF: chunk buffers of the size asked for, scratch beside them, and small tiles."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ SCRATCH_BYTES = 4
 
 
 def dtype_bytes(dtype: nl.DType) -> int:
-    """Bytes of an element of bfloat16, float16 or float32."""
+    """Return the bytes of an element of bfloat16, float16 or float32."""
     return 4 if dtype == nl.float32 else 2
 
 
 @dataclass(frozen=True)
 class TileRing:
-    """Tiles of a chunk's size that the chunks take in turn; none where a kernel needs none."""
+    """Tiles of a chunk's size, a ring buffer over the chunks. The ring is empty where a kernel needs no tiles."""
 
     tiles_sbuf: list[nl.NkiTensor]
 
     def tile(self, load: int, like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The one for chunk number ``load`` of the core, of the shape of another tile of that chunk."""
+        """Return the tile for chunk number ``load`` of the core, in the shape of another tile of that chunk."""
         rows, columns = like_sbuf.shape
         return self.tiles_sbuf[load % len(self.tiles_sbuf)][0:rows, 0:columns]
 
 
 @dataclass(frozen=True)
 class SbufPlan:
-    """What a kernel wants of a partition, whatever its chunk size is.
+    """The needs of a kernel in a partition of SBUF, for any chunk size.
 
     Attributes:
-        small_bytes: set aside for small tiles, with room for alignment.
-        num_scratch: float32 tiles of a chunk's size that a chunk needs beside its buffer.
+        small_bytes: the bytes set aside for small tiles, with room for alignment.
+        num_scratch: the number of float32 tiles of a chunk's size that a chunk needs besides its buffer.
     """
 
     small_bytes: int
@@ -48,15 +48,15 @@ class SbufPlan:
 
     @property
     def bytes_that_fit(self) -> int:
-        """Bytes of a partition that chunk buffers and scratch may take."""
+        """The bytes of a partition that chunk buffers and scratch may take."""
         return usable_sbuf_bytes() - self.small_bytes
 
     def largest_chunk(self, dtype: nl.DType) -> int:
-        """Columns of the largest chunk of which one buffer fits together with its scratch."""
+        """Return the columns of the largest chunk whose buffer and scratch fit together."""
         return self.bytes_that_fit // (dtype_bytes(dtype) + self.num_scratch * SCRATCH_BYTES)
 
     def divided(self, rows: int, chunk_size: int, dtype: nl.DType, loads: int) -> DividedSbuf:
-        """The plan for chunks [rows, chunk_size] of ``dtype``, of which the core loads ``loads``."""
+        """Return the plan for chunks [rows, chunk_size] of ``dtype``, if the core loads ``loads`` of them."""
         scratch_bytes = self.num_scratch * chunk_size * SCRATCH_BYTES
         chunk_bytes = chunk_size * dtype_bytes(dtype)
         # Two of each scratch tile, where they leave room for two chunk buffers.
@@ -70,10 +70,10 @@ class DividedSbuf:
     """A plan for chunks of one size.
 
     Attributes:
-        rows, chunk_size, dtype: of a chunk.
-        turns: tiles in a ring of scratch.
-        chunk_buffers: as many as fit, at most one for each load: with two or more, loads and stores run beside the
-            computation.
+        rows, chunk_size, dtype: the shape and type of a chunk.
+        turns: the number of tiles in a ring buffer of scratch.
+        chunk_buffers: the number of chunk buffers: all that fit, but at most one for each load. With two or more, loads
+            and stores run in parallel with the computation.
     """
 
     rows: int
@@ -83,16 +83,16 @@ class DividedSbuf:
     chunk_buffers: int
 
     def taken_bytes(self, plan: SbufPlan) -> int:
-        """Bytes of a partition that chunk buffers and the scratch of the plan take."""
+        """Return the bytes of a partition that chunk buffers and the scratch of the plan take."""
         scratch = self.turns * plan.num_scratch * SCRATCH_BYTES
         return self.chunk_size * (self.chunk_buffers * dtype_bytes(self.dtype) + scratch)
 
     def buffers(self) -> list[nl.NkiTensor]:
-        """The chunk buffers."""
+        """Allocate the chunk buffers."""
         return self._tiles(self.chunk_buffers, self.dtype)
 
     def ring(self, is_needed: bool) -> TileRing:
-        """One of the plan's scratch tiles; an empty ring if it is not needed."""
+        """Allocate the ring buffer of one of the plan's scratch tiles; an empty ring if it is not needed."""
         return TileRing(self._tiles(self.turns if is_needed else 0, nl.float32))
 
     def _tiles(self, count: int, dtype: nl.DType) -> list[nl.NkiTensor]:

@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums over a row for further scores of it, gathered chunk by chunk: of squared exponentials, and of the elements.
+"""Sums over a row for further scores, gathered chunk by chunk: of squared exponentials, and of the elements.
 
 With chunks k of maximum m_k, and m the maximum of the row,
 
     Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
     log sum p_j^2 = log Q - 2 log d
 
-where d is the sum of exp(z_j - m). Q is at least 1, as d is, so neither log loses anything.
+where d is the sum of exp(z_j - m). Q and d are at least 1, so neither log loses precision.
 
-The mean of the elements takes no maximum: their sum is as exact as they are. Where elements may be masked by -inf, the
-others are counted too.
+The mean of the elements needs no maximum: their sum is as exact as they are. Where elements may be masked by -inf, the
+unmasked elements are counted too.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class SquareMoment:
     row_squares_sbuf: nl.NkiTensor
 
     def take(self, exponentials_sbuf: nl.NkiTensor, scratch_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Q_k of one chunk.
+        """Compute Q_k of one chunk.
 
         Args:
             exponentials_sbuf: exp(z - m_k), float32 [rows, columns].
-            scratch_sbuf: any float type, of the same shape; it is overwritten.
-            place: of the chunk.
+            scratch_sbuf: scratch of any float type and the same shape; it is overwritten.
+            place: the place of the chunk in the group.
         """
         nisa.activation(
             dst=scratch_sbuf,
@@ -48,7 +48,7 @@ class SquareMoment:
         )
 
     def combine(self, statistics: Statistics, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Q of the rows, while the weights exp(m_k - m) are there; ``terms`` is overwritten."""
+        """Compute Q of the rows, while the weights exp(m_k - m) are there; ``terms`` is overwritten."""
         columns = statistics.columns
         weights_sbuf = columns.in_use(statistics.weights_sbuf, chunks)
         squares_sbuf = columns.in_use(self.squares_sbuf, chunks)
@@ -57,7 +57,7 @@ class SquareMoment:
         nisa.tensor_reduce(dst=self.row_squares_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def logs(self, statistics: Statistics) -> nl.NkiTensor:
-        """log sum p^2 = log Q - 2 log d, [rows, batches]."""
+        """Compute log sum p^2 = log Q - 2 log d, [rows, batches]."""
         logs_sbuf = float32_like(self.row_squares_sbuf)
         nisa.activation(dst=logs_sbuf, op=nl.log, data=self.row_squares_sbuf)
         nisa.scalar_tensor_tensor(
@@ -73,13 +73,14 @@ class SquareMoment:
 
 @dataclass(frozen=True)
 class MeanMoment:
-    """The sum of the elements x of a group of batches, and how many there are.
+    """The sum and the number of the elements x of a group of batches.
 
     Attributes:
-        columns: how the tiles of chunks are laid out.
-        num_columns: elements of a row, none of them masked where they are not counted.
-        sums_sbuf, row_sums_sbuf: of chunks, [rows, batches, columns], and of rows, [rows, batches].
-        counts_sbuf, row_counts_sbuf: elements of chunks and of rows that are not masked; None where none may be.
+        columns: the layout of the tiles of chunks.
+        num_columns: the number of elements of a row; none is masked where elements are not counted.
+        sums_sbuf, row_sums_sbuf: the sums of chunks, [rows, batches, columns], and of rows, [rows, batches].
+        counts_sbuf, row_counts_sbuf: the numbers of unmasked elements of chunks and of rows; None where none may be
+            masked.
     """
 
     columns: Columns
@@ -92,13 +93,13 @@ class MeanMoment:
     def take(
         self, elements_sbuf: nl.NkiTensor, unmasked_sbuf: nl.NkiTensor | None, scratch_sbuf: nl.NkiTensor, place: Place
     ) -> None:
-        """The sum of one chunk, on Scalar; on Vector where elements may be masked.
+        """Compute the sum of one chunk, on Scalar; on Vector where elements may be masked.
 
         Args:
             elements_sbuf: x, [rows, columns].
             unmasked_sbuf: 1.0, and 0.0 where an element is -inf, float32 [rows, columns]; None where none may be.
-            scratch_sbuf: any float type, of the same shape; it is overwritten.
-            place: of the chunk.
+            scratch_sbuf: scratch of any float type and the same shape; it is overwritten.
+            place: the place of the chunk in the group.
         """
         if unmasked_sbuf is None:
             nisa.activation(
@@ -122,18 +123,18 @@ class MeanMoment:
         )
 
     def combine(self, chunks: int) -> None:
-        """Sums and counts of the rows."""
+        """Compute the sums and counts of the rows."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             in_use_sbuf = self.columns.in_use(of_chunks_sbuf, chunks)
             nisa.tensor_reduce(dst=of_rows_sbuf, op=nl.add, data=in_use_sbuf, axis=2)
 
     def restart(self) -> None:
-        """Put sums and counts of the chunks so far into column 0."""
+        """Put the sums and counts of the chunks so far into column 0."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
 
     def means(self, scale: float) -> nl.NkiTensor:
-        """``scale`` times the means, [rows, batches]; NaN of a row whose elements are all masked."""
+        """Compute ``scale`` times the means, [rows, batches]; NaN for a row whose elements are all masked."""
         if self.row_counts_sbuf is None:
             return scaled(self.row_sums_sbuf, scale / self.num_columns)
         means_sbuf = float32_like(self.row_sums_sbuf)
@@ -150,11 +151,11 @@ class MeanMoment:
 
     @property
     def of_chunks(self) -> list[nl.NkiTensor]:
-        """What is kept of chunks."""
+        """Return the tiles of chunks: the sums, and the counts if there are any."""
         return [of_chunks_sbuf for of_chunks_sbuf, _ in self._pairs()]
 
     def _pairs(self) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-        """What is kept of chunks, and of rows."""
+        """Return the tiles of chunks, each with the tile of rows."""
         pairs = [(self.sums_sbuf, self.row_sums_sbuf)]
         if self.counts_sbuf is not None and self.row_counts_sbuf is not None:
             pairs.append((self.counts_sbuf, self.row_counts_sbuf))

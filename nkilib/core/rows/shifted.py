@@ -7,18 +7,19 @@ For a shift c of a row x,
 
     log(sum over the row of exp(x - c)) + c = log(sum over the row of exp(x - m)) + m,
 
-whatever c is. Here c is the largest of what comes first, the first chunk of a row, and of one element that is known
-already, so that the sum S of a row of finite elements is at least 1. Where the maximum m of the row is larger, S is up
-to exp(m - c) times what it would be under m. Up to :func:`sum_max` that is as good as the sum under m; beyond it, and
-where an infinity or a NaN comes in, the row has to be summed anew under its maximum: :func:`doubtful` says which rows.
+whatever c is. Here c is the larger of the maximum of the row's first chunk and of one element that is known already,
+so that the sum S of a row of finite elements is at least 1. If the maximum m of the row is larger, S is up to
+exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. Beyond it, and where an
+infinity or a NaN comes in, the row has to be recomputed under its maximum: :func:`doubtful` says which rows.
 
-The tiles hold -c, which is what the ``bias`` of an activation wants, clamped to the finite float32 range.
+The tiles hold -c, which is the ``bias`` of an activation, clamped to the finite float32 range.
 
-How far a sum may go. Rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
+Largest accepted sum: rounding x - c costs an element above c half a unit of the last place of x - c, relative to its
 exponential; log S is rounded to half a unit of its last place. With S at most 2^23, log S and every x - c are below 16,
-and either is at most 2^-21. The difference of two bfloat16 is exact unless one of them is over 2^16 times the other, so
-that these rows bear log's rounding alone. Of float32 elements both count: S is at most 2^11, log S below 8, each at
-most 2^-22. So it is of float16, of which 2^12 times the other is enough for a difference to be rounded.
+and each error is at most 2^-21. The difference of two bfloat16 is exact unless one of them is over 2^16 times the
+other, so rows of bfloat16 have the rounding error of log alone. For float32 elements both errors count: S is at most
+2^11, log S is below 8, and each error is at most 2^-22. The same holds for float16, where a factor of 2^12 between two
+numbers is enough for their difference to be rounded.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ from nkilib.nki import nisa, nl
 SUM_MIN = 0.5
 _SUM_MAX_OF_BFLOAT16 = 2.0**23
 _SUM_MAX_OF_OTHERS = 2.0**11
-# Beside an entropy, from which log S is subtracted again but for what the softmax is spread.
+# With an entropy, from which log S is subtracted again except for the spread of the softmax.
 SUM_MAX_BESIDE_ENTROPY = 2.0**11
 
 
 def sum_max(dtype: nl.DType) -> float:
-    """The largest sum under a shift that adds at most 2^-21 to the error of its log, for elements of ``dtype``."""
+    """Return the largest sum under a shift that adds at most 2^-21 to the error of its log, for ``dtype``."""
     return _SUM_MAX_OF_BFLOAT16 if dtype == nl.bfloat16 else _SUM_MAX_OF_OTHERS
 
 
 def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
-    """1.0 where a sum is outside [``SUM_MIN``, ``most``] or NaN, else 0.0: float32, of the shape of the sums."""
+    """Return 1.0 where a sum is outside [``SUM_MIN``, ``most``] or NaN, else 0.0: float32, shaped like the sums."""
     trusted_sbuf, doubtful_sbuf = float32_like(sums_sbuf), float32_like(sums_sbuf)
     # A NaN equals nothing, itself included.
     nisa.tensor_scalar(
@@ -55,13 +56,13 @@ def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class ShiftedSums:
-    """Shifts and sums of a group of batches, float32 but for ``exact_neg_max_sbuf``.
+    """Shifts and sums of a group of batches, float32 except for ``exact_neg_max_sbuf``.
 
     Attributes:
-        columns: how the tiles of chunks are laid out.
-        scale: of z = scale * x, positive: exponentials are those of z, and shifts those of x.
+        columns: the layout of the tiles of chunks.
+        scale: the positive scale of z = scale * x: exponentials are those of z, and shifts those of x.
         bias_sbuf: scale * -c of rows, [rows, batches]; the same tile as -c without a scale.
-        sums_sbuf: of chunks, [rows, batches, columns].
+        sums_sbuf: the sums of chunks, [rows, batches, columns].
         exact_neg_max_sbuf: minus the maximum of a first chunk, in the type of the chunk, [rows, 1].
         row_neg_max_sbuf, row_sum_sbuf, log_sum_sbuf: -c, S and log S of rows, [rows, batches]; -c stands where
             ``nkilib.core.rows.statistics.Statistics`` has minus the maximum.
@@ -78,7 +79,7 @@ class ShiftedSums:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> ShiftedSums:
-        """For chunks of ``dtype``, whose elements times ``scale`` are what counts."""
+        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
         row_neg_max_sbuf = columns.row_tile()
         return cls(
             columns,
@@ -92,24 +93,24 @@ class ShiftedSums:
         )
 
     def shift_of(self, batch: int) -> nl.NkiTensor:
-        """-c of a batch of the group: a view [rows, 1]."""
+        """Return -c of a batch of the group, as a view [rows, 1]."""
         return self.row_neg_max_sbuf[:, batch : batch + 1]
 
     def bias_of(self, batch: int) -> nl.NkiTensor:
-        """scale * -c of a batch of the group: a view [rows, 1]."""
+        """Return scale * -c of a batch of the group, as a view [rows, 1]."""
         return self.bias_sbuf[:, batch : batch + 1]
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The values times the scale; the tile itself where there is none."""
+        """Return the values times the scale; the tile itself where there is no scale."""
         return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
 
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
-        """-c of the rows of a batch, before their first chunk is summed.
+        """Compute -c of the rows of a batch, before their first chunk is summed.
 
         Args:
             chunk_sbuf: the first chunk, or a part of it, [rows, columns].
             element_sbuf: another element of each row, in the type of the chunk, [rows, 1].
-            batch: of the group.
+            batch: the number of the batch in the group.
         """
         shift_sbuf = self.shift_of(batch)
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
@@ -126,7 +127,7 @@ class ShiftedSums:
             nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale)
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """exp(x - c) of one chunk, and their sum. The exponentials may be written over the chunk."""
+        """Compute exp(x - c) of one chunk, and the sum. The exponentials may be written over the chunk."""
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,
@@ -139,14 +140,14 @@ class ShiftedSums:
         )
 
     def combine_sums(self, chunks: int) -> None:
-        """S of the rows, when ``chunks`` chunks of each have gone through."""
+        """Compute S of the rows, after ``chunks`` chunks of each."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.columns.in_use(self.sums_sbuf, chunks), axis=2)
 
     def restart(self, chunks: int) -> None:
-        """Put what ``chunks`` chunks have left in the columns, which are full, into column 0."""
+        """Put the sum of ``chunks`` chunks, which fill the columns, into column 0."""
         self.combine_sums(chunks)
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_logs(self) -> None:
-        """log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log S. Scalar loads another activation table for it, and exp's again for the next chunk."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sizes that hold for every kernel: they are the hardware's, and the same on every generation.
+"""Sizes that hold for every kernel. They are the hardware's, and the same on every generation.
 
-Host code that plans a launch takes them from here too, so nothing of NKI is imported. The types that kernels compute in
-are :data:`nkilib.core.rows.checks.FLOATS`.
+Host code that plans a launch takes them from here too, so this module imports nothing of NKI. The types that kernels
+compute in are :data:`nkilib.core.rows.checks.FLOATS`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Slots of rows that are to be computed anew: slot 128 i + j is row j of tile i."""
+"""Slots of rows that are to be recomputed: slot 128 i + j is row j of tile i."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ BITS_OF_ROW = 7
 
 @dataclass(frozen=True)
 class SlotTables:
-    """What slots are computed with.
+    """Constants for the computation of slots.
 
     Attributes:
         earlier_sbuf: 1 where row p of a batch comes after row k, bfloat16 [128 k, 128 p].
-        ones_sbuf: bfloat16 [128, 128].
+        ones_sbuf: ones, bfloat16 [128, 128].
         count_to_sbuf: 0, 1, 2, ... in each partition, float32 [128, 128 or more].
         ordinal_sbuf: 1, 2, 3, ... down the partitions, float32 [128, 1].
     """
@@ -33,7 +33,7 @@ class SlotTables:
 
     @classmethod
     def make(cls, tiles: int) -> SlotTables:
-        """For a list of so many tiles."""
+        """Make the constants for a list of ``tiles`` tiles."""
         shape = (ROWS_OF_TILE, ROWS_OF_TILE)
         wide = (ROWS_OF_TILE, max(ROWS_OF_TILE, tiles))
         count_to_sbuf = nl.ndarray(wide, dtype=nl.float32, buffer=nl.sbuf)
@@ -51,11 +51,11 @@ class SlotTables:
 
 @dataclass(frozen=True)
 class Slots:
-    """Of the rows of a group of batches, float32 [rows, batches].
+    """The slots of the rows of a group of batches, float32 [rows, batches].
 
     Attributes:
-        row_sbuf: of its tile.
-        tile_sbuf: of the slot; -1 for a row that is not flagged.
+        row_sbuf: the row of the slot in its tile.
+        tile_sbuf: the tile of the slot; -1 for a row that is not flagged.
     """
 
     row_sbuf: nl.NkiTensor
@@ -63,7 +63,7 @@ class Slots:
 
 
 def cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
-    """The row and the tile of slots: their low and their high bits."""
+    """Split slots into the row and the tile, their low and their high bits."""
     bits_sbuf, row_sbuf, tile_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
     low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_OF_TILE - 1)

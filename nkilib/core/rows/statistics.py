@@ -7,19 +7,19 @@ For chunk k let m_k be the maximum of its elements and s_k the sum of exp(x - m_
 
     sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m),
 
-so that chunks need not know of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
-(m_k, s_k) of all chunks of a group of batches stand in two tiles ``[rows, batches, columns]``, and one instruction
-combines those of the whole group: nothing of shape [P, 1] stands between a chunk and the next one, and few logs are
-taken.
+so that chunks are independent of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
+(m_k, s_k) of all chunks of a group of batches are kept in two tiles ``[rows, batches, columns]``, and one instruction
+combines those of the whole group. So no computation of shape [P, 1] separates a chunk from the next one, and few logs
+are taken.
 
 A batch of more than ``STATISTICS_COLUMNS`` chunks is alone in its group; whenever its columns are full, they are
 combined into column 0.
 
-The tiles hold -m_k, which is what the ``bias`` of an activation wants. It is clamped to the finite float32 range: a
-chunk of -inf alone then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
+The tiles hold -m_k, which is the ``bias`` of an activation. It is clamped to the finite float32 range: a chunk that is
+all -inf then gives exp(-inf - lowest) = 0, not NaN from inf - inf.
 
-What is gathered may be that of z = scale * x, as under a temperature. Maxima and their distances stay those of x, so
-that large elements still cancel before anything is rounded; only what goes into an exponential is scaled.
+The statistics may be those of z = scale * x, as under a temperature. Maxima and their distances stay those of x, so
+that large elements still cancel before anything is rounded; only the arguments of exponentials are scaled.
 """
 
 from __future__ import annotations
@@ -35,29 +35,29 @@ STATISTICS_COLUMNS = 128
 
 
 def most_batches_of_group(num_chunks: int) -> int:
-    """How many batches of so many chunks a row share the columns of the statistics."""
+    """Return how many batches with ``num_chunks`` chunks per row can share the columns of the statistics."""
     return max(1, min(GROUP_BATCHES_MAX, STATISTICS_COLUMNS // num_chunks))
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where something stands that is known of a chunk: its batch in the group, and its column."""
+    """The place of a chunk's number in a tile of chunks: the batch in the group, and the column."""
 
     batch: int
     column: int
 
     def of(self, tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """There, in a tile [rows, batches, columns]: a view [rows, 1]."""
+        """Return this place of a tile [rows, batches, columns], as a view [rows, 1]."""
         return tile_sbuf[:, self.batch, self.column : self.column + 1]
 
 
 @dataclass(frozen=True)
 class Columns:
-    """How a group of batches keeps what is known of each of its chunks.
+    """The layout of the tiles in which a group of batches keeps a number for each chunk.
 
     Attributes:
-        rows, batches: of the group.
-        count: columns, at least two where a row has more chunks than columns.
+        rows, batches: the rows and the number of batches of the group.
+        count: the number of columns, at least two where a row has more chunks than columns.
     """
 
     rows: int
@@ -66,51 +66,54 @@ class Columns:
 
     @classmethod
     def of_group(cls, group: BatchGroup, num_chunks: int) -> Columns:
-        """For rows of so many chunks."""
+        """Return the layout for a group whose rows have ``num_chunks`` chunks."""
         return cls(group.rows, group.batches, min(num_chunks, STATISTICS_COLUMNS))
 
     def tile(self) -> nl.NkiTensor:
-        """A float32 number for each chunk: [rows, batches, count]."""
+        """Allocate a float32 number for each chunk: [rows, batches, count]."""
         return nl.ndarray((self.rows, self.batches, self.count), dtype=nl.float32, buffer=nl.sbuf)
 
     def row_tile(self, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """A number for each row: [rows, batches]."""
+        """Allocate a number for each row: [rows, batches]."""
         return nl.ndarray((self.rows, self.batches), dtype=dtype, buffer=nl.sbuf)
 
     def place(self, batch: int, chunk: int) -> Place:
-        """Where chunk number ``chunk`` of the rows of a batch stands."""
+        """Return the place of chunk number ``chunk`` of the rows of a batch."""
         return Place(batch, self._column(chunk))
 
     def _column(self, chunk: int) -> int:
-        """Column 0 for chunk 0, and later for what was combined; the other chunks take the other columns in turn."""
+        """Return the column of a chunk: 0 for chunk 0, and round-robin over the others for the chunks after it.
+
+        Column 0 later holds the combined value of earlier chunks.
+        """
         return 0 if chunk == 0 else 1 + (chunk - 1) % (self.count - 1)
 
     def in_use(self, tile_sbuf: nl.NkiTensor, chunks: int) -> nl.NkiTensor:
-        """The part of a tile that holds something once ``chunks`` chunks of each row have gone through."""
+        """Return the columns of a tile that are written after ``chunks`` chunks of each row."""
         return tile_sbuf[:, :, 0 : 1 + self._column(chunks - 1)]
 
     def are_full(self, chunk: int) -> bool:
-        """Whether the chunks before have to be combined into column 0, before a chunk that finds no column."""
+        """Tell whether earlier chunks have to be combined into column 0 before chunk number ``chunk`` gets a column."""
         return chunk >= self.count and self._column(chunk) == 1
 
     def restart(self, tile_sbuf: nl.NkiTensor, row_sbuf: nl.NkiTensor) -> None:
-        """Put what was combined into column 0."""
+        """Put the combined value into column 0."""
         nisa.tensor_copy(dst=tile_sbuf[:, :, 0], src=row_sbuf)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Maxima and sums of a group of batches, float32 but for ``exact_neg_max_sbuf``.
+    """Maxima and sums of a group of batches, float32 except for ``exact_neg_max_sbuf``.
 
     Attributes:
-        columns: how the tiles of chunks are laid out.
-        scale: of z = scale * x, positive.
-        neg_max_sbuf: -m_k, of x, [rows, batches, columns].
+        columns: the layout of the tiles of chunks.
+        scale: the positive scale of z = scale * x.
+        neg_max_sbuf: -m_k, in units of x, [rows, batches, columns].
         bias_sbuf: scale * -m_k; the same tile without a scale.
-        sums_sbuf, weights_sbuf: s_k and exp(scale * (m_k - m)), likewise.
+        sums_sbuf, weights_sbuf: s_k and exp(scale * (m_k - m)), of the same shape.
         exact_neg_max_sbuf: -m_k of one chunk, not clamped, in the type of the chunk, [rows, 1].
-        row_neg_max_sbuf: -m, of x, [rows, batches].
-        row_sum_sbuf, log_sum_sbuf: d and log d of rows, likewise.
+        row_neg_max_sbuf: -m, in units of x, [rows, batches].
+        row_sum_sbuf, log_sum_sbuf: d and log d of rows, [rows, batches].
     """
 
     columns: Columns
@@ -126,7 +129,7 @@ class Statistics:
 
     @classmethod
     def make(cls, columns: Columns, dtype: nl.DType, scale: float = 1.0) -> Statistics:
-        """For chunks of ``dtype``, whose elements times ``scale`` are what counts."""
+        """Allocate the tiles for chunks x of ``dtype``, where z = ``scale`` * x."""
         neg_max_sbuf = columns.tile()
         return cls(
             columns,
@@ -142,7 +145,7 @@ class Statistics:
         )
 
     def take_maximum(self, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """-m_k of one chunk, exactly and clamped."""
+        """Compute -m_k of one chunk, exactly and clamped."""
         # A maximum loses nothing in the type of its data. Vector may be twice as fast where both have the same 16-bit
         # type.
         nisa.tensor_reduce(dst=self.exact_neg_max_sbuf, op=nl.maximum, data=chunk_sbuf, axis=1, negate=True)
@@ -156,7 +159,7 @@ class Statistics:
             )
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """s_k of one chunk, whose maximum is there. The exponentials may be written over the chunk."""
+        """Compute s_k of one chunk, whose maximum is known. The exponentials may be written over the chunk."""
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,
@@ -169,7 +172,7 @@ class Statistics:
         )
 
     def scaled(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """The values times the scale; the tile itself where there is none."""
+        """Return the values times the scale; the tile itself where there is no scale."""
         return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
 
     def restart(self) -> None:
@@ -178,9 +181,9 @@ class Statistics:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_distances(self, chunks: int) -> nl.NkiTensor:
-        """-m = min of -m_k, and m_k - m, which are returned and take the place of the weights.
+        """Compute -m = min of -m_k, and m_k - m, which is returned and overwrites the weights.
 
-        Needs no sums: issued right after the last of ``chunks`` chunks of a row, it keeps no engine waiting.
+        It needs no sums: issued right after the last of ``chunks`` chunks of a row, it keeps no engine waiting.
         """
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         distances_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
@@ -194,17 +197,20 @@ class Statistics:
         return distances_sbuf
 
     def take_weights(self, chunks: int) -> None:
-        """The weights exp(scale * (m_k - m)), once the distances are there."""
+        """Compute the weights exp(scale * (m_k - m)) from the distances."""
         weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
         nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf, scale=self.scale)
 
     def combine_sums(self, chunks: int) -> None:
-        """d = sum of s_k * exp(m_k - m). Vector waits here until Scalar is done with the last chunk and the weights."""
+        """Compute d = sum of s_k * exp(m_k - m).
+
+        Vector waits here until Scalar is done with the last chunk and the weights.
+        """
         sums_sbuf = self.columns.in_use(self.sums_sbuf, chunks)
         weights_sbuf = self.columns.in_use(self.weights_sbuf, chunks)
         nisa.tensor_tensor(dst=weights_sbuf, data1=weights_sbuf, data2=sums_sbuf, op=nl.multiply)
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=weights_sbuf, axis=2)
 
     def take_logs(self) -> None:
-        """log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
+        """Compute log d. Scalar loads another activation table for it, and exp's again for the next chunk."""
         nisa.activation(dst=self.log_sum_sbuf, op=nl.log, data=self.row_sum_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loads of chunks ahead of the computation: each queue and each engine runs its instructions in the order of issue."""
+"""Loads of chunks ahead of the computation. Each queue and each engine runs its instructions in the order of issue."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Rows = TypeVar("Rows", bound=RowsOfMatrix)
 
 
 def num_chunks(columns: int, first_size: int, chunk_size: int) -> int:
-    """Of a row of so many columns, whose first chunk has a size of its own."""
+    """Return the number of chunks of a row of ``columns`` columns, whose first chunk has a size of its own."""
     return 1 + div_ceil(max(0, columns - first_size), chunk_size)
 
 
 def loads_in_flight(buffers: int) -> int:
-    """How many chunks are being loaded at a time.
+    """Return how many chunks are loaded at a time.
 
-    Of three or more buffers, one is left to the chunk before, which is still computed on or stored: a load that waits
-    for it would hold up whatever its queue has to do next.
+    With three or more buffers, one is left to the previous chunk, which is still computed on or stored: a load that
+    waits for this buffer would hold up the later instructions of its queue.
     """
     return max(min(2, buffers), buffers - 1)
 
@@ -34,10 +34,10 @@ class Chunk(Generic[Rows]):
     """Some columns of the rows of a batch.
 
     Attributes:
-        load: its number among all chunks of the core.
-        batch: its rows.
-        number: in its row, from 0.
-        start, end: its columns.
+        load: the number of the chunk among all chunks of the core.
+        batch: the rows of the chunk.
+        number: the number of the chunk in its row, from 0.
+        start, end: the columns of the chunk.
     """
 
     load: int
@@ -48,25 +48,25 @@ class Chunk(Generic[Rows]):
 
     @property
     def columns(self) -> int:
-        """How many."""
+        """The number of columns."""
         return self.end - self.start
 
     def of(self, matrix_hbm: nl.NkiTensor) -> nl.NkiTensor:
-        """The part of a matrix that the chunk is, a view."""
+        """Return the chunk's part of a matrix, as a view."""
         return self.batch.part_of(matrix_hbm, self.start, self.end)
 
 
 @dataclass(frozen=True)
 class Stream(Generic[Rows]):
-    """A matrix as the chunks that a core takes one after the other, and the buffers that they take in turn.
+    """A matrix as the sequence of chunks that a core processes, and the ring buffer that the chunks are loaded into.
 
     Attributes:
-        matrix_hbm: [N, columns].
-        batches: of the core, in the order of its visits; a batch may be visited more than once.
+        matrix_hbm: the matrix, [N, columns].
+        batches: the batches of the core, in the order of its visits; a batch may be visited more than once.
         buffers_sbuf: one or more tiles [rows, columns of a chunk].
-        chunk_size: columns of a chunk but for the first and the last one of a row, which may have fewer.
-        first_size: columns of the first chunk of a row, if the row has as many.
-        num_chunks: of a row.
+        chunk_size: the columns of a chunk; the first and the last chunk of a row may have fewer.
+        first_size: the columns of the first chunk of a row, if the row has as many.
+        num_chunks: the number of chunks of a row.
     """
 
     matrix_hbm: nl.NkiTensor
@@ -84,11 +84,12 @@ class Stream(Generic[Rows]):
         buffers_sbuf: list[nl.NkiTensor],
         is_first_halved: bool = False,
     ) -> Stream[Rows]:
-        """In chunks of a buffer's columns.
+        """Make a stream whose chunks have the columns of a buffer.
 
         Args:
-            matrix_hbm, batches, buffers_sbuf: as the attributes.
-            is_first_halved: the first chunk of a row has half as many columns: what waits for it starts earlier.
+            matrix_hbm, batches, buffers_sbuf: see the attributes.
+            is_first_halved: whether the first chunk of a row has half as many columns, so that work that waits for it
+                starts earlier.
         """
         chunk_size = buffers_sbuf[0].shape[1]
         first_size = div_ceil(chunk_size, 2) if is_first_halved else chunk_size
@@ -97,24 +98,24 @@ class Stream(Generic[Rows]):
 
     @property
     def loads(self) -> int:
-        """Chunks of the core."""
+        """The number of chunks of the core."""
         return len(self.batches) * self.num_chunks
 
     def chunk(self, load: int) -> Chunk[Rows]:
-        """Chunk number ``load`` of the core, counted over all batches."""
+        """Return chunk number ``load`` of the core, counted over all batches."""
         visit, number = divmod(load, self.num_chunks)
         end = self.first_size + number * self.chunk_size
         start = max(0, end - self.chunk_size)
         return Chunk(load, self.batches[visit], number, start, min(end, self.matrix_hbm.shape[1]))
 
     def loaded(self, load: int) -> nl.NkiTensor:
-        """A chunk on chip; also issues the loads of later ones, for which there are buffers: they take them in turn.
+        """Return a chunk on chip, and issue the loads of later chunks into free buffers, round-robin.
 
         Args:
-            load: which one; to be called with 0, 1, 2, ...
+            load: the number of the chunk; call with 0, 1, 2, ...
 
         Returns:
-            tile [rows, columns of the chunk].
+            The tile of the chunk, [rows, columns of the chunk].
         """
         in_flight = loads_in_flight(len(self.buffers_sbuf))
         first = 0 if load == 0 else load + in_flight - 1
@@ -123,7 +124,7 @@ class Stream(Generic[Rows]):
         return self.on_chip(load)
 
     def on_chip(self, load: int) -> nl.NkiTensor:
-        """The tile that chunk number ``load`` is loaded into."""
+        """Return the tile that chunk number ``load`` is loaded into."""
         chunk = self.chunk(load)
         buffer_sbuf = self.buffers_sbuf[load % len(self.buffers_sbuf)]
         if buffer_sbuf.shape == (chunk.batch.rows, chunk.columns):

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Small tiles, a number a row or a few, and arithmetic on them: each function makes the tile that it returns."""
+"""Small tiles with one or a few numbers for each row, and arithmetic on them.
+
+Each function makes the tile it returns.
+"""
 
 from __future__ import annotations
 
@@ -12,55 +15,55 @@ FLOAT32_LOWEST = -FLOAT32_HIGHEST
 
 
 def finite_limit(scale: float) -> float:
-    """What float32 numbers are clamped to so that they stay finite, times ``scale`` too."""
+    """Return the limit that float32 numbers are clamped to so that they stay finite, also times ``scale``."""
     return FLOAT32_HIGHEST if scale <= 1.0 else 0.5 * FLOAT32_HIGHEST / scale
 
 
 def clamp(dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scale: float) -> None:
-    """Numbers that stay finite, times ``scale`` too; ``dst_sbuf`` may be the data."""
+    """Clamp numbers so that they stay finite, also times ``scale``; ``dst_sbuf`` may be the data."""
     limit = finite_limit(scale)
     nisa.tensor_scalar(dst=dst_sbuf, data=data_sbuf, op0=nl.minimum, operand0=limit, op1=nl.maximum, operand1=-limit)
 
 
 def float32_like(like_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """A float32 tile of the shape of another one."""
+    """Allocate a float32 tile of the shape of another tile."""
     return nl.ndarray(like_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
 
 
 def constant(like_sbuf: nl.NkiTensor, value: float) -> nl.NkiTensor:
-    """A float32 tile that is ``value`` everywhere."""
+    """Make a float32 tile, of the shape of another tile, that is ``value`` everywhere."""
     constant_sbuf = float32_like(like_sbuf)
     nisa.memset(dst=constant_sbuf, value=value)
     return constant_sbuf
 
 
 def scaled(values_sbuf: nl.NkiTensor, factor: float | nl.NkiTensor) -> nl.NkiTensor:
-    """values * factor, a number or float32 [rows, 1]."""
+    """Compute values * factor; the factor is a number or a float32 tile [rows, 1]."""
     scaled_sbuf = float32_like(values_sbuf)
     nisa.tensor_scalar(dst=scaled_sbuf, data=values_sbuf, op0=nl.multiply, operand0=factor)
     return scaled_sbuf
 
 
 def product(values_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """values * factors, element by element."""
+    """Compute values * factors, element by element."""
     product_sbuf = float32_like(values_sbuf)
     nisa.tensor_tensor(dst=product_sbuf, data1=values_sbuf, data2=factors_sbuf, op=nl.multiply)
     return product_sbuf
 
 
 def difference(values_sbuf: nl.NkiTensor, subtracted_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """values - subtracted, element by element."""
+    """Compute values - subtracted, element by element."""
     difference_sbuf = float32_like(values_sbuf)
     nisa.tensor_tensor(dst=difference_sbuf, data1=values_sbuf, data2=subtracted_sbuf, op=nl.subtract)
     return difference_sbuf
 
 
 def selected(values_sbuf: nl.NkiTensor, is_wanted_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """The values where ``is_wanted`` is not 0, and 0 elsewhere, whatever stands there: a product would keep a NaN.
+    """Return the values where ``is_wanted`` is not 0, and 0 elsewhere, even over a NaN, which a product would keep.
 
     Args:
-        values_sbuf: float32.
-        is_wanted_sbuf: uint32, of the same shape.
+        values_sbuf: the values, float32.
+        is_wanted_sbuf: the mask, uint32, of the same shape.
     """
     selected_sbuf = constant(values_sbuf, 0.0)
     nisa.tensor_copy_predicated(dst=selected_sbuf, src=values_sbuf, predicate=is_wanted_sbuf)
@@ -68,7 +71,7 @@ def selected(values_sbuf: nl.NkiTensor, is_wanted_sbuf: nl.NkiTensor) -> nl.NkiT
 
 
 def with_nan_of_infinite(values_sbuf: nl.NkiTensor, suspects_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """The values as a tile of ``dtype``, NaN where the suspects are infinite or NaN: suspects * 0 is added to them."""
+    """Return the values as a tile of ``dtype``, NaN where the suspects are infinite or NaN: suspects * 0 is added."""
     marked_sbuf = nl.ndarray(values_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
     nisa.scalar_tensor_tensor(
         dst=marked_sbuf, data=suspects_sbuf, op0=nl.multiply, operand0=0.0, op1=nl.add, operand1=values_sbuf
@@ -77,7 +80,7 @@ def with_nan_of_infinite(values_sbuf: nl.NkiTensor, suspects_sbuf: nl.NkiTensor,
 
 
 def cast(tile_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """The tile itself if it has that type, else a copy that has."""
+    """Return the tile itself if it has that type, else a copy that has."""
     if tile_sbuf.dtype == dtype:
         return tile_sbuf
     cast_sbuf = nl.ndarray(tile_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
@@ -86,7 +89,7 @@ def cast(tile_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
 
 
 def sum_in_place(tile_sbuf: nl.NkiTensor, total_sbuf: nl.NkiTensor) -> None:
-    """The sum of each row of a tile, into [rows, 1]; on Scalar, while Vector makes the next tile."""
+    """Compute the sum of each row of a tile, into [rows, 1], on Scalar, while Vector makes the next tile."""
     nisa.activation(
         dst=tile_sbuf,
         op=nl.copy,
@@ -98,7 +101,10 @@ def sum_in_place(tile_sbuf: nl.NkiTensor, total_sbuf: nl.NkiTensor) -> None:
 
 
 def log_of_constant(value: float, rows: int) -> nl.NkiTensor:
-    """log(value) as a float32 tile [rows, 1]; once per kernel, since log and exp need different activation tables."""
+    """Make log(value) as a float32 tile [rows, 1].
+
+    Once per kernel, since log and exp need different activation tables.
+    """
     log_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=log_sbuf, value=value)
     nisa.activation(dst=log_sbuf, op=nl.log, data=log_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A launch of a kernel of the library, and what it should give."""
+"""A launch of a kernel of the library, and its expected results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from nkilib.verify.values import Distance, class_difference, distance
 from nkilib.verify.verdict import Status, Verdict
 
 
-class Truth(NamedTuple):
-    """What a result should be.
+class Reference(NamedTuple):
+    """The expected value of a result.
 
     Attributes:
-        exact: in float64, or exactly, as integers.
-        bound: largest accepted error of each element; None: every element must be equal.
-        is_defined: the elements for which it is; None for all. The others are held against the simulator's class alone.
+        exact: the value in float64, or exactly, as integers.
+        bound: the largest accepted error of each element; None: every element must be equal.
+        is_defined: the elements for which the value is defined; None for all. Other elements are only compared with the
+            simulator's class.
     """
 
     exact: Array
@@ -33,7 +34,7 @@ class Truth(NamedTuple):
     is_defined: Array | None = None
 
     def worst_error(self, came: Array) -> float:
-        """The largest error as a share of its bound; infinite where the class of an element is another one."""
+        """Return the largest error as a share of its bound; infinite if the class of an element differs."""
         if self.bound is None:
             return 0.0 if np.array_equal(came, self.exact) else np.inf
         with np.errstate(all="ignore"):
@@ -43,7 +44,7 @@ class Truth(NamedTuple):
         return float((errors if self.is_defined is None else errors[self.is_defined]).max(initial=0.0))
 
 
-Truths = Mapping[str, Truth]
+References = Mapping[str, Reference]
 
 
 @dataclass(frozen=True)
@@ -51,20 +52,21 @@ class Case(Step):
     """A launch of a kernel.
 
     Attributes:
-        sizes: of the logits, positions and classes.
-        kernel: what ``nki.jit`` returned.
-        arguments: makes its arguments by name, the same ones every time.
-        results: names of what it returns, in order.
-        truths: makes the truth of results from the arguments; of a result without one the classes alone are compared.
-        num_cores: of the launch.
-        written: the argument that the kernel writes over, if it does.
+        sizes: the numbers of positions and classes of the logits.
+        kernel: the kernel that ``nki.jit`` returned.
+        arguments: a function that makes the arguments by name, the same ones every time.
+        results: the names of the returned tensors, in order.
+        references: a function that makes the references of results from the arguments; for a result without a reference
+            only the classes are compared.
+        num_cores: the number of cores of the launch.
+        written: the argument that the kernel overwrites, if it does.
     """
 
     sizes: tuple[int, int]
     kernel: Any
     arguments: Callable[[], dict[str, Any]]
     results: Sequence[str]
-    truths: Callable[[Mapping[str, Any]], Truths]
+    references: Callable[[Mapping[str, Any]], References]
     num_cores: int
     written: str | None = None
 
@@ -86,20 +88,20 @@ class Case(Step):
         expected = self.observe(is_device=False)
         if expected.error is not None:
             return Verdict(Status.FAILED, f"on the simulator: {expected.error}")
-        truths = self.truths(arguments)
-        found = [
-            judged(name, observation.arrays[name], expected.arrays[name], truths.get(name)) for name in self.results
+        references = self.references(arguments)
+        judged_results = [
+            judged(name, observation.arrays[name], expected.arrays[name], references.get(name)) for name in self.results
         ]
-        wrong = [each.wrong for each in found if each.wrong]
+        wrong = [result.wrong for result in judged_results if result.wrong]
         wrong += self._changed(observation, arguments)
-        lines = [f"{each.name}: {each}" for each in found]
-        details = {each.name: each.details() for each in found}
+        lines = [f"{result.name}: {result}" for result in judged_results]
+        details = {result.name: result.details() for result in judged_results}
         if wrong:
             return Verdict(Status.DIFFERS, "\n".join([*wrong, *lines]), details)
         return Verdict(Status.AS_EXPECTED, "\n".join(lines), details)
 
     def _changed(self, observation: Observation, arguments: Mapping[str, Any]) -> list[str]:
-        """The arrays that the launch has changed without being asked to."""
+        """Return a message for each array that the launch changed although it only reads it."""
         return [
             f"{name}: changed by the launch, which only reads it"
             for name, value in arguments.items()
@@ -111,13 +113,13 @@ class Case(Step):
 
 @dataclass(frozen=True)
 class JudgedResult:
-    """A result beside float64 and the simulator.
+    """A result compared with float64 and the simulator.
 
     Attributes:
-        name: of the result.
-        wrong: what is not as expected; empty if all is.
-        worst: largest error as a share of its bound; None where there is no truth.
-        distance: from the simulator's; None where shape or type differ.
+        name: the name of the result.
+        wrong: a message about what is not as expected; empty if everything is.
+        worst: the largest error as a share of its bound; None if there is no reference.
+        distance: the distance from the simulator's result; None if shape or type differ.
     """
 
     name: str
@@ -130,21 +132,21 @@ class JudgedResult:
         return f"{error}{self.distance}" if self.distance is not None else "of another shape or type"
 
     def details(self) -> dict[str, Any]:
-        """For the report in JSON, which has no infinite number."""
+        """Return the details for the report in JSON, which has no infinite number."""
         worst = None if self.worst is None or not np.isfinite(self.worst) else self.worst
-        found: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
+        details: dict[str, Any] = {"worst_error_over_bound": worst, "wrong": self.wrong}
         if self.distance is not None:
-            found |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
-        return found
+            details |= {"same_bits_as_simulator": self.distance.same_bits, "most_ulp": self.distance.most_ulp}
+        return details
 
 
-def judged(name: str, came: Array, simulated: Array, truth: Truth | None) -> JudgedResult:
-    """Hold a result against the simulator's and against the truth."""
+def judged(name: str, came: Array, simulated: Array, reference: Reference | None) -> JudgedResult:
+    """Compare a result with the simulator's result and with the reference."""
     came = typed(came, simulated)
     if (came.shape, came.dtype) != (simulated.shape, simulated.dtype):
         wrong = f"{name}: {came.dtype}{list(came.shape)} came, {simulated.dtype}{list(simulated.shape)} was expected"
         return JudgedResult(name, wrong, None, None)
-    worst = None if truth is None else truth.worst_error(came)
+    worst = None if reference is None else reference.worst_error(came)
     difference = class_difference(came, simulated)
     wrong = ""
     if difference is not None:

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
-from nkilib.experimental.loss.ctc.host.truth import (
+from nkilib.experimental.loss.ctc.host.reference import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,
@@ -23,7 +23,7 @@ from nkilib.experimental.loss.ctc.host.truth import (
 )
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.observation import Array
 
 # Several chunks of time, a short one among them; sequences for both cores; labels that repeat.
@@ -35,10 +35,10 @@ _BLANK: Final = 2
 def _batch(type_name: str, **options: Any) -> dict[str, Any]:
     logits = inputs.logits(*_SIZES, "float32").astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
-    found: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+    log_probs: Array = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     targets = inputs.targets(_SEQUENCES * _LABELS, _CLASSES - 1).reshape(_SEQUENCES, _LABELS)
     return {
-        "log_probs_hbm": found.reshape(_STEPS, _SEQUENCES, _CLASSES).astype(inputs.TYPES[type_name][0]),
+        "log_probs_hbm": log_probs.reshape(_STEPS, _SEQUENCES, _CLASSES).astype(inputs.TYPES[type_name][0]),
         "targets_hbm": np.where(targets >= _BLANK, targets + 1, targets).astype(np.int32),
         "input_lengths_hbm": np.array([_STEPS, 40, _STEPS, 9, 64], np.int32),  # the fourth has too few steps
         "target_lengths_hbm": np.array([12, 7, 0, 11, 1], np.int32),
@@ -47,40 +47,44 @@ def _batch(type_name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def _found(given: Mapping[str, Any]) -> CtcLosses:
-    lengths = given["input_lengths_hbm"], given["target_lengths_hbm"]
-    return ctc_loss_reference(given["log_probs_hbm"], given["targets_hbm"], *lengths, given["blank"])
+def _reference_losses(arguments: Mapping[str, Any]) -> CtcLosses:
+    lengths = arguments["input_lengths_hbm"], arguments["target_lengths_hbm"]
+    return ctc_loss_reference(arguments["log_probs_hbm"], arguments["targets_hbm"], *lengths, arguments["blank"])
 
 
-def _forward_truths(given: Mapping[str, Any]) -> Truths:
-    found, lengths = _found(given), (given["input_lengths_hbm"], given["target_lengths_hbm"])
-    reduction = given.get("reduction", "mean")
-    exact = reduced(found.losses, lengths[1], reduction, bool(given.get("zero_infinity", False)))
+def _forward_references(arguments: Mapping[str, Any]) -> References:
+    losses, lengths = _reference_losses(arguments), (arguments["input_lengths_hbm"], arguments["target_lengths_hbm"])
+    reduction = arguments.get("reduction", "mean")
+    exact = reduced(losses.losses, lengths[1], reduction, bool(arguments.get("zero_infinity", False)))
     return {
-        "loss": Truth(exact, ctc_loss_bound(found, *lengths, reduction)),
-        "nll": Truth(found.losses, ctc_loss_bound(found, *lengths, "none")),
+        "loss": Reference(exact, ctc_loss_bound(losses, *lengths, reduction)),
+        "nll": Reference(losses.losses, ctc_loss_bound(losses, *lengths, "none")),
     }
 
 
 def _backward(type_name: str, **options: Any) -> dict[str, Any]:
-    given = _batch(type_name, **options)
-    _, nll, alpha = ctc_loss_forward(**given)
+    arguments = _batch(type_name, **options)
+    _, nll, alpha = ctc_loss_forward(**arguments)
     is_each = options.get("reduction") == "none"
     upstream = inputs.numbers(8, _SEQUENCES) if is_each else np.array([1.25], np.float32)
-    return {**given, "nll_hbm": nll, "alpha_hbm": alpha, "grad_loss_hbm": upstream}
+    return {**arguments, "nll_hbm": nll, "alpha_hbm": alpha, "grad_loss_hbm": upstream}
 
 
-def _backward_truths(given: Mapping[str, Any]) -> Truths:
-    found, input_lengths, log_probs = _found(given), given["input_lengths_hbm"], given["log_probs_hbm"]
-    factors = reduction_factors(given["target_lengths_hbm"], given.get("reduction", "mean"))
-    factors = factors * given["grad_loss_hbm"].astype(np.float64)
-    zero_infinity = bool(given.get("zero_infinity", False))
-    exact = ctc_loss_gradient_reference(log_probs, found, input_lengths, factors, zero_infinity)
-    return {"gradient": Truth(exact, ctc_loss_gradient_bound(log_probs, found, input_lengths, factors, exact))}
+def _backward_references(arguments: Mapping[str, Any]) -> References:
+    losses, input_lengths, log_probs = (
+        _reference_losses(arguments),
+        arguments["input_lengths_hbm"],
+        arguments["log_probs_hbm"],
+    )
+    factors = reduction_factors(arguments["target_lengths_hbm"], arguments.get("reduction", "mean"))
+    factors = factors * arguments["grad_loss_hbm"].astype(np.float64)
+    zero_infinity = bool(arguments.get("zero_infinity", False))
+    exact = ctc_loss_gradient_reference(log_probs, losses, input_lengths, factors, zero_infinity)
+    return {"gradient": Reference(exact, ctc_loss_gradient_bound(log_probs, losses, input_lengths, factors, exact))}
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     ways: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("none", 1, {"reduction": "none"}),
         ("mean, zero_infinity", 2, {"zero_infinity": True}),
@@ -94,7 +98,7 @@ def cases() -> Iterator[Case]:
                 ctc_loss_forward,
                 partial(_batch, type_name, dtype=nl.float32, **options),
                 ("loss", "nll", "alpha"),
-                _forward_truths,
+                _forward_references,
                 cores,
             )
             yield Case(
@@ -104,6 +108,6 @@ def cases() -> Iterator[Case]:
                 ctc_loss_backward,
                 partial(_backward, type_name, **options),
                 ("gradient",),
-                _backward_truths,
+                _backward_references,
                 cores,
             )

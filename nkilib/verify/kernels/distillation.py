@@ -12,16 +12,16 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.experimental.loss import distillation_backward, distillation_forward
-from nkilib.experimental.loss.distillation.host.truth import (
+from nkilib.experimental.loss.distillation.host.reference import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 
-# A batch of 128 rows and a short one; two full chunks and what is left of a row.
+# A batch of 128 rows and a short one; two full chunks and the rest of a row.
 _SIZES: Final = (140, 1100)
 _CHUNK: Final = 500
 _IGNORED: Final = 5
@@ -32,7 +32,7 @@ _RESULTS: Final = ("loss", "moment", "student_shift", "student_sum", "teacher_sh
 def _arguments(type_name: str, **options: Any) -> dict[str, Any]:
     teacher = inputs.logits(*_SIZES, "float32")
     student = teacher + 0.5 * inputs.logits(*_SIZES, "float32")[::-1]
-    student[3, -1] += 60.0  # a maximum that comes late: the row is computed anew
+    student[3, -1] += 60.0  # a late maximum: the row is recomputed
     labels = np.arange(_SIZES[0], dtype=np.int32)
     return {
         "student_hbm": student.astype(inputs.TYPES[type_name][0]),
@@ -44,30 +44,30 @@ def _arguments(type_name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def _truths(given: Mapping[str, Any]) -> Truths:
-    pair, options = (given["student_hbm"], given["teacher_hbm"]), {name: given[name] for name in _OF_LOSS}
-    exact = distillation_reference(*pair, given["labels_hbm"], ignore_index=_IGNORED, **options)
-    return {"loss": Truth(exact, distillation_bound(*pair, **options))}
+def _references(arguments: Mapping[str, Any]) -> References:
+    pair, options = (arguments["student_hbm"], arguments["teacher_hbm"]), {name: arguments[name] for name in _OF_LOSS}
+    exact = distillation_reference(*pair, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
+    return {"loss": Reference(exact, distillation_bound(*pair, **options))}
 
 
 def _backward_arguments(type_name: str, **options: Any) -> dict[str, Any]:
     of_loss = {name: value for name, value in options.items() if name in _OF_LOSS}
-    given = _arguments(type_name, **of_loss)
-    saved = distillation_forward(**given)
+    arguments = _arguments(type_name, **of_loss)
+    saved = distillation_forward(**arguments)
     grad_loss = np.linspace(-1.0, 1.0, _SIZES[0], dtype=np.float32)
     vectors = {f"{name}_hbm": np.asarray(value) for name, value in zip(_RESULTS[1:], saved[1:], strict=True)}
-    return {**given, **vectors, "grad_loss_hbm": grad_loss, **options}
+    return {**arguments, **vectors, "grad_loss_hbm": grad_loss, **options}
 
 
-def _backward_truths(given: Mapping[str, Any]) -> Truths:
-    triple = given["student_hbm"], given["teacher_hbm"], given["grad_loss_hbm"]
-    options = {name: given[name] for name in _OF_LOSS}
-    exact = distillation_gradient_reference(*triple, given["labels_hbm"], ignore_index=_IGNORED, **options)
-    return {"gradient": Truth(exact, distillation_gradient_bound(*triple, exact, **options))}
+def _backward_references(arguments: Mapping[str, Any]) -> References:
+    triple = arguments["student_hbm"], arguments["teacher_hbm"], arguments["grad_loss_hbm"]
+    options = {name: arguments[name] for name in _OF_LOSS}
+    exact = distillation_gradient_reference(*triple, arguments["labels_hbm"], ignore_index=_IGNORED, **options)
+    return {"gradient": Reference(exact, distillation_gradient_bound(*triple, exact, **options))}
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for type_name in inputs.TYPES:
         for name, beta, cores in (("forward KL", 0.0, 1), ("reverse KL", 1.0, 2), ("Jensen-Shannon", 0.5, 2)):
             options = {"beta": beta, "temperature": 2.0}
@@ -78,7 +78,7 @@ def cases() -> Iterator[Case]:
                 distillation_forward,
                 partial(_arguments, type_name, **options),
                 _RESULTS,
-                _truths,
+                _references,
                 cores,
             )
             yield Case(
@@ -88,7 +88,7 @@ def cases() -> Iterator[Case]:
                 distillation_backward,
                 partial(_backward_arguments, type_name, **options, inplace=True),
                 ("gradient",),
-                _backward_truths,
+                _backward_references,
                 cores,
                 "student_hbm",
             )

@@ -27,13 +27,13 @@ from nkilib.experimental.loss.reference import (
     extended_forward_reference,
 )
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 
 POSITIONS: Final = 9
 CLASSES: Final = 43
 _TILING: Final[dict[str, Any]] = {"positions_per_batch": 4, "chunk_size": 16}
 _FIRST: Final = ("loss", "lse", "target_logit", "position_weight")
-# What a flag adds to the results, in their order.
+# The results that a flag adds, in their order.
 _ASKED: Final = {
     "with_argmax": ("argmax",),
     "with_entropy": ("entropy",),
@@ -41,15 +41,15 @@ _ASKED: Final = {
     "with_log_sum": ("maximum", "log_sum"),
 }
 _ALL_ASKED: Final = dict.fromkeys(_ASKED, True)
-# Upstream gradients and what belongs to them, as the oracle takes them.
+# Upstream gradients and their companions, as the reference takes them.
 _FURTHER: Final = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
 _SHARD_FIRST: Final = 20
 _SIZES: Final = (POSITIONS, CLASSES)
-# What rounding a gradient to a type adds to its bound.
+# The share that rounding a gradient to a type adds to its bound.
 _ALLOWANCES: Final = {"bfloat16": bfloat16_allowance, "float16": float16_allowance}
 _SHARD_SIZES: Final = (POSITIONS, CLASSES - _SHARD_FIRST)
 _RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
-# How the forward computes, and not what; both forms have cases of their own.
+# Options for how the forward computes, not for its results; both forms have cases of their own.
 _FORM: Final = {"exact_maximum"}
 
 _IGNORED: Final = {"ignore_index": int(inputs.targets(POSITIONS, CLASSES)[2])}
@@ -59,7 +59,7 @@ _SMOOTHED: Final = {"label_smoothing": 0.1}
 _CAPPED: Final = {"logit_softcap": 5.0}
 _SQUARE: Final = {"lse_square_scale": 0.01}
 
-# Options that meet in one launch: each launch on a device is a compilation.
+# Options that share a launch, because each launch on a device is a compilation.
 OPTIONS: Final[dict[str, dict[str, Any]]] = {
     "no option": {},
     "weights, smoothing, ignored, z-loss": {**_WEIGHTS, **_SMOOTHED, **_IGNORED, **_SQUARE},
@@ -76,82 +76,91 @@ OPTIONS.update(
 )
 
 
-def loss_of(given: Mapping[str, Any]) -> ExtendedLoss:
-    """The options of a launch as the oracle takes them."""
-    return ExtendedLoss(given.get("class_weight_hbm"), **{name: given[name] for name in _RECIPE & given.keys()})
+def loss_of(arguments: Mapping[str, Any]) -> ExtendedLoss:
+    """Return the options of a launch in the form that the reference takes."""
+    return ExtendedLoss(
+        arguments.get("class_weight_hbm"), **{name: arguments[name] for name in _RECIPE & arguments.keys()}
+    )
 
 
-def has_truth(given: Mapping[str, Any]) -> bool:
-    """Whether the oracle knows every option of a launch."""
-    return {each.name for each in fields(LossOptions)} & given.keys() <= _RECIPE | _FORM
+def has_reference(arguments: Mapping[str, Any]) -> bool:
+    """Tell whether the reference knows every option of a launch."""
+    return {field.name for field in fields(LossOptions)} & arguments.keys() <= _RECIPE | _FORM
 
 
-def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the forward returns, in order."""
-    return _FIRST + tuple(name for flag, names in _ASKED.items() if given.get(flag) for name in names)
+def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the results of the forward, in order."""
+    return _FIRST + tuple(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names)
 
 
-def forward_truths(given: Mapping[str, Any]) -> Truths:
-    """Every result in float64; of a shard all but the loss, which it does not define."""
-    if not has_truth(given):
+def forward_references(arguments: Mapping[str, Any]) -> References:
+    """Return every result in float64; for a shard all except the loss, which a shard does not define."""
+    if not has_reference(arguments):
         return {}
-    logits, targets, dtype, options = given["logits_hbm"], given["targets_hbm"], given["dtype"], loss_of(given)
-    first = given.get("first_class", 0)
-    if "num_classes" in given:  # a target of another shard has no element here, as one that is ignored
+    logits, targets, dtype, options = (
+        arguments["logits_hbm"],
+        arguments["targets_hbm"],
+        arguments["dtype"],
+        loss_of(arguments),
+    )
+    first = arguments.get("first_class", 0)
+    if "num_classes" in arguments:  # a target of another shard has no element here, as one that is ignored
         is_here = (targets >= first) & (targets < first + logits.shape[1]) & (targets != options.ignore_index)
         targets = np.where(is_here, targets - first, options.ignore_index)
     with np.errstate(all="ignore"):
         exact = extended_forward_reference(logits, targets, dtype, options)
         bounds = extended_forward_bounds(logits, targets, dtype, options)
-        found = {name: Truth(getattr(exact, name), bound) for name, bound in bounds.items()}
+        references = {name: Reference(getattr(exact, name), bound) for name, bound in bounds.items()}
         z = options.scores(logits, dtype)
         maximum = z.max(axis=1)
         log_sum = np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
-        # Of a row without a finite maximum, the two are what the kernel needs to form lse of them.
+        # In a row without a finite maximum, the two are the values from which the kernel forms lse.
         is_defined = np.isfinite(maximum)
         of_cap = CAP_UNITS * UNIT * (options.logit_softcap or 0.0) / options.temperature
-        found["maximum"] = Truth(maximum, np.full_like(maximum, of_cap + SMALLEST_NORMAL), is_defined)
+        references["maximum"] = Reference(maximum, np.full_like(maximum, of_cap + SMALLEST_NORMAL), is_defined)
         of_sum = FORWARD_UNITS * UNIT * np.maximum(1.0, log_sum) + 2.0 * of_cap
-        found["log_sum"] = Truth(log_sum, of_sum, is_defined)
-        found["distance_sum"] = found["distance_sum"]._replace(is_defined=is_defined)
-        if given.get("exact_maximum") is False:  # the two are of the shift, which need not be the maximum
-            del found["maximum"], found["log_sum"]
-        no_argmax = first + logits.shape[1] if "num_classes" not in given else given["num_classes"]
+        references["log_sum"] = Reference(log_sum, of_sum, is_defined)
+        references["distance_sum"] = references["distance_sum"]._replace(is_defined=is_defined)
+        if arguments.get("exact_maximum") is False:  # the two belong to the shift, which need not be the maximum
+            del references["maximum"], references["log_sum"]
+        no_argmax = first + logits.shape[1] if "num_classes" not in arguments else arguments["num_classes"]
         argmax = np.where(np.isnan(logits.astype(np.float32)).any(axis=1), no_argmax, exact.argmax + first)
-        found["argmax"] = Truth(argmax.astype(np.int32))
-    if "num_classes" in given:
-        del found["loss"]
-    return found
+        references["argmax"] = Reference(argmax.astype(np.int32))
+    if "num_classes" in arguments:
+        del references["loss"]
+    return references
 
 
-def backward_truths(given: Mapping[str, Any]) -> Truths:
-    """The gradient in float64; that of a shard is a part of the whole."""
-    if not has_truth(given):
+def backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return the gradient in float64; the gradient of a shard is a part of the whole."""
+    if not has_reference(arguments):
         return {}
-    logits, dtype, options = given["logits_hbm"], given["dtype"], loss_of(given)
-    received = BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in _FURTHER))
-    result = logits.dtype if given.get("inplace") else inputs.ALL_TYPES[str(dtype)][0]
+    logits, dtype, options = arguments["logits_hbm"], arguments["dtype"], loss_of(arguments)
+    received = BackwardInputs(
+        arguments["lse_hbm"], arguments["grad_loss_hbm"], *(arguments.get(name) for name in _FURTHER)
+    )
+    result = logits.dtype if arguments.get("inplace") else inputs.ALL_TYPES[str(dtype)][0]
     with np.errstate(all="ignore"):
-        exact = extended_backward_reference(logits, given["targets_hbm"], dtype, options, received)
-        bound = extended_gradient_bound(logits, given["targets_hbm"], dtype, options, received)
+        exact = extended_backward_reference(logits, arguments["targets_hbm"], dtype, options, received)
+        bound = extended_gradient_bound(logits, arguments["targets_hbm"], dtype, options, received)
         for name in {result.name, str(dtype)} & set(_ALLOWANCES):
             bound = bound + _ALLOWANCES[name](exact)
-    return {"gradient": Truth(exact, bound)}
+    return {"gradient": Reference(exact, bound)}
 
 
-def shard_backward_truths(given: Mapping[str, Any]) -> Truths:
-    """As :func:`backward_truths`, of the columns of a shard, from the launch of the whole."""
-    (truth,) = backward_truths(_whole(given)).values()
-    if truth.bound is None:
+def shard_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return :func:`backward_references` for the columns of a shard, from the launch of the whole."""
+    (expected,) = backward_references(_whole(arguments)).values()
+    if expected.bound is None:
         raise AssertionError("the gradient has a bound")
-    return {"gradient": Truth(truth.exact[:, _SHARD_FIRST:], truth.bound[:, _SHARD_FIRST:])}
+    return {"gradient": Reference(expected.exact[:, _SHARD_FIRST:], expected.bound[:, _SHARD_FIRST:])}
 
 
-def _whole(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The launch on all classes of which a shard's is a part."""
-    type_name = given["logits_hbm"].dtype.name
+def _whole(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of the launch on all classes that a shard's launch is a part of."""
+    type_name = arguments["logits_hbm"].dtype.name
     return {
-        **given,
+        **arguments,
         "logits_hbm": inputs.logits(POSITIONS, CLASSES, type_name),
         "class_weight_hbm": inputs.class_weights(CLASSES),
     }
@@ -167,12 +176,12 @@ def _forward(type_name: str, **options: Any) -> dict[str, Any]:
     }
 
 
-def _shard(given: dict[str, Any]) -> dict[str, Any]:
-    """The last classes of a launch on all."""
-    cut = {"logits_hbm": np.ascontiguousarray(given["logits_hbm"][:, _SHARD_FIRST:])}
-    if "class_weight_hbm" in given:
-        cut["class_weight_hbm"] = given["class_weight_hbm"][_SHARD_FIRST:].copy()
-    return {**given, **cut, "first_class": _SHARD_FIRST, "num_classes": CLASSES}
+def _shard(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    cut = {"logits_hbm": np.ascontiguousarray(arguments["logits_hbm"][:, _SHARD_FIRST:])}
+    if "class_weight_hbm" in arguments:
+        cut["class_weight_hbm"] = arguments["class_weight_hbm"][_SHARD_FIRST:].copy()
+    return {**arguments, **cut, "first_class": _SHARD_FIRST, "num_classes": CLASSES}
 
 
 def _shard_forward(type_name: str) -> dict[str, Any]:
@@ -180,10 +189,13 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _ties(type_name: str) -> dict[str, Any]:
-    """Rows whose largest logit stands in many columns, a few of the last chunk; and a chunk of fewer than eight."""
-    given = _forward(type_name, **_ALL_ASKED, chunk_size=20)
-    given["logits_hbm"] = (given["logits_hbm"].astype(np.float32) > 2.0).astype(inputs.ALL_TYPES[type_name][0])
-    return given
+    """Return arguments with the largest logit of a row in many columns, a few of them in the last chunk.
+
+    The last chunk has fewer than eight columns.
+    """
+    arguments = _forward(type_name, **_ALL_ASKED, chunk_size=20)
+    arguments["logits_hbm"] = (arguments["logits_hbm"].astype(np.float32) > 2.0).astype(inputs.ALL_TYPES[type_name][0])
+    return arguments
 
 
 def _special_forward(type_name: str, **options: Any) -> dict[str, Any]:
@@ -197,22 +209,22 @@ def _special_forward(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
-    """A launch of the backward on what a forward was launched with; the log-sum-exp is the exact one, rounded."""
-    given = {name: value for name, value in {**forward, **options}.items() if name not in _ASKED}
+    """Return the arguments of a backward for those of a forward; the log-sum-exp is the exact one, rounded."""
+    arguments = {name: value for name, value in {**forward, **options}.items() if name not in _ASKED}
     with np.errstate(all="ignore"):
         exact = extended_forward_reference(
-            given["logits_hbm"], given["targets_hbm"], given["dtype"], loss_of(given)
+            arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"], loss_of(arguments)
         ).lse.astype(np.float32)
-    return {**given, "lse_hbm": exact, "grad_loss_hbm": inputs.numbers(5, len(exact))}
+    return {**arguments, "lse_hbm": exact, "grad_loss_hbm": inputs.numbers(5, len(exact))}
 
 
 def _all_gradients(type_name: str) -> dict[str, Any]:
-    """Gradients of every result that has one, p from maximum and log-sum, over the logits."""
-    given = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED, **_SQUARE))
-    z = given["logits_hbm"].astype(np.float64)
+    """Return arguments with gradients of every result that has one, p from maximum and log-sum, over the logits."""
+    arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED, **_SQUARE))
+    z = arguments["logits_hbm"].astype(np.float64)
     maximum = z.max(axis=1)
     return {
-        **given,
+        **arguments,
         "grad_lse_hbm": inputs.numbers(6, POSITIONS),
         "grad_logprob_hbm": inputs.numbers(7, POSITIONS),
         "entropy_hbm": np.abs(inputs.numbers(8, POSITIONS)),
@@ -224,34 +236,38 @@ def _all_gradients(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """A shard's part of a gradient: what it cannot know of the others is given."""
-    given = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED))
-    weights = given["class_weight_hbm"]
-    known = {"target_weight_hbm": weights[given["targets_hbm"]], "weight_sum": float(weights.sum())}
-    return {**_shard(given), **known}
+    """Return the arguments for a shard's part of a gradient, with what the shard cannot know of the others."""
+    arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED))
+    weights = arguments["class_weight_hbm"]
+    known = {"target_weight_hbm": weights[arguments["targets_hbm"]], "weight_sum": float(weights.sum())}
+    return {**_shard(arguments), **known}
 
 
 def _forward_case(name: str, cores: int, make: Any, sizes: tuple[int, int] = _SIZES, is_quick: bool = False) -> Case:
     full_name, results = f"extended_cross_entropy_forward: {name}", result_names(make())
-    return Case(full_name, is_quick, sizes, extended_cross_entropy_forward, make, results, forward_truths, cores)
+    return Case(full_name, is_quick, sizes, extended_cross_entropy_forward, make, results, forward_references, cores)
 
 
 def _backward_case(
-    name: str, make: Any, truths: Any = backward_truths, sizes: tuple[int, int] = _SIZES, written: str | None = None
+    name: str,
+    make: Any,
+    references: Any = backward_references,
+    sizes: tuple[int, int] = _SIZES,
+    written: str | None = None,
 ) -> Case:
     full_name, kernel = f"extended_cross_entropy_backward: {name}", extended_cross_entropy_backward
-    return Case(full_name, False, sizes, kernel, make, ("gradient",), truths, 2, written)
+    return Case(full_name, False, sizes, kernel, make, ("gradient",), references, 2, written)
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for name, options in OPTIONS.items():
         yield _forward_case(f"{name}, float32", 2, partial(_forward, "float32", **options, **_ALL_ASKED))
         yield _backward_case(f"{name}, float32", partial(_of_forward, "float32", options))
     for type_name in inputs.ALL_TYPES:
         shard, special = f"a shard, {type_name}", f"special rows, {type_name}"
         yield _forward_case(shard, 2, partial(_shard_forward, type_name), _SHARD_SIZES)
-        yield _backward_case(shard, partial(_shard_backward, type_name), shard_backward_truths, _SHARD_SIZES)
+        yield _backward_case(shard, partial(_shard_backward, type_name), shard_backward_references, _SHARD_SIZES)
         yield _forward_case(
             f"equal largest logits, {type_name}", 1, partial(_ties, type_name), is_quick=type_name == "float32"
         )

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the plain functions that kernels of one's own call: inlined into another kernel."""
+"""Cases of the plain functions that kernels of users call, inlined into another kernel."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from nkilib.experimental.loss import extended_inline, inline
 from nkilib.nki import nki, nl
 from nkilib.verify.kernels import extended, inputs, plain
-from nkilib.verify.kernels.case import Case, Truths
+from nkilib.verify.kernels.case import Case, References
 
 _POSITIONS: Final = 5
 _CLASSES: Final = 37
@@ -23,7 +23,7 @@ _OPTIONS: Final[dict[str, Any]] = {"label_smoothing": 0.1, "logit_softcap": 3.0}
 
 @nki.jit
 def inlined_cross_entropy(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, ...]:
-    """Loss, log-sum-exp, and the gradient of the mean in memory of its own, all float32."""
+    """Compute loss, log-sum-exp, and the gradient of the mean in separate memory, all float32."""
     tiling = {**_TILING, "dtype": nl.float32}
     loss_hbm, lse_hbm = inline.cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
     gradient_hbm = inline.cross_entropy_backward(logits_hbm, targets_hbm, lse_hbm, inplace=False, **tiling)
@@ -34,7 +34,7 @@ def inlined_cross_entropy(logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -
 def inlined_extended_cross_entropy(
     logits_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor, grad_loss_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, ...]:
-    """As ``inlined_cross_entropy``, with smoothing and a cap."""
+    """Compute the same as ``inlined_cross_entropy``, with label smoothing and a soft cap."""
     tiling = {**_TILING, "dtype": nl.float32, **_OPTIONS}
     forward = extended_inline.extended_cross_entropy_forward(logits_hbm, targets_hbm, **tiling)
     gradient_hbm = extended_inline.extended_cross_entropy_backward(
@@ -54,26 +54,26 @@ def _extended_arguments() -> dict[str, Any]:
     return {**_logits_and_targets(), "grad_loss_hbm": inputs.numbers(5, _POSITIONS)}
 
 
-def _plain_truths(given: Mapping[str, Any]) -> Truths:
-    """The gradient is held against one from the exact log-sum-exp, which is that of the launch to a rounding."""
-    launch = {**given, "dtype": nl.float32}
-    lse = plain.exact_lse(given["logits_hbm"], given["targets_hbm"], nl.float32)
+def _plain_references(arguments: Mapping[str, Any]) -> References:
+    """Return the references, with a gradient from the exact log-sum-exp, which the launch's equals to a rounding."""
+    launch = {**arguments, "dtype": nl.float32}
+    lse = plain.exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)
     backward = {**launch, "lse_state_hbm": lse, "inplace": False}
-    return {**plain.forward_truths(launch), **_widened(plain.backward_truths(backward))}
+    return {**plain.forward_references(launch), **_widened(plain.backward_references(backward))}
 
 
-def _extended_truths(given: Mapping[str, Any]) -> Truths:
-    launch = {**given, "dtype": nl.float32, **_OPTIONS}
-    forward = extended.forward_truths(launch)
+def _extended_references(arguments: Mapping[str, Any]) -> References:
+    launch = {**arguments, "dtype": nl.float32, **_OPTIONS}
+    forward = extended.forward_references(launch)
     backward = {**launch, "lse_hbm": forward["lse"].exact.astype(np.float32)}
-    return {**{name: forward[name] for name in ("loss", "lse")}, **_widened(extended.backward_truths(backward))}
+    return {**{name: forward[name] for name in ("loss", "lse")}, **_widened(extended.backward_references(backward))}
 
 
-def _widened(truths: Truths) -> Truths:
-    """A log-sum-exp that is off by some units changes every p by as many of its own size."""
+def _widened(references: References) -> References:
+    """Widen the bounds: a log-sum-exp that is off by some units changes every p by as many units of its own size."""
     return {
-        name: truth._replace(bound=None if truth.bound is None else _LSE_UNITS * truth.bound)
-        for name, truth in truths.items()
+        name: reference._replace(bound=None if reference.bound is None else _LSE_UNITS * reference.bound)
+        for name, reference in references.items()
     }
 
 
@@ -81,9 +81,9 @@ _LSE_UNITS: Final = 4.0
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     results, sizes = ("loss", "lse", "gradient"), (_POSITIONS, _CLASSES)
-    yield Case("inline", True, sizes, inlined_cross_entropy, _logits_and_targets, results, _plain_truths, 2)
+    yield Case("inline", True, sizes, inlined_cross_entropy, _logits_and_targets, results, _plain_references, 2)
     yield Case(
         "extended_inline",
         False,
@@ -91,6 +91,6 @@ def cases() -> Iterator[Case]:
         inlined_extended_cross_entropy,
         _extended_arguments,
         results,
-        _extended_truths,
+        _extended_references,
         2,
     )

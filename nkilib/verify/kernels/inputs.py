@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Fixed inputs of the kernels: the same on every machine, to the last bit of numpy's log and cos."""
+"""Fixed inputs of the kernels: the same on every machine, up to the last bit of numpy's log and cos."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ ALL_TYPES: Final = {**TYPES, "float16": (np.dtype(np.float16), nl.float16)}
 
 
 def numbers(seed: int, *shape: int) -> Array:
-    """Standard normal numbers, float32: Box and Muller's formula on a hash of the element's place.
+    """Return standard normal numbers, float32: Box and Muller's formula on a hash of the element's place.
 
-    A generator of numpy may change its stream with a release; a report names inputs by their case alone.
+    A generator of numpy may change its stream with a release, but a report identifies inputs only by their case.
     """
     places = np.arange(int(np.prod(shape)), dtype=np.uint64)
     radius = np.sqrt(-2.0 * np.log(_uniform(places, 2 * seed)))
@@ -32,13 +32,13 @@ def numbers(seed: int, *shape: int) -> Array:
 
 
 def integers(seed: int, limit: int, *shape: int) -> Array:
-    """int32 in [0, limit)."""
+    """Return int32 numbers in [0, limit)."""
     places = np.arange(int(np.prod(shape)), dtype=np.uint64)
     return (_uniform(places, 2 * seed) * limit).astype(np.int32).clip(0, limit - 1).reshape(shape)
 
 
 def _uniform(places: Array, seed: int) -> Array:
-    """float64 in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
+    """Return float64 numbers in (0, 1): the finalizer of SplitMix64 on the places (Steele, Lea, Flood 2014)."""
     start = np.uint64(seed * 0xD1B54A32D192ED03 % 2**64)
     state = (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) + start
     state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -48,27 +48,27 @@ def _uniform(places: Array, seed: int) -> Array:
 
 
 def logits(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Normal logits with a standard deviation of 3; each seventh row has one confident class."""
-    found = 3.0 * numbers(1, positions, vocabulary)
-    found[::7, vocabulary // 2] += 20.0
-    return found.astype(ALL_TYPES[type_name][0])
+    """Return normal logits with a standard deviation of 3; each seventh row has one confident class."""
+    values = 3.0 * numbers(1, positions, vocabulary)
+    values[::7, vocabulary // 2] += 20.0
+    return values.astype(ALL_TYPES[type_name][0])
 
 
 def targets(positions: int, vocabulary: int) -> Array:
-    """A class each; each seventh row's is its confident one, so that p is close to 1 there."""
-    found = integers(2, vocabulary, positions)
-    found[::7] = vocabulary // 2
-    return found
+    """Return a class per position; each seventh one is the row's confident class, so that p is close to 1 there."""
+    classes = integers(2, vocabulary, positions)
+    classes[::7] = vocabulary // 2
+    return classes
 
 
 def probabilities(positions: int, vocabulary: int) -> Array:
-    """Rows of positive numbers whose sum is 1, float32."""
+    """Return rows of positive numbers whose sum is 1, float32."""
     positive = np.abs(numbers(3, positions, vocabulary))
     return (positive / positive.sum(axis=1, keepdims=True)).astype(np.float32)
 
 
 def class_weights(vocabulary: int) -> Array:
-    """Positive, float32."""
+    """Return positive weights of the classes, float32."""
     return np.abs(numbers(4, vocabulary)) + np.float32(0.5)
 
 
@@ -102,19 +102,19 @@ SPECIAL_TILING: Final[dict[str, Any]] = {"positions_per_batch": 16, "chunk_size"
 
 
 def late_maxima(positions: int, vocabulary: int, type_name: str) -> Array:
-    """Logits whose maximum comes late: all rows but every fourteenth end with one 200 larger; some are sorted."""
-    found = logits(positions, vocabulary, "float32")
-    found[np.arange(positions) % 14 != 0, -1] += 200.0
-    found[::5].sort(axis=1)
-    return found.astype(ALL_TYPES[type_name][0])
+    """Return logits with late maxima: all rows except every fourteenth end with one 200 larger; some are sorted."""
+    values = logits(positions, vocabulary, "float32")
+    values[np.arange(positions) % 14 != 0, -1] += 200.0
+    values[::5].sort(axis=1)
+    return values.astype(ALL_TYPES[type_name][0])
 
 
 def special_logits(type_name: str) -> Array:
-    """Rows with infinities, NaN, zeros of both signs, subnormal numbers and results, and the ends of the range."""
+    """Return rows with infinities, NaN, both zeros, subnormal numbers and results, and the ends of the range."""
     with np.errstate(over="ignore"):
         return np.array([row for row, _ in _ROWS], np.float32).astype(ALL_TYPES[type_name][0])
 
 
 def special_targets() -> Array:
-    """A class of each of these rows."""
+    """Return a class for each row of :func:`special_logits`."""
     return np.array([target for _, target in _ROWS], np.int32)

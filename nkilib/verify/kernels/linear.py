@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of linear cross-entropy: of hidden states and output weights."""
+"""Cases of linear cross-entropy, whose inputs are hidden states and output weights."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from nkilib.experimental.loss.linear_cross_entropy.host.reference import (
 )
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.observation import Array
 
-# Two tiles of each, of which the second one is ragged; three of classes, for two cores.
+# Two tiles of each, the second one ragged; three tiles of classes, for two cores.
 POSITIONS: Final = 130
 FEATURES: Final = 144
 CLASSES: Final = 300
@@ -44,7 +44,7 @@ _TYPES: Final = {
 }
 _TILING: Final[dict[str, Any]] = {"position_block": 128, "class_block": 128}
 _RECIPE: Final = {each.name for each in fields(ExtendedLoss)} - {"class_weight"}
-# What a flag adds to the results, in their order.
+# The results that a flag adds, in their order.
 _ASKED: Final = {
     "with_target": ("target_logit", "position_weight"),
     "with_argmax": ("argmax",),
@@ -65,86 +65,90 @@ _RECIPE_OF_ALL: Final[dict[str, Any]] = {
 }
 
 
-def problem_of(given: Mapping[str, Any]) -> LinearProblem:
-    """A launch on all classes as the reference takes it, with the operands rounded to the type of the products."""
-    given = {**given, **_rounded(given)}
-    recipe = {name: given[name] for name in _RECIPE & given.keys()}
-    options = ExtendedLoss(given.get("class_weight_hbm"), **recipe)
-    bias, layout = given.get("bias_hbm"), given.get("weight_layout", "vd")
-    scale = given.get("logit_scale", 1.0)
-    return LinearProblem(given["input_hbm"], given["weight_hbm"], given["targets_hbm"], bias, options, layout, scale)
+def problem_of(arguments: Mapping[str, Any]) -> LinearProblem:
+    """Return a launch on all classes as the reference takes it, with operands rounded to the type of the products."""
+    arguments = {**arguments, **_rounded(arguments)}
+    recipe = {name: arguments[name] for name in _RECIPE & arguments.keys()}
+    options = ExtendedLoss(arguments.get("class_weight_hbm"), **recipe)
+    bias, layout = arguments.get("bias_hbm"), arguments.get("weight_layout", "vd")
+    scale = arguments.get("logit_scale", 1.0)
+    return LinearProblem(
+        arguments["input_hbm"], arguments["weight_hbm"], arguments["targets_hbm"], bias, options, layout, scale
+    )
 
 
-def _rounded(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The operands in the type of the products, where the launch names it."""
-    if given.get("compute_dtype") is None:
+def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the operands in the type of the products, if the launch names one."""
+    if arguments.get("compute_dtype") is None:
         return {}
-    dtype = _TYPES[str(given["compute_dtype"])]
-    rounded = {name: given[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in given}
+    dtype = _TYPES[str(arguments["compute_dtype"])]
+    rounded = {
+        name: arguments[name].astype(dtype) for name in ("input_hbm", "weight_hbm", "bias_hbm") if name in arguments
+    }
     return {**rounded, **({"bias_hbm": rounded["bias_hbm"].astype(np.float32)} if "bias_hbm" in rounded else {})}
 
 
-def upstream_of(given: Mapping[str, Any]) -> BackwardInputs:
-    """What comes to the backward of such a launch; to one that computes its own lse, the exact one."""
-    if "lse_hbm" not in given:
-        scale = given["grad_scale"] if "grad_scale" in given else given["grad_scale_hbm"][0]
-        return BackwardInputs(_lse(given), np.full(POSITIONS, scale, np.float32))
+def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
+    """Return the inputs of the backward of such a launch; a launch that computes its own lse gets the exact one."""
+    if "lse_hbm" not in arguments:
+        scale = arguments["grad_scale"] if "grad_scale" in arguments else arguments["grad_scale_hbm"][0]
+        return BackwardInputs(_lse(arguments), np.full(POSITIONS, scale, np.float32))
     names = ("grad_lse_hbm", "grad_logprob_hbm", "entropy_hbm", "grad_entropy_hbm")
-    return BackwardInputs(given["lse_hbm"], given["grad_loss_hbm"], *(given.get(name) for name in names))
+    return BackwardInputs(arguments["lse_hbm"], arguments["grad_loss_hbm"], *(arguments.get(name) for name in names))
 
 
-def result_names(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """What the forward returns, in order."""
-    return ("loss", "lse", *(name for flag, names in _ASKED.items() if given.get(flag) for name in names))
+def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the results of the forward, in order."""
+    return ("loss", "lse", *(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names))
 
 
-def forward_truths(given: Mapping[str, Any]) -> Truths:
-    """Every result in float64; of a shard all but the loss, which it does not define."""
-    first, problem = given.get("first_class", 0), problem_of(given)
-    if "num_classes" in given:  # a target of another shard has no element here, as one that is ignored
+def forward_references(arguments: Mapping[str, Any]) -> References:
+    """Return every result in float64; for a shard all except the loss, which a shard does not define."""
+    first, problem = arguments.get("first_class", 0), problem_of(arguments)
+    if "num_classes" in arguments:  # a target of another shard has no element here, as one that is ignored
         ignored = problem.options.ignore_index
         is_here = (problem.targets >= first) & (problem.targets < first + problem.vocab_size)
         targets = np.where(is_here & (problem.targets != ignored), problem.targets - first, ignored)
-        problem = problem_of({**given, "targets_hbm": targets})
+        problem = problem_of({**arguments, "targets_hbm": targets})
     with np.errstate(all="ignore"):
         exact, bounds = linear_forward_reference(problem), linear_forward_bounds(problem)
         z = problem.recipe.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
         maximum = z.max(axis=1)
-    found = {each.name: Truth(getattr(exact, each.name), bounds.get(each.name)) for each in fields(exact)}
-    found["maximum"] = Truth(maximum, bounds["maximum"])
-    found["log_sum"] = Truth(exact.lse - maximum, bounds["log_sum"])
-    found["argmax"] = Truth((exact.argmax + first).astype(np.int32))
-    if "num_classes" in given:
-        del found["loss"]
-    return found
+    references = {field.name: Reference(getattr(exact, field.name), bounds.get(field.name)) for field in fields(exact)}
+    references["maximum"] = Reference(maximum, bounds["maximum"])
+    references["log_sum"] = Reference(exact.lse - maximum, bounds["log_sum"])
+    references["argmax"] = Reference((exact.argmax + first).astype(np.int32))
+    if "num_classes" in arguments:
+        del references["loss"]
+    return references
 
 
-def backward_truths(given: Mapping[str, Any], classes: slice = EVERY_CLASS) -> Truths:
-    """The gradients in float64."""
-    problem, upstream = problem_of(given), upstream_of(given)
+def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
+    """Return the gradients in float64."""
+    problem, upstream = problem_of(arguments), upstream_of(arguments)
     with np.errstate(all="ignore"):
         exact = linear_backward_reference(problem, upstream, classes)._asdict()
-        types = {"input_dtype": given["input_hbm"].dtype, "weight_dtype": given["weight_hbm"].dtype}
+        types = {"input_dtype": arguments["input_hbm"].dtype, "weight_dtype": arguments["weight_hbm"].dtype}
         bounds = linear_gradient_bounds(problem, upstream, classes, **types)._asdict()
-    if "grad_weight_sum_hbm" in given:
-        exact["weight"] = exact["weight"] + given["grad_weight_sum_hbm"]
+    if "grad_weight_sum_hbm" in arguments:
+        exact["weight"] = exact["weight"] + arguments["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])
-    return {_GRADIENTS[name]: Truth(exact[name], bounds[name]) for name in _GRADIENTS}
+    return {_GRADIENTS[name]: Reference(exact[name], bounds[name]) for name in _GRADIENTS}
 
 
-def shard_backward_truths(given: Mapping[str, Any]) -> Truths:
-    """As :func:`backward_truths`, of the classes of a shard, from the launch on all."""
-    return backward_truths({**given, **_operands(given["input_hbm"].dtype.name)}, _SHARD)
+def shard_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
+    return backward_references({**arguments, **_operands(arguments["input_hbm"].dtype.name)}, _SHARD)
 
 
-def both_truths(given: Mapping[str, Any]) -> Truths:
-    """Of the kernel that gives loss and gradients."""
-    forward = forward_truths(given)
-    return {"loss": forward["loss"], "lse": forward["lse"], **backward_truths(given)}
+def forward_backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return loss and gradients of the fused forward-backward kernel in float64."""
+    forward = forward_references(arguments)
+    return {"loss": forward["loss"], "lse": forward["lse"], **backward_references(arguments)}
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """X, W and their targets, of which every seventh position is confident; a bias, and weights of the classes."""
+    """Return X, W and their targets, every seventh position confident, a bias, and class weights."""
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
     targets = inputs.targets(POSITIONS, CLASSES)
     hidden = inputs.numbers(11, POSITIONS, FEATURES)
@@ -160,43 +164,48 @@ def _operands(type_name: str) -> dict[str, Any]:
 
 
 def launch_of(type_name: str, **options: Any) -> dict[str, Any]:
-    """The operands, of the optional ones those that ``options`` names, and the options."""
-    given = _operands(type_name)
-    optional = {name: given.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
-    given |= {name: optional[name] for name in options.keys() & optional.keys()}
-    return {**given, **{name: value for name, value in options.items() if name not in optional}}
+    """Return the operands, including the optional ones that ``options`` names, and the options."""
+    arguments = _operands(type_name)
+    optional = {name: arguments.pop(name) for name in ("bias_hbm", "class_weight_hbm")}
+    arguments |= {name: optional[name] for name in options.keys() & optional.keys()}
+    return {**arguments, **{name: value for name, value in options.items() if name not in optional}}
 
 
-def _transposed(given: dict[str, Any]) -> dict[str, Any]:
-    weight = np.ascontiguousarray(given["weight_hbm"].T)
-    return {**given, "weight_hbm": weight, "weight_layout": "dv"}
+def _transposed(arguments: dict[str, Any]) -> dict[str, Any]:
+    weight = np.ascontiguousarray(arguments["weight_hbm"].T)
+    return {**arguments, "weight_hbm": weight, "weight_layout": "dv"}
 
 
-def _masked(given: dict[str, Any]) -> dict[str, Any]:
-    """Every fifth class has a bias of -inf; the targets go to the next one."""
-    bias, targets = given["bias_hbm"].copy(), given["targets_hbm"].copy()
+def _masked(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments with a bias of -inf for every fifth class, and targets moved to the next class."""
+    bias, targets = arguments["bias_hbm"].copy(), arguments["targets_hbm"].copy()
     bias[::5] = -np.inf
     targets[targets % 5 == 0] += 1
-    return {**given, "bias_hbm": bias, "targets_hbm": targets}
+    return {**arguments, "bias_hbm": bias, "targets_hbm": targets}
 
 
-def _lse(given: Mapping[str, Any]) -> Array:
+def _lse(arguments: Mapping[str, Any]) -> Array:
     with np.errstate(all="ignore"):
-        return linear_forward_reference(problem_of(given)).lse.astype(np.float32)
+        return linear_forward_reference(problem_of(arguments)).lse.astype(np.float32)
 
 
-def _backward(given: dict[str, Any], **further: Any) -> dict[str, Any]:
-    return {**given, "lse_hbm": _lse(given), "grad_loss_hbm": inputs.numbers(5, POSITIONS) / POSITIONS, **further}
+def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
+    return {
+        **arguments,
+        "lse_hbm": _lse(arguments),
+        "grad_loss_hbm": inputs.numbers(5, POSITIONS) / POSITIONS,
+        **further,
+    }
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Gradients of every result that has one, p from maximum and log-sum, dW added to a sum."""
-    given = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
-    problem = problem_of(given)
+    """Return arguments with gradients of every result that has one, p from maximum and log-sum, dW added to a sum."""
+    arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
+    problem = problem_of(arguments)
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
     maximum = z.max(axis=1)
     return _backward(
-        given,
+        arguments,
         grad_lse_hbm=inputs.numbers(6, POSITIONS),
         grad_logprob_hbm=inputs.numbers(7, POSITIONS),
         maximum_hbm=maximum.astype(np.float32),
@@ -205,23 +214,23 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
     )
 
 
-def _of_scores(type_name: str, **options: Any) -> dict[str, Any]:
-    """Gradients of log-probability and entropy, of masked classes too."""
-    given = _masked_launch(type_name, **options)
+def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
+    """Return arguments with gradients of log-probability and entropy, with masked classes, too."""
+    arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
-        entropy = linear_forward_reference(problem_of(given)).entropy
+        entropy = linear_forward_reference(problem_of(arguments)).entropy
     return _backward(
-        given,
+        arguments,
         grad_logprob_hbm=inputs.numbers(7, POSITIONS),
         entropy_hbm=entropy.astype(np.float32),
         grad_entropy_hbm=inputs.numbers(8, POSITIONS),
     )
 
 
-def _of_shard(given: dict[str, Any]) -> dict[str, Any]:
-    """The last classes of a launch on all."""
-    held = {name: given[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
-    return {**given, **held, "first_class": _SHARD.start, "num_classes": CLASSES}
+def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm", "class_weight_hbm")}
+    return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
 
 def _shard_forward(type_name: str) -> dict[str, Any]:
@@ -229,38 +238,42 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """What a shard cannot know of the others is given; dX, a summand of theirs, is not rounded."""
-    given = _backward({**_operands(type_name), "label_smoothing": 0.1})
-    weights = given["class_weight_hbm"]
-    known = {"target_weight_hbm": weights[given["targets_hbm"]], "weight_sum": float(weights.sum())}
-    return {**_of_shard(given), **known, "grad_input_float32": True}
+    """Return a shard's arguments with what it cannot know of the others; dX, a summand of the whole, is not rounded."""
+    arguments = _backward({**_operands(type_name), "label_smoothing": 0.1})
+    weights = arguments["class_weight_hbm"]
+    known = {"target_weight_hbm": weights[arguments["targets_hbm"]], "weight_sum": float(weights.sum())}
+    return {**_of_shard(arguments), **known, "grad_input_float32": True}
 
 
-def gradient_names(given: Mapping[str, Any]) -> tuple[str, ...]:
-    """Those that are wanted, in order."""
+def gradient_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of the wanted gradients, in order."""
     wanted = {
-        "input": given.get("grad_input_wanted", True),
-        "weight": given.get("grad_weight_wanted", True),
-        "bias": "bias_hbm" in given and given.get("grad_bias_wanted", True),
+        "input": arguments.get("grad_input_wanted", True),
+        "weight": arguments.get("grad_weight_wanted", True),
+        "bias": "bias_hbm" in arguments and arguments.get("grad_bias_wanted", True),
     }
     return tuple(_GRADIENTS[name] for name, is_wanted in wanted.items() if is_wanted)
 
 
 def _forward_case(name: str, cores: int, make: Any, is_quick: bool = False) -> Case:
     full_name, kernel = f"linear_cross_entropy_forward: {name}", linear_cross_entropy_forward
-    return Case(full_name, is_quick, (POSITIONS, CLASSES), kernel, make, result_names(make()), forward_truths, cores)
+    return Case(
+        full_name, is_quick, (POSITIONS, CLASSES), kernel, make, result_names(make()), forward_references, cores
+    )
 
 
-def _backward_case(name: str, cores: int, make: Any, truths: Any = backward_truths, written: str | None = None) -> Case:
+def _backward_case(
+    name: str, cores: int, make: Any, references: Any = backward_references, written: str | None = None
+) -> Case:
     full_name, kernel = f"linear_cross_entropy_backward: {name}", linear_cross_entropy_backward
     names = gradient_names(make())
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, truths, cores, written)
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, references, cores, written)
 
 
-def _both_case(name: str, cores: int, make: Any) -> Case:
+def _forward_backward_case(name: str, cores: int, make: Any) -> Case:
     full_name, kernel = f"linear_cross_entropy_forward_backward: {name}", linear_cross_entropy_forward_backward
     names = ("loss", "lse", *gradient_names(make()))
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, both_truths, cores)
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, forward_backward_references, cores)
 
 
 def _of_backward(type_name: str, further: Mapping[str, Any], **options: Any) -> dict[str, Any]:
@@ -284,50 +297,56 @@ def _masked_backward(type_name: str) -> dict[str, Any]:
 
 
 def _scaled(type_name: str, **options: Any) -> dict[str, Any]:
-    """The scale of a mean, where only the device knows it."""
+    """Return arguments with the scale of a mean that only the device knows."""
     return launch_of(type_name, grad_scale_hbm=np.full(1, 1 / POSITIONS, np.float32), **options)
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
-    every, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
+    """Yield all cases of this module."""
+    all_options, capped = {"bias_hbm": True, **_RECIPE_OF_ALL}, {"logit_softcap": 5.0, "bias_hbm": True}
     blocks = {**_TILING, "scratch_bytes": 4 * 128 * CLASSES}
     scaled = {"temperature": 0.7, "logit_scale": 0.5, "logit_softcap": 5.0}
-    mean, one = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
+    mean, input_alone = {"grad_scale": 1 / POSITIONS}, {"grad_weight_wanted": False}
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         yield _forward_case(f"{type_name}", cores, partial(launch_of, type_name), is_quick=cores == 1)
         yield _backward_case(f"{type_name}", cores, partial(_of_backward, type_name, {}))
-        yield _both_case(f"{type_name}", cores, partial(launch_of, type_name, **mean))
+        yield _forward_backward_case(f"{type_name}", cores, partial(launch_of, type_name, **mean))
         yield _forward_case(f"all results, {type_name}", 2, partial(launch_of, type_name, **_ALL_ASKED, **_TILING))
-        yield _forward_case(f"weights, smoothing, z-loss, bias, {type_name}", 2, partial(launch_of, type_name, **every))
+        yield _forward_case(
+            f"weights, smoothing, z-loss, bias, {type_name}", 2, partial(launch_of, type_name, **all_options)
+        )
         yield _backward_case(
             f"every gradient, dW added to a sum, {type_name}",
             2,
             partial(_every_gradient, type_name),
             written="grad_weight_sum_hbm",
         )
-        yield _both_case(f"every option, {type_name}", 2, partial(_scaled, type_name, **every, **blocks))
+        yield _forward_backward_case(
+            f"every option, {type_name}", 2, partial(_scaled, type_name, **all_options, **blocks)
+        )
     for type_name in ("float32", "bfloat16"):
         yield _forward_case(f"a shard, {type_name}", 2, partial(_shard_forward, type_name))
-        yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_truths)
+        yield _backward_case(f"a shard, {type_name}", 2, partial(_shard_backward, type_name), shard_backward_references)
         yield _forward_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name))
         scores = {"with_entropy": True, "with_log_sum_squares": True, "with_mean_logit": True, **scaled}
         yield _forward_case(f"scores, masked classes, {type_name}", 2, partial(_masked_launch, type_name, **scores))
         yield _backward_case(f"masked classes, {type_name}", 2, partial(_masked_backward, type_name))
-        yield _both_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
+        yield _forward_backward_case(f"masked classes, {type_name}", 2, partial(_masked_launch, type_name, **mean))
     for type_name in _TYPES:
-        yield _backward_case(f"gradient of the entropy, {type_name}", 2, partial(_of_scores, type_name, **scaled))
-        other = {"compute_dtype": nl.float32 if type_name == "bfloat16" else nl.bfloat16, "bias_hbm": True}
-        in_other = f"products in {other['compute_dtype']}, {type_name}"
-        yield _forward_case(in_other, 2, partial(launch_of, type_name, **other))
-        yield _backward_case(in_other, 2, partial(_of_backward, type_name, {}, **other))
-        yield _both_case(in_other, 2, partial(launch_of, type_name, **other, **scaled, **mean))
+        yield _backward_case(f"gradient of the entropy, {type_name}", 2, partial(_score_gradients, type_name, **scaled))
+        other_type = {"compute_dtype": nl.float32 if type_name == "bfloat16" else nl.bfloat16, "bias_hbm": True}
+        in_other = f"products in {other_type['compute_dtype']}, {type_name}"
+        yield _forward_case(in_other, 2, partial(launch_of, type_name, **other_type))
+        yield _backward_case(in_other, 2, partial(_of_backward, type_name, {}, **other_type))
+        yield _forward_backward_case(in_other, 2, partial(launch_of, type_name, **other_type, **scaled, **mean))
     yield _forward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped))
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_transposed_backward, "bfloat16", **capped))
-    yield _both_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))
-    yield _backward_case("the input's alone", 2, partial(_of_backward, "bfloat16", {**one, **_TILING}))
+    yield _forward_backward_case("[D, V], soft cap, bias", 2, partial(_transposed_launch, "bfloat16", **capped, **mean))
+    yield _backward_case("the input's alone", 2, partial(_of_backward, "bfloat16", {**input_alone, **_TILING}))
     frozen = {"grad_input_wanted": False, "grad_bias_wanted": False}
     yield _backward_case("the weight's alone", 2, partial(_of_backward, "bfloat16", frozen, bias_hbm=True))
-    yield _both_case("the input's alone", 1, partial(launch_of, "bfloat16", **one, **mean))
-    yield _both_case("the weight's alone", 1, partial(launch_of, "bfloat16", bias_hbm=True, **frozen, **mean))
+    yield _forward_backward_case("the input's alone", 1, partial(launch_of, "bfloat16", **input_alone, **mean))
+    yield _forward_backward_case(
+        "the weight's alone", 1, partial(launch_of, "bfloat16", bias_hbm=True, **frozen, **mean)
+    )

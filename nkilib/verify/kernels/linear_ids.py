@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of log-probabilities of several target ids, of hidden states and output weights."""
+"""Cases of log-probabilities of several target ids, from hidden states and output weights."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from nkilib.experimental.loss.linear_cross_entropy.host.token_scores import (
 )
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.kernels.linear import CLASSES, FEATURES, POSITIONS, gradient_names, launch_of, problem_of
 
 _TYPES: Final = ("float32", "bfloat16", "float16")
 _IDS: Final = 9
 _SHARD: Final = slice(150, CLASSES)
-# What a flag adds to the results, in their order.
+# The results that a flag adds, in their order.
 _ASKED: Final = {
     "with_target": ("target_logit",),
     "with_argmax": ("argmax",),
@@ -48,52 +48,52 @@ _ONE: Final = {"grad_weight_wanted": False}
 _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "grad_bias"}
 
 
-def with_ids(given: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
-    """The targets become ids of each position: two that are equal, an ignored one, and others."""
-    found = np.stack([np.roll(given["targets_hbm"], 7 * shift) for shift in range(ids)], axis=1)
+def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
+    """Replace the targets by several ids of each position: two equal ones, an ignored one, and others."""
+    ids_of_position = np.stack([np.roll(arguments["targets_hbm"], 7 * shift) for shift in range(ids)], axis=1)
     if ids > 1:
-        found[:, -1] = found[:, 0]
-        found[::3, 1] = given.get("ignore_index", -100)
-    return {**given, "targets_hbm": found}
+        ids_of_position[:, -1] = ids_of_position[:, 0]
+        ids_of_position[::3, 1] = arguments.get("ignore_index", -100)
+    return {**arguments, "targets_hbm": ids_of_position}
 
 
-def forward_truths(given: Mapping[str, Any]) -> Truths:
-    """Every result in float64; of a shard those that it defines."""
-    problem, first = problem_of(given), given.get("first_class", 0)
-    if "num_classes" in given:
+def forward_references(arguments: Mapping[str, Any]) -> References:
+    """Return every result in float64; for a shard the results that it defines."""
+    problem, first = problem_of(arguments), arguments.get("first_class", 0)
+    if "num_classes" in arguments:
         is_here = (problem.targets >= first) & (problem.targets < first + problem.vocab_size)
         problem = replace(problem, targets=np.where(is_here, problem.targets - first, problem.options.ignore_index))
     with np.errstate(all="ignore"):
         exact, bounds = scores_forward_reference(problem), scores_forward_bounds(problem)
-    found = {name: Truth(values, bounds.get(name)) for name, values in exact.items()}
+    references = {name: Reference(values, bounds.get(name)) for name, values in exact.items()}
     with np.errstate(all="ignore"):
         z = problem.recipe.scores(problem.logits_of(slice(0, POSITIONS), problem.classes_first), None)
-    found["maximum"] = Truth(z.max(axis=1), bounds["maximum"])
-    found["log_sum"] = Truth(exact["lse"] - z.max(axis=1), bounds["log_sum"])
-    found["argmax"] = Truth((exact["argmax"] + first).astype(np.int32))
-    if "num_classes" in given:
-        del found["logprob"]
-    return found
+    references["maximum"] = Reference(z.max(axis=1), bounds["maximum"])
+    references["log_sum"] = Reference(exact["lse"] - z.max(axis=1), bounds["log_sum"])
+    references["argmax"] = Reference((exact["argmax"] + first).astype(np.int32))
+    if "num_classes" in arguments:
+        del references["logprob"]
+    return references
 
 
-def backward_truths(given: Mapping[str, Any], classes: slice = EVERY_CLASS) -> Truths:
-    """The gradients in float64."""
-    problem = problem_of(given)
+def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
+    """Return the gradients in float64."""
+    problem = problem_of(arguments)
     names = ("grad_logprob_hbm", "grad_lse_hbm", "entropy_hbm", "grad_entropy_hbm")
-    upstream = ScoreInputs(given["lse_hbm"], *(given.get(name) for name in names))
+    upstream = ScoreInputs(arguments["lse_hbm"], *(arguments.get(name) for name in names))
     with np.errstate(all="ignore"):
         exact = scores_backward_reference(problem, upstream, classes)._asdict()
         bounds = scores_gradient_bounds(problem, upstream, classes)._asdict()
-    if "grad_weight_sum_hbm" in given:
-        exact["weight"] = exact["weight"] + given["grad_weight_sum_hbm"]
+    if "grad_weight_sum_hbm" in arguments:
+        exact["weight"] = exact["weight"] + arguments["grad_weight_sum_hbm"]
         bounds["weight"] = bounds["weight"] + ROUNDOFF * np.abs(exact["weight"])
-    return {_GRADIENTS[name]: Truth(exact[name], bounds[name]) for name in _GRADIENTS}
+    return {_GRADIENTS[name]: Reference(exact[name], bounds[name]) for name in _GRADIENTS}
 
 
-def _shard_truths(type_name: str, given: Mapping[str, Any]) -> Truths:
-    """As :func:`backward_truths`, of the classes of a shard, from the launch on all."""
+def _shard_references(type_name: str, arguments: Mapping[str, Any]) -> References:
+    """Return :func:`backward_references` for the classes of a shard, from the launch on all classes."""
     whole = launch_of(type_name, bias_hbm=True)
-    return backward_truths({**given, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
+    return backward_references({**arguments, "weight_hbm": whole["weight_hbm"], "bias_hbm": whole["bias_hbm"]}, _SHARD)
 
 
 def _launch(type_name: str, ids: int = _IDS, **options: Any) -> dict[str, Any]:
@@ -101,21 +101,21 @@ def _launch(type_name: str, ids: int = _IDS, **options: Any) -> dict[str, Any]:
 
 
 def _transposed(type_name: str, **options: Any) -> dict[str, Any]:
-    given = _launch(type_name, **options)
-    return {**given, "weight_hbm": np.ascontiguousarray(given["weight_hbm"].T), "weight_layout": "dv"}
+    arguments = _launch(type_name, **options)
+    return {**arguments, "weight_hbm": np.ascontiguousarray(arguments["weight_hbm"].T), "weight_layout": "dv"}
 
 
-def _backward(given: dict[str, Any], **further: Any) -> dict[str, Any]:
+def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
     with np.errstate(all="ignore"):
-        exact = scores_forward_reference(problem_of(given))
-    gradients = inputs.numbers(7, *given["targets_hbm"].shape) / np.float32(POSITIONS)
+        exact = scores_forward_reference(problem_of(arguments))
+    gradients = inputs.numbers(7, *arguments["targets_hbm"].shape) / np.float32(POSITIONS)
     if further.pop("with_entropy", False):
         further |= {
             "grad_lse_hbm": inputs.numbers(6, POSITIONS),
             "entropy_hbm": exact["entropy"].astype(np.float32),
             "grad_entropy_hbm": inputs.numbers(8, POSITIONS),
         }
-    return {**given, "lse_hbm": exact["lse"].astype(np.float32), "grad_logprob_hbm": gradients, **further}
+    return {**arguments, "lse_hbm": exact["lse"].astype(np.float32), "grad_logprob_hbm": gradients, **further}
 
 
 def _of_backward(make: Any, further: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,25 +123,25 @@ def _of_backward(make: Any, further: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_sum(type_name: str) -> dict[str, Any]:
-    given = _launch(type_name, bias_hbm=True, **_SCALED)
-    return _backward(given, with_entropy=True, grad_weight_sum_hbm=inputs.numbers(14, CLASSES, FEATURES))
+    arguments = _launch(type_name, bias_hbm=True, **_SCALED)
+    return _backward(arguments, with_entropy=True, grad_weight_sum_hbm=inputs.numbers(14, CLASSES, FEATURES))
 
 
 def _with_maximum(**options: Any) -> dict[str, Any]:
-    """p from maximum and log-sum, and dX alone."""
-    given = _launch("bfloat16", **options)
-    problem = problem_of({name: value for name, value in given.items() if name != "with_log_sum"})
+    """Return the arguments with p from maximum and log-sum, for dX only."""
+    arguments = _launch("bfloat16", **options)
+    problem = problem_of({name: value for name, value in arguments.items() if name != "with_log_sum"})
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
     maximum = z.max(axis=1)
     log_sum = np.log(np.exp(z - maximum[:, np.newaxis]).sum(axis=1))
     known = {"maximum_hbm": maximum.astype(np.float32), "log_sum_hbm": log_sum.astype(np.float32)}
-    return _backward({name: value for name, value in given.items() if name != "with_log_sum"}, **known, **_ONE)
+    return _backward({name: value for name, value in arguments.items() if name != "with_log_sum"}, **known, **_ONE)
 
 
-def _of_shard(given: dict[str, Any]) -> dict[str, Any]:
-    """The last classes of a launch on all."""
-    held = {name: given[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm")}
-    return {**given, **held, "first_class": _SHARD.start, "num_classes": CLASSES}
+def _of_shard(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a shard: the last classes of a launch on all classes."""
+    weights = {name: arguments[name][_SHARD].copy() for name in ("weight_hbm", "bias_hbm")}
+    return {**arguments, **weights, "first_class": _SHARD.start, "num_classes": CLASSES}
 
 
 def _shard_forward(type_name: str) -> dict[str, Any]:
@@ -153,19 +153,23 @@ def _shard_backward(type_name: str) -> dict[str, Any]:
 
 
 def _forward_case(name: str, cores: int, make: Any) -> Case:
-    given = make()
-    names = ("logprob", "lse", *(name for flag, names in _ASKED.items() if given.get(flag) for name in names))
+    arguments = make()
+    names = ("logprob", "lse", *(name for flag, names in _ASKED.items() if arguments.get(flag) for name in names))
     full_name, kernel = f"linear_token_scores_forward: {name}", linear_token_scores_forward
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, forward_truths, cores)
+    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, names, forward_references, cores)
 
 
-def _backward_case(name: str, cores: int, make: Any, truths: Any = backward_truths, written: str | None = None) -> Case:
+def _backward_case(
+    name: str, cores: int, make: Any, references: Any = backward_references, written: str | None = None
+) -> Case:
     full_name, kernel = f"linear_token_scores_backward: {name}", linear_token_scores_backward
-    return Case(full_name, False, (POSITIONS, CLASSES), kernel, make, gradient_names(make()), truths, cores, written)
+    return Case(
+        full_name, False, (POSITIONS, CLASSES), kernel, make, gradient_names(make()), references, cores, written
+    )
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for cores, type_name in enumerate(_TYPES, start=1):
         cores = min(cores, 2)
         make = partial(_launch, type_name)
@@ -192,8 +196,8 @@ def cases() -> Iterator[Case]:
     make = partial(_transposed, "bfloat16", logit_softcap=5.0, bias_hbm=True)
     yield _forward_case("[D, V], soft cap, bias", 2, make)
     yield _backward_case("[D, V], soft cap, bias", 2, partial(_of_backward, make, {"with_entropy": True}))
-    other = partial(_launch, "float32", compute_dtype=nl.bfloat16)
-    yield _forward_case("products in bfloat16", 2, other)
-    yield _backward_case("products in bfloat16", 2, partial(_of_backward, other, {}))
+    other_type = partial(_launch, "float32", compute_dtype=nl.bfloat16)
+    yield _forward_case("products in bfloat16", 2, other_type)
+    yield _backward_case("products in bfloat16", 2, partial(_of_backward, other_type, {}))
     yield _forward_case("a shard", 2, partial(_shard_forward, "float32"))
-    yield _backward_case("a shard", 2, partial(_shard_backward, "float32"), partial(_shard_truths, "float32"))
+    yield _backward_case("a shard", 2, partial(_shard_backward, "float32"), partial(_shard_references, "float32"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the kernels whose input are log-probabilities: negative log-likelihood and Kullback-Leibler divergence."""
+"""Cases of the kernels whose inputs are log-probabilities: negative log-likelihood and Kullback-Leibler divergence."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ import numpy as np
 
 from nkilib.core.host.function_errors import GRANTED
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward, nll_loss_backward, nll_loss_forward
-from nkilib.experimental.loss.kl_div import KlDivTruth
-from nkilib.experimental.loss.nll.host.truth import (
+from nkilib.experimental.loss.kl_div import KlDivReference
+from nkilib.experimental.loss.nll.host.reference import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
     nll_loss_reference,
 )
-from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.observation import Array
 
 # A block of 128 rows and a short one.
 _SIZES: Final = (140, 37)
-# Two full tiles, and what is left of the stream in two more.
+# Two full tiles, and the rest of the stream in two more.
 _FLAT_SIZES: Final = (140, 1001)
 _COLUMNS: Final = 512
 _IGNORED: Final = 5
@@ -37,8 +37,8 @@ _IGNORED: Final = 5
 def _log_probabilities(rows: int, columns: int, type_name: str) -> Array:
     logits = inputs.logits(rows, columns, "float32").astype(np.float64)
     shifted = logits - logits.max(axis=1, keepdims=True)
-    found: Array = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(inputs.TYPES[type_name][0])
-    return found
+    values: Array = (shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))).astype(inputs.TYPES[type_name][0])
+    return values
 
 
 def _kl_div(type_name: str, **options: Any) -> dict[str, Any]:
@@ -48,50 +48,54 @@ def _kl_div(type_name: str, **options: Any) -> dict[str, Any]:
         target = _log_probabilities(rows, columns, "float32")[::-1]
     else:
         target[:, ::7] = 0.0
-    given = {
+    arguments = {
         "input_hbm": _log_probabilities(rows, columns, type_name),
         "target_hbm": np.ascontiguousarray(target.astype(np.float16)),
         "columns": _COLUMNS,
         "buffers": 2,
     }
-    return {**given, **options}
+    return {**arguments, **options}
 
 
 def _special(type_name: str) -> dict[str, Any]:
-    """Every pair of hard log-probabilities and probabilities."""
+    """Return arguments with every pair of difficult log-probabilities and probabilities."""
     x = np.array([0.0, -1.0, -1e-3, -88.0, -1e4, -inputs.INF, inputs.INF, inputs.NAN, inputs.SUBNORMAL, 3e38])
     t = np.array([0.0, 1.0, 0.5, 0.999, 1e-3, 1e-30, inputs.NAN])
     pairs = np.meshgrid(x, t)
     with np.errstate(over="ignore"):
-        log_probabilities, target = (np.ascontiguousarray(each).astype(inputs.TYPES[type_name][0]) for each in pairs)
+        log_probabilities, target = (
+            np.ascontiguousarray(values).astype(inputs.TYPES[type_name][0]) for values in pairs
+        )
     return {"input_hbm": log_probabilities, "target_hbm": target, "reduction": "none"}
 
 
-def _of_kl_div(given: Mapping[str, Any]) -> tuple[KlDivTruth, dict[str, Array]]:
-    """The truth, and its tensors."""
-    return KlDivTruth(bool(given.get("log_target", False))), {
-        "input": given["input_hbm"],
-        "target": given["target_hbm"],
+def _of_kl_div(arguments: Mapping[str, Any]) -> tuple[KlDivReference, dict[str, Array]]:
+    """Return the reference and its tensors."""
+    return KlDivReference(bool(arguments.get("log_target", False))), {
+        "input": arguments["input_hbm"],
+        "target": arguments["target_hbm"],
     }
 
 
-def _kl_div_truths(given: Mapping[str, Any]) -> Truths:
-    reduction = given.get("reduction", "mean")
+def _kl_div_references(arguments: Mapping[str, Any]) -> References:
+    reduction = arguments.get("reduction", "mean")
     if reduction == "none":
-        dtype = inputs.TYPES[str(given["dtype"])][0] if "dtype" in given else given["input_hbm"].dtype
-        return {"loss": Truth(*truth.losses(*_of_kl_div(given), dtype, GRANTED))}
-    return {"loss": Truth(*truth.reduced(*_of_kl_div(given), reduction, given["columns"], GRANTED))}
+        dtype = inputs.TYPES[str(arguments["dtype"])][0] if "dtype" in arguments else arguments["input_hbm"].dtype
+        return {"loss": Reference(*reference.losses(*_of_kl_div(arguments), dtype, GRANTED))}
+    return {"loss": Reference(*reference.reduced(*_of_kl_div(arguments), reduction, arguments["columns"], GRANTED))}
 
 
 def _kl_div_backward(type_name: str, **options: Any) -> dict[str, Any]:
-    given = _kl_div(type_name, **options)
-    shape = given["input_hbm"].shape if options.get("reduction") == "none" else (1,)
-    return {**given, "grad_loss_hbm": inputs.numbers(7, *shape) + np.float32(3)}
+    arguments = _kl_div(type_name, **options)
+    shape = arguments["input_hbm"].shape if options.get("reduction") == "none" else (1,)
+    return {**arguments, "grad_loss_hbm": inputs.numbers(7, *shape) + np.float32(3)}
 
 
-def _kl_div_backward_truths(given: Mapping[str, Any]) -> Truths:
-    found = truth.gradients(*_of_kl_div(given), given["grad_loss_hbm"], given.get("reduction", "mean"), GRANTED)
-    return {f"grad_{name}": Truth(*each) for name, each in found.items()}
+def _kl_div_backward_references(arguments: Mapping[str, Any]) -> References:
+    references = reference.gradients(
+        *_of_kl_div(arguments), arguments["grad_loss_hbm"], arguments.get("reduction", "mean"), GRANTED
+    )
+    return {f"grad_{name}": Reference(*exact_and_bound) for name, exact_and_bound in references.items()}
 
 
 def _nll_loss(type_name: str, **options: Any) -> dict[str, Any]:
@@ -101,36 +105,42 @@ def _nll_loss(type_name: str, **options: Any) -> dict[str, Any]:
     return {"input_hbm": _log_probabilities(rows, classes, type_name), "targets_hbm": targets, **options}
 
 
-def _nll_losses(given: Mapping[str, Any]) -> Any:
-    ignore_index = given.get("ignore_index", -100)
-    return nll_loss_reference(given["input_hbm"], given["targets_hbm"], given.get("class_weight_hbm"), ignore_index)
+def _nll_losses(arguments: Mapping[str, Any]) -> Any:
+    ignore_index = arguments.get("ignore_index", -100)
+    return nll_loss_reference(
+        arguments["input_hbm"], arguments["targets_hbm"], arguments.get("class_weight_hbm"), ignore_index
+    )
 
 
-def _nll_loss_truths(given: Mapping[str, Any]) -> Truths:
-    found, reduction = _nll_losses(given), given.get("reduction", "mean")
-    shape, dtype = given["input_hbm"].shape, given["input_hbm"].dtype
-    exact, bound = found.reduced(reduction), nll_loss_bound(found, shape, reduction, dtype, given["streamed"])
-    total = found.weights.sum()
+def _nll_loss_references(arguments: Mapping[str, Any]) -> References:
+    losses, reduction = _nll_losses(arguments), arguments.get("reduction", "mean")
+    shape, dtype = arguments["input_hbm"].shape, arguments["input_hbm"].dtype
+    exact, bound = losses.reduced(reduction), nll_loss_bound(losses, shape, reduction, dtype, arguments["streamed"])
+    total = losses.weights.sum()
     return {
-        "loss": Truth(exact.reshape(-1), bound.reshape(-1)),
-        "total_weight": Truth(np.array([total]), np.array([2.0**-18 * total])),
+        "loss": Reference(exact.reshape(-1), bound.reshape(-1)),
+        "total_weight": Reference(np.array([total]), np.array([2.0**-18 * total])),
     }
 
 
 def _nll_loss_backward(type_name: str, **options: Any) -> dict[str, Any]:
-    given = _nll_loss(type_name, **options)
+    arguments = _nll_loss(type_name, **options)
     if options.get("reduction") == "none":
-        return {**given, "grad_loss_hbm": inputs.numbers(8, len(given["targets_hbm"]))}
-    total = _nll_losses(given).weights.sum()
-    return {**given, "grad_loss_hbm": np.array([1.25], np.float32), "total_weight_hbm": np.array([total], np.float32)}
+        return {**arguments, "grad_loss_hbm": inputs.numbers(8, len(arguments["targets_hbm"]))}
+    total = _nll_losses(arguments).weights.sum()
+    return {
+        **arguments,
+        "grad_loss_hbm": np.array([1.25], np.float32),
+        "total_weight_hbm": np.array([total], np.float32),
+    }
 
 
-def _nll_loss_backward_truths(given: Mapping[str, Any]) -> Truths:
-    weights, upstream = _nll_losses(given).weights, given["grad_loss_hbm"].astype(np.float64)
-    if given.get("reduction", "mean") == "mean":
-        upstream = upstream / given["total_weight_hbm"].astype(np.float64)
-    exact = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], weights, upstream)
-    return {"gradient": Truth(exact, nll_loss_gradient_bound(exact, given["input_hbm"].dtype))}
+def _nll_loss_backward_references(arguments: Mapping[str, Any]) -> References:
+    weights, upstream = _nll_losses(arguments).weights, arguments["grad_loss_hbm"].astype(np.float64)
+    if arguments.get("reduction", "mean") == "mean":
+        upstream = upstream / arguments["total_weight_hbm"].astype(np.float64)
+    exact = nll_loss_gradient_reference(arguments["input_hbm"], arguments["targets_hbm"], weights, upstream)
+    return {"gradient": Reference(exact, nll_loss_gradient_bound(exact, arguments["input_hbm"].dtype))}
 
 
 def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
@@ -145,7 +155,7 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
             nll_loss_forward,
             partial(_nll_loss, type_name, streamed=streamed, **options),
             results,
-            _nll_loss_truths,
+            _nll_loss_references,
             cores,
         )
     for cores, written, options in (
@@ -159,14 +169,14 @@ def _nll_cases(type_name: str, streamed: bool) -> Iterator[Case]:
             nll_loss_backward,
             partial(_nll_loss_backward, type_name, streamed=streamed, **options),
             ("gradient",),
-            _nll_loss_backward_truths,
+            _nll_loss_backward_references,
             cores,
             written,
         )
 
 
 def _kl_div_cases(type_name: str) -> Iterator[Case]:
-    forward = partial(Case, kernel=kl_div_forward, results=("loss",), truths=_kl_div_truths, is_quick=False)
+    forward = partial(Case, kernel=kl_div_forward, results=("loss",), references=_kl_div_references, is_quick=False)
     cases: tuple[tuple[str, int, dict[str, Any]], ...] = (
         ("mean", 1, {}),
         ("sum of log targets", 2, {"log_target": True, "reduction": "sum"}),
@@ -177,11 +187,13 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
         yield forward(f"kl_div_forward: {name}, {type_name}", sizes=_FLAT_SIZES, arguments=make, num_cores=cores)
     special = partial(_special, type_name)
     yield forward(f"kl_div_forward: special, {type_name}", sizes=(7, 10), arguments=special, num_cores=2)
-    backward = partial(Case, kernel=kl_div_backward, truths=_kl_div_backward_truths, is_quick=False, sizes=_FLAT_SIZES)
-    both = {"grad_target_wanted": True, "inplace": True}
+    backward = partial(
+        Case, kernel=kl_div_backward, references=_kl_div_backward_references, is_quick=False, sizes=_FLAT_SIZES
+    )
+    both_gradients = {"grad_target_wanted": True, "inplace": True}
     yield backward(
         f"kl_div_backward: both, mean, in place, {type_name}",
-        arguments=partial(_kl_div_backward, type_name, **both),
+        arguments=partial(_kl_div_backward, type_name, **both_gradients),
         results=("grad_input", "grad_target"),
         num_cores=2,
         written="input_hbm",
@@ -196,7 +208,7 @@ def _kl_div_cases(type_name: str) -> Iterator[Case]:
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for type_name in inputs.TYPES:
         for streamed in (False, True):
             yield from _nll_cases(type_name, streamed)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the kernels where every target is a class and counts."""
+"""Cases of the kernels in which every target is a class and every position is valid."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nkilib.experimental.loss.bounds import forward_bounds, gradient_bound
 from nkilib.experimental.loss.reference import gradient_of_rows, gradient_scale, row_statistics
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.observation import Array
 
 # Three batches on one core, two on two; two full chunks and a short one.
@@ -26,39 +26,39 @@ MIDDLE: Final[dict[str, Any]] = {"positions_per_batch": 64, "chunk_size": 300}
 _SMALL_SIZES: Final = (5, 37)
 _MIDDLE_SIZES: Final = (140, 1000)
 _ROUNDED_SIZES: Final = (20, 1000)
-# More than 128 rows to compute anew on each of two cores.
+# More than 128 rows to recompute on each of two cores.
 _LATE_SIZES: Final = (280, 120)
 # A batch of all partitions on each core, cut up as users are advised to.
 _LONG_SIZES: Final = (256, 32128)
 
 
 def loss_types(dtype: Any, lse_dtype: Any = None) -> tuple[Any, Any]:
-    """numpy types of loss and log-sum-exp of a launch."""
+    """Return the numpy types of loss and log-sum-exp of a launch."""
     return inputs.ALL_TYPES[str(dtype)][0], inputs.ALL_TYPES[str(dtype if lse_dtype is None else lse_dtype)][0]
 
 
 def exact_lse(logits: Array, targets: Array, dtype: Any) -> Array:
-    """The log-sum-exp as a forward with float32 results would hand it to the backward."""
+    """Return the log-sum-exp that a forward with float32 results would pass to the backward."""
     with np.errstate(all="ignore"):
         return row_statistics(logits, targets, dtype).lse.astype(np.float32)
 
 
-def forward_truths(given: Mapping[str, Any]) -> Truths:
-    """Loss and log-sum-exp in float64, and the derived bounds."""
+def forward_references(arguments: Mapping[str, Any]) -> References:
+    """Return loss and log-sum-exp in float64, and the derived bounds."""
     with np.errstate(all="ignore"):
-        statistics = row_statistics(given["logits_hbm"], given["targets_hbm"], given["dtype"])
-        bounds = forward_bounds(statistics, *loss_types(given["dtype"], given.get("lse_dtype")))
-    return {"loss": Truth(statistics.loss, bounds[0]), "lse": Truth(statistics.lse, bounds[1])}
+        statistics = row_statistics(arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"])
+        bounds = forward_bounds(statistics, *loss_types(arguments["dtype"], arguments.get("lse_dtype")))
+    return {"loss": Reference(statistics.loss, bounds[0]), "lse": Reference(statistics.lse, bounds[1])}
 
 
-def backward_truths(given: Mapping[str, Any]) -> Truths:
-    """The gradient in float64, and its derived bound."""
-    logits = given["logits_hbm"]
-    scale = gradient_scale(given.get("reduction", "mean"), len(logits))
-    rows = logits, given["targets_hbm"], given["lse_state_hbm"], scale, given["dtype"]
-    result = logits.dtype if given.get("inplace", True) else loss_types(given["dtype"])[0]
+def backward_references(arguments: Mapping[str, Any]) -> References:
+    """Return the gradient in float64, and its derived bound."""
+    logits = arguments["logits_hbm"]
+    scale = gradient_scale(arguments.get("reduction", "mean"), len(logits))
+    rows = logits, arguments["targets_hbm"], arguments["lse_state_hbm"], scale, arguments["dtype"]
+    result = logits.dtype if arguments.get("inplace", True) else loss_types(arguments["dtype"])[0]
     with np.errstate(all="ignore"):
-        return {"gradient": Truth(gradient_of_rows(*rows), gradient_bound(*rows, result))}
+        return {"gradient": Reference(gradient_of_rows(*rows), gradient_bound(*rows, result))}
 
 
 def _tiling(positions: int, vocabulary: int, type_name: str, direction: str) -> dict[str, Any]:
@@ -82,13 +82,13 @@ def _forward(positions: int, vocabulary: int, type_name: str, **options: Any) ->
 def _backward(
     positions: int, vocabulary: int, type_name: str, lse_type: str = "float32", **options: Any
 ) -> dict[str, Any]:
-    given = {
+    arguments = {
         **_forward(positions, vocabulary, type_name),
         **_tiling(positions, vocabulary, type_name, "backward"),
         **options,
     }
-    lse = exact_lse(given["logits_hbm"], given["targets_hbm"], given["dtype"])
-    return {**given, "lse_state_hbm": lse.astype(inputs.ALL_TYPES[lse_type][0])}
+    lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"])
+    return {**arguments, "lse_state_hbm": lse.astype(inputs.ALL_TYPES[lse_type][0])}
 
 
 def _special(type_name: str, **options: Any) -> dict[str, Any]:
@@ -102,22 +102,24 @@ def _special(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _late_maxima(type_name: str) -> dict[str, Any]:
-    """Under a shift: rows that are computed anew, in more than one trip of the loop on each core."""
-    given = _forward(*_LATE_SIZES, type_name, positions_per_batch=64, chunk_size=50, exact_maximum=False)
-    return {**given, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
+    """Return arguments for a forward with a shift: each core recomputes rows in more than one iteration of its loop."""
+    arguments = _forward(*_LATE_SIZES, type_name, positions_per_batch=64, chunk_size=50, exact_maximum=False)
+    return {**arguments, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
 
 
 def _special_backward(type_name: str) -> dict[str, Any]:
-    given = _special(type_name)
-    lse = exact_lse(given["logits_hbm"], given["targets_hbm"], given["dtype"])
-    return {**given, "lse_state_hbm": lse, "inplace": False, "reduction": "sum"}
+    arguments = _special(type_name)
+    lse = exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], arguments["dtype"])
+    return {**arguments, "lse_state_hbm": lse, "inplace": False, "reduction": "sum"}
 
 
 def _forward_case(
     name: str, cores: int, make: Any, sizes: tuple[int, int] = _SMALL_SIZES, is_quick: bool = False
 ) -> Case:
     kernel = cross_entropy_forward
-    return Case(f"cross_entropy_forward: {name}", is_quick, sizes, kernel, make, ("loss", "lse"), forward_truths, cores)
+    return Case(
+        f"cross_entropy_forward: {name}", is_quick, sizes, kernel, make, ("loss", "lse"), forward_references, cores
+    )
 
 
 def _backward_case(
@@ -125,12 +127,20 @@ def _backward_case(
 ) -> Case:
     kernel, written = cross_entropy_backward, "logits_hbm" if is_inplace else None
     return Case(
-        f"cross_entropy_backward: {name}", False, sizes, kernel, make, ("gradient",), backward_truths, cores, written
+        f"cross_entropy_backward: {name}",
+        False,
+        sizes,
+        kernel,
+        make,
+        ("gradient",),
+        backward_references,
+        cores,
+        written,
     )
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     small, middle, long = _SMALL_SIZES, _MIDDLE_SIZES, _LONG_SIZES
     summed = partial(_backward, *small, "float32", inplace=False, reduction="sum")
     yield _forward_case("small, float32", 1, partial(_forward, *small, "float32"))

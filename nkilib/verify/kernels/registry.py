@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The kernels of the library, each with its cases. A public kernel that has none fails a test."""
+"""The kernels of the library, each with its cases. A public kernel without a case fails a test."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ SOURCES: Final[tuple[Callable[[], Iterator[Case]], ...]] = (
 
 
 def cases() -> list[Case]:
-    """All cases, in the order in which they run."""
+    """Return all cases, in the order in which they run."""
     return [case for source in SOURCES for case in source()]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the losses of rows, from their table."""
+"""Cases of the row-wise losses, from their table."""
 
 from __future__ import annotations
 
@@ -12,99 +12,107 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.core.host.function_errors import GRANTED
-from nkilib.experimental.loss.skeletons.rowwise.host import truth
+from nkilib.experimental.loss.skeletons.rowwise.host import reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
-from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
+from nkilib.verify.kernels.case import Case, Reference, References
+from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
 
-# A tile of 128 rows and a short one; two chunks of a row and what is left. And short rows, several in a partition.
+# A tile of 128 rows and a short one; two chunks of a row and the rest. And short rows, several in a partition.
 _SIZES: Final = (140, 1100)
 _TILING: Final = {"columns": 512, "each": 1, "buffers": 2}
 _SHORT_SIZES: Final = (700, 9)
 
 
-def _tensors(kind: RowwiseKind, type_name: str, sizes: tuple[int, int]) -> dict[str, Any]:
-    return kind.made(sizes, (inputs.TYPES[type_name][0], np.dtype(np.float16)))
+def _tensors(entry: RowwiseEntry, type_name: str, sizes: tuple[int, int]) -> dict[str, Any]:
+    return entry.made(sizes, (inputs.TYPES[type_name][0], np.dtype(np.float16)))
 
 
-def _named(kind: RowwiseKind, given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given[f"{name}_hbm"] for name in kind.tensors if f"{name}_hbm" in given}
+def _named(entry: RowwiseEntry, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: arguments[f"{name}_hbm"] for name in entry.tensors if f"{name}_hbm" in arguments}
 
 
-def _forward(kind: RowwiseKind, type_name: str, **options: Any) -> dict[str, Any]:
-    return {**kind.arguments(_tensors(kind, type_name, _SIZES)), **_TILING, **options}
+def _forward(entry: RowwiseEntry, type_name: str, **options: Any) -> dict[str, Any]:
+    return {**entry.arguments(_tensors(entry, type_name, _SIZES)), **_TILING, **options}
 
 
-def _forward_truths(kind: RowwiseKind, given: Mapping[str, Any]) -> Truths:
-    if given["reduction"] == "none":
-        return {"loss": Truth(*truth.losses(kind.truth, _named(kind, given), np.float32, GRANTED))}
-    return {"loss": Truth(*truth.reduced(kind.truth, _named(kind, given), given["reduction"], GRANTED))}
-
-
-def _backward(
-    kind: RowwiseKind, type_name: str, sizes: tuple[int, int], reduction: str, **wanted: bool
-) -> dict[str, Any]:
-    """In place where all gradients are wanted."""
-    upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
-    given = kind.backward_arguments(_tensors(kind, type_name, sizes), upstream, **wanted)
-    tiling = _TILING if sizes == _SIZES else {}
-    return {**given, **tiling, "reduction": reduction, "inplace": not wanted}
-
-
-def _backward_truths(kind: RowwiseKind, type_name: str, sizes: tuple[int, int], given: Mapping[str, Any]) -> Truths:
-    tensors = _tensors(kind, type_name, sizes)
-    found = truth.gradients(kind.truth, tensors, given["grad_loss_hbm"], given["reduction"], GRANTED)
+def _forward_references(entry: RowwiseEntry, arguments: Mapping[str, Any]) -> References:
+    if arguments["reduction"] == "none":
+        return {"loss": Reference(*reference.losses(entry.reference, _named(entry, arguments), np.float32, GRANTED))}
     return {
-        f"grad_{name}": Truth(*found[name], np.isfinite(found[name].error))
-        for name in kind.gradients
-        if given[f"grad_{name}_wanted"]
+        "loss": Reference(
+            *reference.reduced(entry.reference, _named(entry, arguments), arguments["reduction"], GRANTED)
+        )
     }
 
 
-def _of_kind(kind: RowwiseKind, type_name: str) -> Iterator[Case]:
-    yield from _forwards(kind, type_name)
-    first, last = kind.gradients[0], kind.gradients[-1]
-    for what, sizes, reduction, cores, wanted in (
+def _backward(
+    entry: RowwiseEntry, type_name: str, sizes: tuple[int, int], reduction: str, **wanted: bool
+) -> dict[str, Any]:
+    """Return the arguments of a backward, in place if all gradients are wanted."""
+    upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
+    arguments = entry.backward_arguments(_tensors(entry, type_name, sizes), upstream, **wanted)
+    tiling = _TILING if sizes == _SIZES else {}
+    return {**arguments, **tiling, "reduction": reduction, "inplace": not wanted}
+
+
+def _backward_references(
+    entry: RowwiseEntry, type_name: str, sizes: tuple[int, int], arguments: Mapping[str, Any]
+) -> References:
+    tensors = _tensors(entry, type_name, sizes)
+    gradients = reference.gradients(
+        entry.reference, tensors, arguments["grad_loss_hbm"], arguments["reduction"], GRANTED
+    )
+    return {
+        f"grad_{name}": Reference(*gradients[name], np.isfinite(gradients[name].error))
+        for name in entry.gradients
+        if arguments[f"grad_{name}_wanted"]
+    }
+
+
+def _of_entry(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
+    yield from _forwards(entry, type_name)
+    first, last = entry.gradients[0], entry.gradients[-1]
+    for title, sizes, reduction, cores, wanted in (
         ("all, mean, in place", _SHORT_SIZES, "mean", 2, ()),
         (f"{last} alone, none", _SIZES, "none", 1, (last,)),
         (f"{first} alone, sum", _SHORT_SIZES, "sum", 2, (first,)),
     ):
         yield Case(
-            f"backward of {kind.name}: {what}, {type_name}",
+            f"backward of {entry.name}: {title}, {type_name}",
             False,
             sizes,
-            kind.backward,
-            partial(_backward, kind, type_name, sizes, reduction, **dict.fromkeys(wanted, True)),
-            tuple(f"grad_{name}" for name in wanted or kind.gradients),
-            partial(_backward_truths, kind, type_name, sizes),
+            entry.backward,
+            partial(_backward, entry, type_name, sizes, reduction, **dict.fromkeys(wanted, True)),
+            tuple(f"grad_{name}" for name in wanted or entry.gradients),
+            partial(_backward_references, entry, type_name, sizes),
             cores,
             None if wanted else f"{first}_hbm",
         )
 
 
-def _forwards(kind: RowwiseKind, type_name: str) -> Iterator[Case]:
-    """With coefficients, where there are some, and without."""
-    without = {"coefficients_wanted": False} if kind.has_coefficients else {}
-    with_coefficients = ("loss", "coefficients") if kind.has_coefficients else ("loss",)
+def _forwards(entry: RowwiseEntry, type_name: str) -> Iterator[Case]:
+    """Yield a forward with coefficients, if the loss has some, and one without."""
+    without = {"coefficients_wanted": False} if entry.has_coefficients else {}
+    with_coefficients = ("loss", "coefficients") if entry.has_coefficients else ("loss",)
     for reduction, cores, options, results in (
         ("mean", 2, {}, with_coefficients),
         ("none", 1, {"dtype": nl.float32, **without}, ("loss",)),
     ):
         yield Case(
-            f"forward of {kind.name}: {reduction}, {type_name}",
+            f"forward of {entry.name}: {reduction}, {type_name}",
             False,
             _SIZES,
-            kind.forward,
-            partial(_forward, kind, type_name, reduction=reduction, **options),
+            entry.forward,
+            partial(_forward, entry, type_name, reduction=reduction, **options),
             results,
-            partial(_forward_truths, kind),
+            partial(_forward_references, entry),
             cores,
         )
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for type_name in inputs.TYPES:
-        for kind in KINDS:
-            yield from _of_kind(kind, type_name)
+        for entry in ENTRIES:
+            yield from _of_entry(entry, type_name)

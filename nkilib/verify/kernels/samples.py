@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What makes the tensors of losses, by what they are like: numpy arrays from a seed."""
+"""Makers of the tensors of losses by their kind of values: numpy arrays from a seed."""
 
 from __future__ import annotations
 
@@ -22,41 +22,41 @@ def _numbers(seed: int, shape: Shape) -> Array:
 
 
 def _logits(seed: int, shape: Shape) -> Array:
-    """Confident ones among them, up to 60."""
-    found: Array = 3.0 * inputs.numbers(seed, *shape)
-    found.reshape(-1)[::13] *= 20.0
-    return found
+    """Return logits, with confident ones up to 60 among them."""
+    values: Array = 3.0 * inputs.numbers(seed, *shape)
+    values.reshape(-1)[::13] *= 20.0
+    return values
 
 
 def _positive(seed: int, shape: Shape) -> Array:
-    """From 1/8 on."""
-    found: Array = np.abs(inputs.numbers(seed, *shape)) + np.float32(0.125)
-    return found
+    """Return numbers from 1/8 on."""
+    values: Array = np.abs(inputs.numbers(seed, *shape)) + np.float32(0.125)
+    return values
 
 
 def _probabilities(seed: int, shape: Shape) -> Array:
-    """In (0, 1), 0.999 among them."""
-    found: Array = 1.0 / (1.0 + np.exp(-3.0 * inputs.numbers(seed, *shape)))
-    found.reshape(-1)[::11] = 0.999
-    return found
+    """Return numbers in (0, 1), with 0.999 among them."""
+    values: Array = 1.0 / (1.0 + np.exp(-3.0 * inputs.numbers(seed, *shape)))
+    values.reshape(-1)[::11] = 0.999
+    return values
 
 
 def _log_probabilities(seed: int, shape: Shape) -> Array:
-    found: Array = np.log(_probabilities(seed, shape))
-    return found
+    values: Array = np.log(_probabilities(seed, shape))
+    return values
 
 
 def _signs(seed: int, shape: Shape) -> Array:
-    """1 and -1."""
-    found: Array = np.where(inputs.numbers(seed, *shape) < 0.0, np.float32(-1.0), np.float32(1.0))
-    return found
+    """Return numbers that are 1 or -1."""
+    values: Array = np.where(inputs.numbers(seed, *shape) < 0.0, np.float32(-1.0), np.float32(1.0))
+    return values
 
 
 def _similarities(seed: int, shape: Shape) -> Array:
-    """1, -1 and a few numbers that are neither."""
-    found = _signs(seed, shape)
-    found.reshape(-1)[::13] = 0.5
-    return found
+    """Return 1, -1 and a few numbers that are neither."""
+    values = _signs(seed, shape)
+    values.reshape(-1)[::13] = 0.5
+    return values
 
 
 def _wide_logits(seed: int, shape: Shape) -> Array:
@@ -64,8 +64,8 @@ def _wide_logits(seed: int, shape: Shape) -> Array:
 
 
 def _labels(seed: int, shape: Shape) -> Array:
-    found: Array = np.clip(0.5 + inputs.numbers(seed, *shape), 0.0, 1.0)
-    return found
+    values: Array = np.clip(0.5 + inputs.numbers(seed, *shape), 0.0, 1.0)
+    return values
 
 
 def _class_weights(seed: int, shape: Shape) -> Array:
@@ -73,9 +73,9 @@ def _class_weights(seed: int, shape: Shape) -> Array:
 
 
 def _similarities_of_rows(seed: int, shape: Shape) -> Array:
-    found = np.sign(inputs.numbers(seed, shape[0]))
-    found[::7] = 0.0
-    return found
+    values = np.sign(inputs.numbers(seed, shape[0]))
+    values[::7] = 0.0
+    return values
 
 
 MAKERS: Final[dict[Sample, Callable[[int, Shape], Array]]] = {

@@ -21,7 +21,7 @@ from nkilib.experimental.softmax import (
 from nkilib.experimental.softmax.host import bounds, reference
 from nkilib.nki import nl
 from nkilib.verify.kernels import inputs
-from nkilib.verify.kernels.case import Case, Truth, Truths
+from nkilib.verify.kernels.case import Case, Reference, References
 from nkilib.verify.observation import Array
 
 # Rows of several pieces, and a second batch; short rows, several of a partition; a row on several partitions.
@@ -32,7 +32,7 @@ _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel, and what its result should be."""
+    """A kernel and the reference of its result."""
 
     function: Any
     reference: Callable[..., Any]
@@ -40,7 +40,7 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """x, or dy and y, of one type."""
+        """Return x, or dy and y, of one type."""
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:
@@ -48,15 +48,15 @@ class _Kernel:
         output = self.of_forward(x, axis).astype(dtype)
         return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
 
-    def truths(self, given: Mapping[str, Any]) -> Truths:
-        """Of its only result."""
-        arrays: list[Array] = [given[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in given]
-        axis = given.get("axis", -1)
-        dtype = np.float32 if "dtype" in given else arrays[0].dtype
-        return {"result": Truth(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
+    def references(self, arguments: Mapping[str, Any]) -> References:
+        """Return the reference of its only result."""
+        arrays: list[Array] = [arguments[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in arguments]
+        axis = arguments.get("axis", -1)
+        dtype = np.float32 if "dtype" in arguments else arrays[0].dtype
+        return {"result": Reference(self.reference(*arrays, axis), self.bound(*arrays, axis, dtype))}
 
     def case(self, name: str, type_name: str, shape: tuple[int, ...], cores: int, **options: Any) -> Case:
-        """A launch."""
+        """Return the case of a launch."""
         return Case(
             f"{self.function.__name__}: {name}, {type_name}",
             False,
@@ -64,7 +64,7 @@ class _Kernel:
             self.function,
             partial(self.arguments, type_name, shape, **options),
             ("result",),
-            self.truths,
+            self.references,
             cores,
             "grad_hbm" if options.get("inplace") else None,
         )
@@ -89,7 +89,7 @@ _KERNELS: Final = (
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """Yield all cases of this module."""
     for type_name in inputs.TYPES:
         for kernel in _KERNELS:
             for number, shape in enumerate(_LAST_AXIS):

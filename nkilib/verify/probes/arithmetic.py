@@ -14,23 +14,25 @@ import numpy as np
 from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
-from nkilib.verify.probes.probe import Probe, Reading, the_same
+from nkilib.verify.probes.probe import Probe, Reading, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
-READINGS: Final = "simulator-readings.md"
-KERNELS: Final = "kernels.md"
+READINGS: Final = "reference/simulator_readings.md"
+KERNELS: Final = "reference/kernels.md"
+CROSS_ENTROPY: Final = "explanation/cross_entropy.md"
+PROMISES: Final = "reference/promises.md"
 _INF: Final = np.inf
 _NAN: Final = np.nan
 
 
 def row(*values: float) -> Array:
-    """float32 [1, n]."""
+    """Return float32 values as [1, n]."""
     return np.array([values], np.float32)
 
 
 @nki.jit
 def cast_to_int32(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """float32 to int32 on Vector."""
+    """Cast float32 to int32 on Vector."""
     values_sbuf = loaded(values_hbm)
     integers_sbuf = tile(values_hbm.shape, nl.int32)
     nisa.tensor_copy(dst=integers_sbuf, src=values_sbuf)
@@ -46,7 +48,10 @@ _ROUNDED: Final[dict[str, Callable[[Array], Array]]] = {
 
 
 def _int32(rounded: Callable[[Array], Array], saturates: bool) -> Array:
-    """What is out of range, and NaN, is the nearest integer and 0, or the lowest integer, as x86 has it."""
+    """Return the int32 result of a rounding.
+
+    Values out of range and NaN become the nearest integer and 0, or the lowest integer, as on x86.
+    """
     lowest, highest = -(2.0**31), 2.0**31 - 1
     values = rounded(_TO_CAST.astype(np.float64))
     if saturates:
@@ -61,7 +66,7 @@ CAST: Final = Probe(
     (READINGS, "float to integer"),
     "the argmax, which is counted in float32 and returned as int32",
     cast_to_int32,
-    the_same(values_hbm=_TO_CAST),
+    same_arguments(values_hbm=_TO_CAST),
     ("integers",),
     [
         Reading(
@@ -76,7 +81,7 @@ CAST: Final = Probe(
 
 @nki.jit
 def sum_beside_cast(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """The sum of the exponentials of bfloat16 values, which are written over them: as the forward has it."""
+    """Sum the exponentials of bfloat16 values, and write the exponentials over the values, like the forward."""
     values_sbuf = loaded(values_hbm)
     sum_sbuf, zero_sbuf = tile((1, 1)), tile((1, 1))
     nisa.memset(dst=zero_sbuf, value=0.0)
@@ -102,11 +107,11 @@ SUM: Final = Probe(
     (READINGS, "reductions beside a result (`reduce_res`)"),
     "the sum of exponentials in bfloat16: rounded terms cost 2^-9 of it, some 0.002 of every loss",
     sum_beside_cast,
-    the_same(values_hbm=np.full((1, _TERMS), _SMALL, np.float32).astype(ml_dtypes.bfloat16)),
+    same_arguments(values_hbm=np.full((1, _TERMS), _SMALL, np.float32).astype(ml_dtypes.bfloat16)),
     ("sum",),
     [
-        Reading("of the float32 values", {"sum": row(_TERMS * np.exp(_SMALL))}),
-        Reading("of the values rounded to bfloat16", {"sum": row(_TERMS)}),
+        Reading("the float32 values", {"sum": row(_TERMS * np.exp(_SMALL))}),
+        Reading("the values rounded to bfloat16", {"sum": row(_TERMS)}),
     ],
     tolerance=1e-4,
 )
@@ -114,7 +119,7 @@ SUM: Final = Probe(
 
 @nki.jit
 def activations(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor, nl.NkiTensor]:
-    """exp, log and tanh on Scalar."""
+    """Compute exp, log and tanh on Scalar."""
     values_sbuf = loaded(values_hbm)
     results = []
     for function in (nl.exp, nl.log, nl.tanh):
@@ -134,7 +139,7 @@ EXPONENTIALS: Final = Probe(
     (READINGS, _OUTSIDE),
     "masked logits, whose exponential is 0, and the class of rows with +inf or NaN",
     activations,
-    the_same(values_hbm=_OF_EXP),
+    same_arguments(values_hbm=_OF_EXP),
     _FUNCTIONS,
     [
         Reading("the mathematical function", {"exp": row(0, 0, 0, 1, np.e, _INF, _INF, _INF, _INF, _NAN)}),
@@ -157,16 +162,18 @@ LOGARITHMS: Final = Probe(
     True,
     "what log gives for 0, infinity, NaN and beyond [2^-64, 2^64], for which it is documented",
     (READINGS, _OUTSIDE),
-    "rows of nothing but -inf, with a +inf, or with a NaN",
+    "rows with only -inf, with a +inf, or with a NaN",
     activations,
-    the_same(values_hbm=_OF_LOG),
+    same_arguments(values_hbm=_OF_LOG),
     _FUNCTIONS,
     [
         Reading(
             "the mathematical function",
             {"log": row(*_INSIDE, 100 * np.log(0.5), 100 * np.log(2.0), -_INF, _INF, _NAN)},
         ),
-        Reading("that of the nearest number of the range", {"log": row(*_INSIDE, *[-_LIMIT, _LIMIT] * 2, _NAN)}),
+        Reading(
+            "the logarithm of the nearest number in the range", {"log": row(*_INSIDE, *[-_LIMIT, _LIMIT] * 2, _NAN)}
+        ),
         Reading("NaN outside the range", {"log": row(*_INSIDE, *[_NAN] * 5)}),
         Reading(
             "the mathematical function of finite numbers, the largest of float32 for 0 and infinity",
@@ -189,7 +196,7 @@ TANGENTS: Final = Probe(
     (READINGS, _OUTSIDE),
     "soft caps of masked logits",
     activations,
-    the_same(values_hbm=_OF_TANH),
+    same_arguments(values_hbm=_OF_TANH),
     _FUNCTIONS,
     [
         Reading("the mathematical function", {"tanh": row(-1, *_FINITE_TANH, 1, _NAN)}),
@@ -202,7 +209,7 @@ TANGENTS: Final = Probe(
 
 @nki.jit
 def subnormal_results(exponents_hbm: nl.NkiTensor, factors_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Results below the smallest normal number: of Scalar, and of Vector."""
+    """Compute results below the smallest normal number on Scalar and on Vector."""
     exponents_sbuf, factors_sbuf = loaded(exponents_hbm), loaded(factors_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile(exponents_hbm.shape), tile(factors_hbm.shape)
     nisa.activation(dst=of_scalar_sbuf, op=nl.exp, data=exponents_sbuf)
@@ -215,7 +222,7 @@ _FACTORS: Final = row(2.0**-80, 2.0**-90, 2.0**-95)
 
 
 def _kept_and_flushed(values: Array) -> dict[bool, Array]:
-    """Results of which the last two are subnormal, by whether they are kept."""
+    """Return results whose last two are subnormal, by whether subnormal numbers are kept."""
     values = values.astype(np.float32)
     return {True: values, False: np.where(values < 2.0**-126, np.float32(0), values)}
 
@@ -226,10 +233,10 @@ SUBNORMAL: Final = Probe(
     "subnormal results",
     False,
     "whether numbers below 2^-126 are kept or become 0",
-    (KERNELS, "| gradient, float32 |"),
+    (CROSS_ENTROPY, "| gradient, float32 |"),
     "the class of very small gradients; the bound allows either",
     subnormal_results,
-    the_same(exponents_hbm=_EXPONENTS, factors_hbm=_FACTORS),
+    same_arguments(exponents_hbm=_EXPONENTS, factors_hbm=_FACTORS),
     ("scalar", "vector"),
     [
         Reading(name, {"scalar": _OF_SCALAR[by_scalar], "vector": _OF_VECTOR[by_vector]})

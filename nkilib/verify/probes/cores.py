@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the two cores of a launch know and do to each other's bytes."""
+"""Probes of the two cores of a launch: the number of programs, and writes to neighbouring bytes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 from nkilib.core.cores import positions_of_core, strided_rows
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
-from nkilib.verify.probes.arithmetic import KERNELS, READINGS
+from nkilib.verify.probes.arithmetic import PROMISES, READINGS
 from nkilib.verify.probes.dma import column
-from nkilib.verify.probes.probe import Probe, Reading, no_arguments, the_same
+from nkilib.verify.probes.probe import Probe, Reading, no_arguments, same_arguments
 from nkilib.verify.probes.tiles import tile
 
 
 @nki.jit
 def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """How many programs there are, from the first; and the number of the last one, from it."""
+    """Store the number of programs from the first one, and the number of the last program from the last one."""
     count, number = nl.num_programs(), nl.program_id(0)
     results = []
     for is_writer, value in ((number == 0, count), (number == count - 1, number)):
@@ -37,7 +37,7 @@ def programs() -> tuple[nl.NkiTensor, nl.NkiTensor]:
 PROGRAMS: Final = Probe(
     "programs of a launch on two cores",
     True,
-    "what a kernel on two cores, by the variable or by a grid, is told of their number",
+    "how many programs a kernel on two cores sees, launched with the variable or with a grid",
     (READINGS, "`nl.program_ndim()` of `kernel(...)` on two cores"),
     "the division of positions: with one program both cores would do all of the work",
     programs,
@@ -55,7 +55,7 @@ _POSITIONS: Final = 128 * 16
 
 @nki.jit
 def interleaved(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """bfloat16 numbers of which each core copies every second one: neighbours share four bytes."""
+    """Copy bfloat16 numbers, each core every second one: neighbours share four bytes."""
     positions = values_hbm.shape[0]
     result_hbm = nl.ndarray((positions,), dtype=nl.bfloat16, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(), nl.program_id(0)
@@ -73,20 +73,20 @@ _VALUES: Final = (1.0 + np.arange(_POSITIONS) % 128).astype(ml_dtypes.bfloat16)
 
 
 def _without(core: int) -> Array:
-    """Zeros in place of what one core has written."""
-    found = _VALUES.copy()
-    found[core::2] = 0
-    return found
+    """Return the values with zeros in place of those that one core has written."""
+    values = _VALUES.copy()
+    values[core::2] = 0
+    return values
 
 
 NEIGHBOURS: Final = Probe(
     "neighbouring 2-byte results of two cores",
     True,
     "whether both cores can write 2 bytes each of the same 4 bytes of HBM",
-    (KERNELS, "- Neighbouring 2-byte results written by different cores"),
+    (PROMISES, "- Neighbouring 2-byte results written by different cores"),
     "bfloat16 losses and log-sum-exps on two cores",
     interleaved,
-    the_same(values_hbm=_VALUES),
+    same_arguments(values_hbm=_VALUES),
     ("copied",),
     [
         Reading("yes", {"copied": _VALUES}),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""DMA: casts on the way, elements by index, the bounds of indices, the order of writes, and what a launch leaves."""
+"""Probes of DMA: casts, elements by index, the bounds of indices, the order of writes, and written arguments."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
-from nkilib.verify.probes.arithmetic import KERNELS, row
-from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, left, the_same
+from nkilib.verify.probes.arithmetic import PROMISES, row
+from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, left, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
 BFLOAT16: Final = np.dtype(ml_dtypes.bfloat16)
@@ -21,33 +21,33 @@ _MARK: Final = -5.0
 
 
 def column(*values: float) -> Array:
-    """float32 [n, 1]."""
+    """Return float32 values as [n, 1]."""
     return np.array(values, np.float32)[:, np.newaxis]
 
 
 def indices(*values: int) -> Array:
-    """int32 [n, 1]."""
+    """Return int32 values as [n, 1]."""
     return np.array(values, np.int32)[:, np.newaxis]
 
 
 def bfloat16(values: Array) -> Array:
-    """Rounded to the nearest, halves to even."""
+    """Round to the nearest bfloat16, halves to even."""
     return values.astype(BFLOAT16)
 
 
 def truncated(values: Array) -> Array:
-    """The upper half of the bits."""
+    """Return the upper half of the bits as bfloat16."""
     return (np.ascontiguousarray(values).view(np.uint32) >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def half_up(values: Array) -> Array:
-    """Rounded to the nearest, halves away from zero."""
+    """Round to the nearest bfloat16, halves away from zero."""
     bits = np.ascontiguousarray(values).view(np.uint32) + np.uint32(0x8000)
     return (bits >> np.uint32(16)).astype(np.uint16).view(BFLOAT16)
 
 
 def lower_half(values: Array) -> Array:
-    """The lower half of the bits, as if no cast took place."""
+    """Return the lower half of the bits as bfloat16, as if no cast took place."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFF)).astype(np.uint16).view(BFLOAT16)
 
 
@@ -65,7 +65,7 @@ _ROUNDINGS: Final = {
 
 @nki.jit
 def rounded_loads(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """float32 of HBM in bfloat16 tiles: all of it, and gathered by index."""
+    """Load float32 from HBM into bfloat16 tiles: all of it, and gathered by index."""
     rows = values_hbm.shape[0]
     direct_sbuf, gathered_sbuf = tile((rows, 1), nl.bfloat16), tile((rows, 1), nl.bfloat16)
     nisa.dma_copy(dst=direct_sbuf, src=values_hbm)
@@ -78,10 +78,10 @@ ROUNDED: Final = Probe(
     "casts of a load and a gather",
     True,
     "how a DMA rounds float32 to bfloat16, by itself and combined with a gather",
-    (KERNELS, "- A cast combined with indirect DMA"),
-    "float32 logits in bfloat16 tiles, and the target's logit, which must be rounded as the others are",
+    (PROMISES, "- A cast combined with indirect DMA"),
+    "float32 logits in bfloat16 tiles, and the target's logit, which must be rounded like the others",
     rounded_loads,
-    the_same(values_hbm=_TO_ROUND, index_hbm=indices(*_ORDER)),
+    same_arguments(values_hbm=_TO_ROUND, index_hbm=indices(*_ORDER)),
     ("loaded", "gathered"),
     [
         Reading(
@@ -96,7 +96,7 @@ ROUNDED: Final = Probe(
 
 @nki.jit
 def widened_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """bfloat16 of a tile, scattered over float32 in HBM."""
+    """Scatter bfloat16 of a tile over float32 in HBM."""
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)
@@ -111,18 +111,18 @@ _PLACES: Final = (2, 0, 3, 1)
 
 
 def _scattered(values: Array) -> Array:
-    found = np.zeros_like(values)
-    found[list(_PLACES)] = values
-    return found
+    scattered = np.zeros_like(values)
+    scattered[list(_PLACES)] = values
+    return scattered
 
 
 def _as_bits(values: Array, shift: int) -> Array:
-    """The bits of bfloat16 in one half of a float32."""
+    """Return float32 numbers with the bits of bfloat16 in one half."""
     return (bfloat16(values).view(np.uint16).astype(np.uint32) << np.uint32(shift)).view(np.float32)
 
 
 def _half_written(values: Array, mark: float) -> Array:
-    """The mark, with its lower half overwritten by the bits of bfloat16."""
+    """Return the mark with its lower half overwritten by the bits of bfloat16."""
     upper = np.float32(mark).view(np.uint32) & np.uint32(0xFFFF0000)
     return (bfloat16(values).view(np.uint16).astype(np.uint32) | upper).view(np.float32)
 
@@ -131,10 +131,10 @@ WIDENED: Final = Probe(
     "cast of a scatter",
     False,
     "whether a scatter casts bfloat16 to float32",
-    (KERNELS, "- A cast combined with indirect DMA"),
+    (PROMISES, "- A cast combined with indirect DMA"),
     "the gradient at the target, in place over float32 logits with bfloat16 tiles",
     widened_scatter,
-    the_same(values_hbm=bfloat16(_WIDE), index_hbm=indices(*_PLACES)),
+    same_arguments(values_hbm=bfloat16(_WIDE), index_hbm=indices(*_PLACES)),
     ("scattered",),
     [
         Reading("cast", {"scattered": _scattered(_WIDE)}),
@@ -147,7 +147,7 @@ WIDENED: Final = Probe(
 
 @nki.jit
 def gathered_from_part(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Elements of the rows 4 to 7 by an index that counts from row 4, over a tile that holds a mark."""
+    """Gather elements of the rows 4 to 7 by an index that counts from row 4, over a tile filled with a mark."""
     part_hbm = values_hbm.slice(0, 4, 8)
     gathered_sbuf = tile((index_hbm.shape[0], 1))
     nisa.memset(dst=gathered_sbuf, value=_MARK)
@@ -163,10 +163,10 @@ def _bounds_probe(name: str, question: str, index: int, readings: list[Reading])
         name,
         False,
         question,
-        (KERNELS, "- How the DMA engine checks bounds"),
+        (PROMISES, "- How the DMA engine checks bounds"),
         "invalid targets: they must be reported, and never read or write another row",
         gathered_from_part,
-        the_same(values_hbm=_SIXTEEN, index_hbm=indices(1, index)),
+        same_arguments(values_hbm=_SIXTEEN, index_hbm=indices(1, index)),
         ("gathered",),
         readings,
     )
@@ -202,7 +202,7 @@ OUTSIDE_TENSOR: Final = _bounds_probe(
 
 @nki.jit
 def repeated_row(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """A vector read with stride 0 into four partitions that hold a mark, as class weights are."""
+    """Read a vector with stride 0 into four partitions filled with a mark, like class weights."""
     row_hbm = values_hbm.expand_dim(0).broadcast(0, 4)
     repeated_sbuf = tile((4, values_hbm.shape[0]))
     nisa.memset(dst=repeated_sbuf, value=_MARK)
@@ -214,19 +214,19 @@ _VECTOR: Final = np.arange(1, 13, dtype=np.float32)
 
 
 def _one_row(others: float) -> Array:
-    found = np.full((4, len(_VECTOR)), others, np.float32)
-    found[0] = _VECTOR
-    return found
+    rows = np.full((4, len(_VECTOR)), others, np.float32)
+    rows[0] = _VECTOR
+    return rows
 
 
 REPEATED: Final = Probe(
     "a load with stride 0",
     True,
     "whether a DMA reads the same row for every partition",
-    (KERNELS, "- Unverified on hardware, beside what is listed below"),
+    (PROMISES, "- DMA reads of class weights with stride 0"),
     "class weights",
     repeated_row,
-    the_same(values_hbm=_VECTOR),
+    same_arguments(values_hbm=_VECTOR),
     ("rows",),
     [
         Reading("every partition gets the row", {"rows": np.tile(_VECTOR, (4, 1))}),
@@ -238,7 +238,7 @@ REPEATED: Final = Probe(
 
 @nki.jit
 def overwritten(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """In place as the backward: gather an element a row, store the rows negated, scatter 1000 over the elements."""
+    """Gather an element per row, store the negated rows, and scatter 1000 over the elements, like the backward."""
     rows, columns = values_hbm.shape
     elements_hbm = values_hbm.reshape((rows * columns, 1))
     index_sbuf, values_sbuf = loaded(index_hbm), loaded(values_hbm)
@@ -259,11 +259,11 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """The rows negated, with something at the elements."""
-    found = -_POSITIVE
+    """Return the negated rows, with a mark at the elements."""
+    rows = -_POSITIVE
     if mark is not None:
-        found[np.arange(128), _COLUMNS] = mark
-    return found
+        rows[np.arange(128), _COLUMNS] = mark
+    return rows
 
 
 _OLD: Final = _POSITIVE.ravel()[_FLAT][:, np.newaxis]
@@ -271,10 +271,10 @@ IN_ORDER: Final = Probe(
     "the order of writes to one address",
     True,
     "whether `depends_on` orders a gather, a store and a scatter of the same addresses of HBM",
-    (KERNELS, "- The order of DMA writes to the same HBM address"),
+    (PROMISES, "- The order of DMA writes to the same HBM address"),
     "the gradient at the target, and the target's logit, in place",
     overwritten,
-    the_same(values_hbm=_POSITIVE, index_hbm=_FLAT.astype(np.int32)[:, np.newaxis]),
+    same_arguments(values_hbm=_POSITIVE, index_hbm=_FLAT.astype(np.int32)[:, np.newaxis]),
     ("gathered", "rows"),
     [
         Reading("as stated", {"gathered": _OLD, "rows": _left_over(1000.0)}),
@@ -288,7 +288,7 @@ IN_ORDER: Final = Probe(
 
 @nki.jit
 def negated_in_place(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Minus the values, over them."""
+    """Overwrite the values with their negatives."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(dst=values_sbuf, data=values_sbuf, op0=nl.multiply, operand0=-1.0)
     nisa.dma_copy(dst=values_hbm, src=values_sbuf)
@@ -300,10 +300,10 @@ IN_PLACE: Final = Probe(
     "an argument that the kernel writes",
     True,
     "whether a numpy array that a kernel writes and returns has the new values after the launch",
-    ("simulator.md", "- Arguments: numpy arrays"),
-    "`inplace=True` for who launches kernels on arrays of their own, and reads the argument and not the result",
+    ("reference/simulator.md", "- Arguments: numpy arrays"),
+    "`inplace=True` if you launch kernels on your own arrays and read the argument instead of the result",
     negated_in_place,
-    the_same(values_hbm=_PLAIN),
+    same_arguments(values_hbm=_PLAIN),
     ("returned",),
     [
         Reading("the result and the argument", {"returned": -_PLAIN, left("values_hbm"): -_PLAIN}),
@@ -320,7 +320,7 @@ _WIDE_COLUMNS: Final = 2**16
 def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Write 1, then 2, to the ends of a matrix [rows, 2^16] of bfloat16, and read both."""
     matrix_hbm = nl.ndarray((rows, _WIDE_COLUMNS), dtype=nl.bfloat16, buffer=nl.hbm)
-    found = []
+    results = []
     writes = []
     for value, place in ((1.0, 0), (2.0, rows - 1)):
         value_sbuf = tile((1, 8), nl.bfloat16)
@@ -331,12 +331,12 @@ def far_elements(rows: int) -> tuple[nl.NkiTensor, nl.NkiTensor]:
         read = nisa.dma_copy(dst=read_sbuf, src=matrix_hbm[place : place + 1, _WIDE_COLUMNS - 8 :])
         for write in writes:
             read.depends_on(write, kind=nisa.dependency.runtime)
-        found.append(stored(read_sbuf))
-    return found[0], found[1]
+        results.append(stored(read_sbuf))
+    return results[0], results[1]
 
 
 def _far_arguments(is_device: bool) -> dict[str, Any]:
-    """More than 2^31 elements on a device, 4.3 GB; on the simulator the same kernel on a small matrix."""
+    """Return the number of rows: more than 2^31 elements on a device, 4.3 GB; on the simulator a small matrix."""
     return {"rows": 2**15 + 2 if is_device else 4}
 
 
@@ -347,8 +347,8 @@ def _eight(value: float) -> Array:
 FAR: Final = Probe(
     "more than 2^31 elements",
     False,
-    "whether the last elements of a tensor of more than 2^31 are elements of their own",
-    (KERNELS, "- N * V of 2^31 elements or more leans"),
+    "whether the last elements of a tensor with more than 2^31 elements are separate from the first ones",
+    (PROMISES, "- N * V of 2^31 elements or more relies"),
     "logits of 2^31 elements or more",
     far_elements,
     _far_arguments,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What goes through PyTorch and JAX: operators, graphs, memory that is written over, collectives.
+"""Probes that run through PyTorch and JAX: operators, graphs, overwritten memory, collectives.
 
-The functions that run are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``, which are imported where a
-probe is run: neither framework need be installed.
+The functions that run are in ``nkilib.torch.verification`` and ``nkilib.jax.verification``. They are imported where a
+probe runs: neither framework needs to be installed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import numpy as np
 
 from nkilib.verify.kernels import inputs
 from nkilib.verify.observation import Array, Observation
-from nkilib.verify.probes.probe import Probe, Reading, the_same
+from nkilib.verify.probes.arithmetic import PROMISES
+from nkilib.verify.probes.probe import Probe, Reading, same_arguments
 from nkilib.verify.verdict import Status, Verdict
 
 _TORCH: Final = "nkilib.torch.verification"
 _JAX: Final = "nkilib.jax.verification"
 _ABSENT: Final = "absent"
-# How frameworks word that they have no implementation of something.
+# The words with which frameworks say that they have no implementation of something.
 _REFUSED: Final = r"not.?(implemented|supported)|unsupported|no (kernel|rule|implementation)|could not run|cannot lower"
 _WORDED: Final = "NotImplementedError: no kernel for the device"
 _OPERATORS: Final = "NKILIB_TORCH_OPS"
@@ -78,15 +79,15 @@ def _softmax() -> Array:
 
 
 def _loss() -> Array:
-    """The mean loss, in float64."""
+    """Return the mean loss in float64."""
     return -np.log(_softmax()[np.arange(_POSITIONS), _TARGETS]).mean()
 
 
 def _gradient() -> Array:
-    """Its gradient."""
-    found = _softmax()
-    found[np.arange(_POSITIONS), _TARGETS] -= 1.0
-    return found / _POSITIONS
+    """Return the gradient of the mean loss."""
+    gradient = _softmax()
+    gradient[np.arange(_POSITIONS), _TARGETS] -= 1.0
+    return gradient / _POSITIONS
 
 
 _RIGHT: Final = {"loss": np.array(_loss()), "gradient": _gradient()}
@@ -115,7 +116,7 @@ def _probe(
         row,
         rests_on_it,
         function,
-        the_same(logits=factor * _LOGITS, targets=_TARGETS),
+        same_arguments(logits=factor * _LOGITS, targets=_TARGETS),
         results,
         readings,
         _CORES,
@@ -132,7 +133,7 @@ OPERATORS: Final = _probe(
     "operators of PyTorch",
     (_TORCH, "eager"),
     "whether the operators that nkilib registers for the device give loss and gradient",
-    ("torch.md", "- operators of the real `nki_op`"),
+    (PROMISES, "- operators of the real `nki_op`"),
     "nkilib.torch on the native device",
     [
         Reading("they do", {**_RIGHT, "intended": _flag(1)}),
@@ -145,7 +146,7 @@ LIBRARY: Final = _probe(
     "operators of torch.library",
     (_TORCH, "library"),
     "whether operators of torch.library give loss and gradient on the device",
-    ("torch.md", "- operators of `torch.library` on the native device"),
+    (PROMISES, "- operators of `torch.library` on the native device"),
     f"{_OPERATORS}=library, and every release of torch-neuronx whose nki_op refuses an operator",
     _right_or_refused("the device"),
     environment={_OPERATORS: "library"},
@@ -154,8 +155,8 @@ COMPILED: Final = _probe(
     "torch.compile",
     (_TORCH, "compiled"),
     "whether graphs of torch.compile with the kernels in them give loss and gradient",
-    ("torch.md", "- `torch.compile` with the backend `neuron`"),
-    "training steps that are compiled",
+    (PROMISES, "- `torch.compile` with the backend `neuron`"),
+    "compiled training steps",
     [
         Reading("they do", {"loss": _RIGHT["loss"], "gradient": 2.0 * _gradient()}),
         Reading("the backend refuses them", {}, refused=_REFUSED, worded=_WORDED),
@@ -166,7 +167,7 @@ OVERWRITTEN: Final = _probe(
     "logits of PyTorch in place",
     (_TORCH, "in_place"),
     "whether the gradient stands in the memory of the logits after a backward in place",
-    ("torch.md", "- operators of the real `nki_op`"),
+    (PROMISES, "- operators of the real `nki_op`"),
     "`inplace=True`, which saves the memory of a gradient",
     [
         Reading("it does", {"gradient": _gradient(), "logits": _gradient()}),
@@ -178,7 +179,7 @@ XLA: Final = _probe(
     "tensors of PyTorch/XLA",
     (_TORCH, "on_xla"),
     "whether the kernels give loss and gradient of XLA tensors",
-    ("torch.md", "- launching the kernels with XLA tensors"),
+    (PROMISES, "- launching the kernels with XLA tensors"),
     "the older torch-neuronx",
     _right_or_refused("XLA"),
 )
@@ -188,10 +189,10 @@ COLLECTIVES: Final = FrameworkProbe(
     "all-reduces of PyTorch",
     False,
     "whether the device's collectives take maxima, sums, and minima in int32 (in a group of one)",
-    ("torch.md", "- the collectives of `vocab_parallel_cross_entropy`"),
+    (PROMISES, "- the collectives of `vocab_parallel_cross_entropy`"),
     "losses of shards of the vocabulary",
     (_TORCH, "collectives"),
-    the_same(values=_FLOATS, integers=_INTEGERS),
+    same_arguments(values=_FLOATS, integers=_INTEGERS),
     ("maximum", "sum", "minimum"),
     [
         Reading("they do", {"maximum": _FLOATS, "sum": _FLOATS, "minimum": _INTEGERS}),
@@ -207,7 +208,7 @@ JITTED: Final = _probe(
     "jax.jit",
     (_JAX, "jitted"),
     "whether programs of jax.jit with the kernels in them give loss and gradient",
-    ("jax.md", "All of it. A stand-in for NKI"),
+    (PROMISES, "- programs of `jax.jit` with the kernels in them"),
     "nkilib.jax on the device",
     _right_or_refused("JAX NeuronX"),
 )
@@ -215,8 +216,8 @@ SHARDED: Final = _probe(
     "jax.shard_map",
     (_JAX, "sharded"),
     "whether the kernels work under jax.shard_map (on one device)",
-    ("jax.md", "of its own there. Whether NKI's own operation"),
-    "training of several devices with JAX",
+    (PROMISES, "- rules of NKI's own operation for `jax.shard_map`"),
+    "training on several devices with JAX",
     _right_or_refused("JAX NeuronX"),
 )
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Maxima, limits, products and comparisons where infinities and NaN meet numbers."""
+"""Probes of maxima, limits, products and comparisons of infinities and NaN with numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.core.rows.tiles import FLOAT32_HIGHEST, FLOAT32_LOWEST
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
 from nkilib.verify.probes.arithmetic import KERNELS, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, the_same
+from nkilib.verify.probes.probe import Probe, Reading, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
 _INF: Final = np.inf
@@ -24,7 +24,7 @@ _NAN: Final = np.nan
 
 @nki.jit
 def negated_maximum(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Minus the maximum of each row, as the forward takes it."""
+    """Compute the negated maximum of each row, like the forward."""
     values_sbuf = loaded(values_hbm)
     maximum_sbuf = tile((values_hbm.shape[0], 1))
     nisa.tensor_reduce(dst=maximum_sbuf, op=nl.maximum, data=values_sbuf, axis=1, negate=True)
@@ -46,18 +46,18 @@ _ROWS: Final = np.array(
 
 
 def _folded(step: Callable[[float, float], float], end: Callable[[float], float] = float) -> Array:
-    """Minus what a chain of comparisons leaves of each row."""
-    return np.array([[-end(reduce(step, map(float, each)))] for each in _ROWS], np.float32)
+    """Return the negated result of a chain of comparisons over each row."""
+    return np.array([[-end(reduce(step, map(float, row)))] for row in _ROWS], np.float32)
 
 
 MAXIMUM: Final = Probe(
     "maximum of infinities and NaN",
     True,
     "what the maximum of a row with -inf, +inf or NaN is",
-    (KERNELS, "On hardware the last three are unspecified"),
+    (KERNELS, "On hardware, the last three rows are unspecified"),
     "masked logits, whose row has a finite maximum; and that the loss of a row with a NaN is NaN",
     negated_maximum,
-    the_same(values_hbm=_ROWS),
+    same_arguments(values_hbm=_ROWS),
     ("neg_max",),
     [
         Reading("infinities are numbers, NaN wins", {"neg_max": _folded(lambda old, new: float(np.maximum(old, new)))}),
@@ -91,7 +91,7 @@ MAXIMUM: Final = Probe(
 
 @nki.jit
 def limited(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Values between the lowest and the highest float32, as the forward limits its maxima."""
+    """Limit values to the range from the lowest to the highest float32, like the maxima in the forward."""
     values_sbuf = loaded(values_hbm)
     nisa.tensor_scalar(
         dst=values_sbuf,
@@ -107,11 +107,11 @@ def limited(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
 LIMITS: Final = Probe(
     "limits of infinities and NaN",
     True,
-    "what a minimum and a maximum with the ends of float32 leave of infinities and NaN",
-    (KERNELS, "On hardware the last three are unspecified"),
-    "chunks of nothing but -inf: a limit that lets -inf pass makes their row NaN",
+    "what infinities and NaN become under a minimum and a maximum with the ends of float32",
+    (KERNELS, "On hardware, the last three rows are unspecified"),
+    "chunks with only -inf: a limit that lets -inf pass makes their row NaN",
     limited,
-    the_same(values_hbm=row(-_INF, _INF, _NAN, 5, FLOAT32_LOWEST)),
+    same_arguments(values_hbm=row(-_INF, _INF, _NAN, 5, FLOAT32_LOWEST)),
     ("limited",),
     [
         Reading(name, {"limited": row(low, high, of_nan, 5, FLOAT32_LOWEST)})
@@ -127,7 +127,7 @@ LIMITS: Final = Probe(
 
 @nki.jit
 def marked(values_hbm: nl.NkiTensor, suspects_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """values + 0 * suspects, by which a loss becomes NaN where its log-sum-exp is infinite."""
+    """Compute values + 0 * suspects, by which a loss becomes NaN if its log-sum-exp is infinite."""
     values_sbuf, suspects_sbuf = loaded(values_hbm), loaded(suspects_hbm)
     marked_sbuf = tile(values_hbm.shape)
     nisa.scalar_tensor_tensor(
@@ -140,10 +140,10 @@ ZERO_TIMES_INFINITY: Final = Probe(
     "0 times infinity",
     False,
     "whether 0 times an infinity is NaN on Vector",
-    (KERNELS, "In the simulator the class of every result"),
+    (KERNELS, "In the simulator, every result has the same class"),
     "the NaN loss of a row with a +inf",
     marked,
-    the_same(values_hbm=row(7, 7, 7, 7, 7), suspects_hbm=row(1, _INF, -_INF, _NAN, FLOAT32_HIGHEST)),
+    same_arguments(values_hbm=row(7, 7, 7, 7, 7), suspects_hbm=row(1, _INF, -_INF, _NAN, FLOAT32_HIGHEST)),
     ("marked",),
     [
         Reading("NaN, as IEEE has it", {"marked": row(7, _NAN, _NAN, _NAN, 7)}),
@@ -155,7 +155,7 @@ ZERO_TIMES_INFINITY: Final = Probe(
 
 @nki.jit
 def equal_pairs(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """1 where two values are equal on Vector, as the argmax finds the chunks of a row's maximum."""
+    """Compare two values on Vector, 1 if equal, like the argmax's search for the chunks of a row's maximum."""
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     is_equal_sbuf = tile(left_hbm.shape)
     nisa.tensor_tensor(dst=is_equal_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.equal)
@@ -169,7 +169,7 @@ EQUALITY: Final = Probe(
     (READINGS, "comparisons in `nc_find_index8`"),
     "the argmax of rows with a NaN, and of rows whose maximum is a zero",
     equal_pairs,
-    the_same(left_hbm=row(_NAN, _INF, -0.0, 1), right_hbm=row(_NAN, _INF, 0.0, 2)),
+    same_arguments(left_hbm=row(_NAN, _INF, -0.0, 1), right_hbm=row(_NAN, _INF, 0.0, 2)),
     ("is_equal",),
     [
         Reading("NaN equals nothing, zeros are equal", {"is_equal": row(0, 1, 1, 0)}),

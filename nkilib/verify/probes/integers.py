@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Integer arithmetic of GpSimd, masks, and the search for a value."""
+"""Probes of integer arithmetic on GpSimd, masks, and the search for a value."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import numpy as np
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.observation import Array
-from nkilib.verify.probes.arithmetic import KERNELS, READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, the_same
+from nkilib.verify.probes.arithmetic import PROMISES, READINGS, row
+from nkilib.verify.probes.probe import Probe, Reading, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
 _ALL_ONES: Final = 2**32 - 1
 
 
 def integer_row(*values: int) -> Array:
-    """int32 [1, n]."""
+    """Return int32 values as [1, n]."""
     return np.array([values], np.int32)
 
 
 @nki.jit
 def integer_arithmetic(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Products and sums of int32 on GpSimd."""
+    """Compute products and sums of int32 on GpSimd."""
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     results = []
     for op in (nl.multiply, nl.add):
@@ -50,7 +50,7 @@ EXACT: Final = Probe(
     (READINGS, "int32 tile with a Python integer"),
     "the index of a target's logit: row * V + target",
     integer_arithmetic,
-    the_same(left_hbm=_LEFT, right_hbm=_RIGHT),
+    same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),
     ("product", "sum"),
     [
         Reading("exact", {"product": _LEFT * _RIGHT, "sum": _LEFT + _RIGHT}),
@@ -68,7 +68,7 @@ EXACT: Final = Probe(
 def unequal_and_chosen(
     left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """A uint32 mask that GpSimd makes of int32, and what a predicated copy takes by it; 0 elsewhere."""
+    """Compute a uint32 mask of int32 values on GpSimd, and a predicated copy by this mask; 0 elsewhere."""
     left_sbuf, right_sbuf, values_sbuf = loaded(left_hbm), loaded(right_hbm), loaded(values_hbm)
     mask_sbuf, chosen_sbuf = tile(left_hbm.shape, nl.uint32), tile(left_hbm.shape)
     nisa.tensor_tensor(dst=mask_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.not_equal, engine=nisa.engine.gpsimd)
@@ -78,7 +78,7 @@ def unequal_and_chosen(
 
 
 def mask(is_set: int) -> Array:
-    """The mask, with what stands for true."""
+    """Return the expected mask, with ``is_set`` for true."""
     return np.array([[0, is_set, is_set, 0]], np.uint32)
 
 
@@ -86,10 +86,10 @@ MASKS: Final = Probe(
     "masks of ignored targets",
     True,
     "what a comparison of integers writes, and whether a predicated copy leaves the rest as it was",
-    (KERNELS, "- Unverified on hardware, beside what is listed below"),
+    (PROMISES, "- `tensor_copy_predicated` with a uint32 predicate"),
     "ignored positions: their NaN must not reach the loss; masks are multiplied, so true must be 1",
     unequal_and_chosen,
-    the_same(
+    same_arguments(
         left_hbm=integer_row(5, 5, -1, 7),
         right_hbm=integer_row(5, 6, 1, 7),
         values_hbm=row(np.nan, 3, 4, np.inf),
@@ -112,7 +112,7 @@ MASKS: Final = Probe(
 
 @nki.jit
 def searched(data_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Where eight values stand, and the same in float32."""
+    """Search the places of eight values, and return them in their type and in float32."""
     data_sbuf, values_sbuf = loaded(data_hbm), loaded(values_hbm)
     places_sbuf, counted_sbuf = tile((1, 8), nl.uint32), tile((1, 8))
     nisa.nc_find_index8(dst=places_sbuf, data=data_sbuf, vals=values_sbuf)
@@ -125,7 +125,7 @@ _SEVENS: Final = (1, 3, 4, 6, 8, 9, 10, 11)
 
 
 def places(*values: int) -> Array:
-    """uint32 [1, 8]."""
+    """Return uint32 values as [1, 8]."""
     return np.array([values], np.uint32)
 
 
@@ -133,10 +133,10 @@ EIGHT_EQUAL: Final = Probe(
     "one value eight times",
     True,
     "where a value that is looked for eight times at once is found",
-    (KERNELS, "- Unverified on hardware, beside what is listed below"),
-    "the argmax, which uses the first of the eight places: it must be where the value stands first",
+    (PROMISES, "- `nc_find_index8` with one value in all eight places"),
+    "the argmax, which uses the first of the eight places: it must be the first occurrence of the value",
     searched,
-    the_same(data_hbm=_DATA, values_hbm=row(*[7] * 8)),
+    same_arguments(data_hbm=_DATA, values_hbm=row(*[7] * 8)),
     ("places", "counted"),
     [
         Reading("one after the other, from the first", {"places": places(*_SEVENS)}),
@@ -150,11 +150,11 @@ EIGHT_EQUAL: Final = Probe(
 NOT_FOUND: Final = Probe(
     "a value that is not found",
     True,
-    "what the index of a value is that is not found, NaN among them, and what float32 makes of it",
+    "which index a value gets that is not found, such as NaN, and which float32 number that index becomes",
     (READINGS, "`nc_match_replace8`: a value that is not found"),
-    "the argmax of rows with a NaN, and of rows whose maximum stands in a later part of a chunk",
+    "the argmax of rows with a NaN, and of rows whose maximum is in a later part of a chunk",
     searched,
-    the_same(data_hbm=_DATA, values_hbm=row(*[np.nan] * 4, *[2] * 4)),
+    same_arguments(data_hbm=_DATA, values_hbm=row(*[np.nan] * 4, *[2] * 4)),
     ("places", "counted"),
     [
         Reading("all ones, over 2^31 as float32", {"places": places(*[_ALL_ONES] * 8), "counted": row(*[2.0**32] * 8)}),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loops whose trip count is read at run time, and what rows that are computed anew rest on besides."""
+"""Probes of loops whose iteration count is read at run time, and of further requirements of recomputed rows."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 import numpy as np
 
 from nkilib.nki import nisa, nki, nl
-from nkilib.verify.probes.arithmetic import KERNELS, READINGS
+from nkilib.verify.probes.arithmetic import PROMISES, READINGS
 from nkilib.verify.probes.dma import column, indices
 from nkilib.verify.probes.integers import integer_row
-from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, the_same
+from nkilib.verify.probes.probe import OUT_OF_RANGE, Probe, Reading, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
 _MARK: Final = -5.0
 
 
 def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
-    """How often the body of a loop ran: it adds 1 to what was there before."""
+    """Return how often the body of a loop ran, which adds 1 to the previous value."""
     count_sbuf = tile((1, 1))
     nisa.memset(dst=count_sbuf, value=0.0)
 
@@ -33,7 +33,7 @@ def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
 
 @nki.jit
 def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Two loops, as often as two registers say."""
+    """Run two loops as often as two registers state."""
     trips_sbuf = loaded(trips_hbm)
     results = []
     for place in range(2):
@@ -46,11 +46,11 @@ def counted_loops(trips_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
 TRIPS: Final = Probe(
     "loops of the device",
     True,
-    "how often a loop runs whose bound is a register, 0 among them",
+    "how often a loop runs whose bound is a register, including 0",
     (READINGS, "bounds in registers"),
-    "rows that are computed anew in a loop of the device: none of them, as a rule",
+    "rows that are recomputed in a device loop: usually none",
     counted_loops,
-    the_same(trips_hbm=integer_row(0, 3)),
+    same_arguments(trips_hbm=integer_row(0, 3)),
     ("none", "three"),
     [
         Reading("as often as the register says, not at all for 0", {"none": column(0), "three": column(3)}),
@@ -63,14 +63,14 @@ TRIPS: Final = Probe(
 
 @nki.jit
 def rows_of_loop(rows_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """The sum of the rows that the trips of a loop name, from 0 on."""
+    """Sum the rows that the iterations of a loop select, from 0 on."""
     sum_sbuf, row_sbuf = tile((1, rows_hbm.shape[2])), tile((1, rows_hbm.shape[2]))
     nisa.memset(dst=sum_sbuf, value=0.0)
     trips = nisa.register_alloc()
     nisa.register_load(trips, loaded(trips_hbm))
 
-    def body(trip: nisa.VirtualRegister) -> None:
-        nisa.dma_copy(dst=row_sbuf, src=rows_hbm.select(0, trip))
+    def body(iteration: nisa.VirtualRegister) -> None:
+        nisa.dma_copy(dst=row_sbuf, src=rows_hbm.select(0, iteration))
         nisa.tensor_tensor(dst=sum_sbuf, data1=sum_sbuf, data2=row_sbuf, op=nl.add)
 
     nl.fori_loop(0, trips, body)
@@ -81,24 +81,24 @@ _ROWS: Final = np.array([[1, 2], [10, 20], [100, 200], [1000, 2000]], np.float32
 ROW_OF_TRIP: Final = Probe(
     "a row that a loop names",
     False,
-    "which row of HBM a body reads that selects it by the number of its trip",
+    "which row of HBM the body of a loop reads if it selects the row by the iteration number",
     (READINGS, "`t[register]`, `nl.ds(register, size)`"),
-    "rows that are computed anew: their numbers are read by the trip",
+    "recomputed rows: the iteration number selects their indices",
     rows_of_loop,
-    the_same(rows_hbm=_ROWS[:, np.newaxis], trips_hbm=integer_row(3)),
+    same_arguments(rows_hbm=_ROWS[:, np.newaxis], trips_hbm=integer_row(3)),
     ("sum",),
     [
-        Reading("each trip its own", {"sum": _ROWS[:3].sum(axis=0, keepdims=True)}),
-        Reading("the first one in every trip", {"sum": 3 * _ROWS[:1]}),
-        Reading("each trip the one of the next", {"sum": _ROWS[1:].sum(axis=0, keepdims=True)}),
-        Reading("the sum of one trip alone: nothing is carried over", {"sum": _ROWS[2:3]}),
+        Reading("each iteration its own", {"sum": _ROWS[:3].sum(axis=0, keepdims=True)}),
+        Reading("the first one in every iteration", {"sum": 3 * _ROWS[:1]}),
+        Reading("each iteration that of the next one", {"sum": _ROWS[1:].sum(axis=0, keepdims=True)}),
+        Reading("the sum of one iteration only: nothing is carried over", {"sum": _ROWS[2:3]}),
     ],
 )
 
 
 @nki.jit
 def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Elements scattered over marks, out of range ones among them, which the DMA engine is told to skip."""
+    """Scatter elements over marks, including elements out of range that the DMA engine is told to skip."""
     result_hbm = nl.ndarray(values_hbm.shape, dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf = tile(values_hbm.shape)
     nisa.memset(dst=mark_sbuf, value=_MARK)
@@ -113,11 +113,11 @@ def skipped_scatter(values_hbm: nl.NkiTensor, index_hbm: nl.NkiTensor) -> nl.Nki
 SKIPPED: Final = Probe(
     "a scatter that skips",
     False,
-    "whether `oob_mode=skip` leaves out what is out of range, by one or by far, and writes the rest",
+    "whether `oob_mode=skip` skips elements that are out of range, by one or by far, and writes the rest",
     (READINGS, "`oob_mode=skip` with a scalar offset that moves"),
-    "rows that are computed anew: slots without a row are out of range",
+    "recomputed rows: slots without a row are out of range",
     skipped_scatter,
-    the_same(values_hbm=column(1, 2, 3, 4), index_hbm=indices(2, 4, 0, 2**24)),
+    same_arguments(values_hbm=column(1, 2, 3, 4), index_hbm=indices(2, 4, 0, 2**24)),
     ("rows",),
     [
         Reading("it skips them, and writes the rest", {"rows": column(3, _MARK, 1, _MARK)}),
@@ -131,7 +131,7 @@ SKIPPED: Final = Probe(
 
 @nki.jit
 def exchanged(numbers_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Each core's number, and the larger one of both as each core has it."""
+    """Exchange each core's number with the other core, and store the larger one from each core."""
     core = nl.program_id(0)
     own_sbuf, others_sbuf = loaded(numbers_hbm[:, core : core + 1]), tile((1, 1), nl.int32)
     nisa.sendrecv(src=own_sbuf, dst=others_sbuf, send_to_rank=1 - core, recv_from_rank=1 - core, pipe_id=0)
@@ -150,9 +150,9 @@ EXCHANGED: Final = Probe(
     False,
     "whether both cores have the other's number after `sendrecv`",
     (READINGS, "`sendrecv` and HBM"),
-    "the trip count of the loop that computes rows anew, on which both cores must agree",
+    "the iteration count of the loop that recomputes rows, on which both cores must agree",
     exchanged,
-    the_same(numbers_hbm=integer_row(3, 7)),
+    same_arguments(numbers_hbm=integer_row(3, 7)),
     ("of_core_0", "of_core_1"),
     [
         Reading("both have the larger one", {"of_core_0": integer_row(7), "of_core_1": integer_row(7)}),
@@ -164,7 +164,7 @@ EXCHANGED: Final = Probe(
 
 @nki.jit
 def product_over(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """left.T @ right, into a bank of PSUM that holds other numbers."""
+    """Compute left.T @ right in a bank of PSUM filled with other numbers."""
     product_psum = nl.ndarray((left_hbm.shape[1], right_hbm.shape[1]), dtype=nl.float32, buffer=nl.psum)
     nisa.memset(dst=product_psum, value=_MARK)
     nisa.nc_matmul(dst=product_psum, stationary=loaded(left_hbm), moving=loaded(right_hbm))
@@ -178,11 +178,11 @@ _RIGHT: Final = np.array([[5, 6, 7], [8, 9, 10]], np.float32)
 PRODUCT: Final = Probe(
     "a product over other numbers",
     False,
-    "whether the first product in PSUM overwrites what no product has written",
+    "whether the first product in PSUM overwrites values that no product has written",
     (READINGS, "`nc_matmul(accumulate=None)`"),
-    "rows that are computed anew: their slots are prefix sums that Tensor computes",
+    "recomputed rows: their slots are prefix sums that Tensor computes",
     product_over,
-    the_same(left_hbm=_LEFT, right_hbm=_RIGHT),
+    same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),
     ("product",),
     [
         Reading("it overwrites", {"product": _LEFT.T @ _RIGHT}),
@@ -194,7 +194,7 @@ PRODUCT: Final = Probe(
 
 @nki.jit
 def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """2 and 4 times left.T @ right, and left.T: three groups of products, one after the other, in a bank of PSUM."""
+    """Compute 2 and 4 times left.T @ right, and left.T: three groups of products in turn in one bank of PSUM."""
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     (terms, rows), columns = left_hbm.shape, right_hbm.shape[1]
     bank_psum = nl.ndarray((rows, 2 * columns + terms), dtype=nl.float32, buffer=nl.psum)
@@ -209,7 +209,7 @@ def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> n
 
 
 def _beside(first: int, second: int) -> dict[str, np.ndarray]:
-    """The result with so many products in the sums of the first two groups."""
+    """Return the result with these numbers of products in the sums of the first two groups."""
     product = _LEFT.T @ _RIGHT
     return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
 
@@ -218,10 +218,10 @@ BESIDE: Final = Probe(
     "finished sums beside each other",
     False,
     "whether sums of products stay as they are when another one starts in their bank of PSUM",
-    (READINGS, "several groups of products in one bank of PSUM"),
+    (READINGS, "several accumulation groups in one PSUM bank"),
     "transposes and products of several tiles in a bank: gradients of the linear losses, softmax along short axes, CTC",
     sums_beside_each_other,
-    the_same(left_hbm=_LEFT, right_hbm=_RIGHT),
+    same_arguments(left_hbm=_LEFT, right_hbm=_RIGHT),
     ("sums",),
     [
         Reading("each stays", _beside(2, 4)),
@@ -234,15 +234,15 @@ BESIDE: Final = Probe(
 
 
 @nki.jit
-def rows_computed_anew(
+def rows_recomputed(
     rows_hbm: nl.NkiTensor, slots_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """The sums of rows that a loop finds in a list on chip, scattered over what was stored; and how often it ran.
+    """Sum rows that a loop finds in a list on chip, scatter the sums over stored results, count the iterations.
 
     Args:
         rows_hbm: [N, columns].
-        slots_hbm: numbers of rows, int32 [slots, 2]: of a trip a column, out of range in a slot without a row.
-        trips_hbm: int32 [1, 1].
+        slots_hbm: indices of rows, int32 [slots, 2]: one column per iteration, out of range in a slot without a row.
+        trips_hbm: the number of iterations, int32 [1, 1].
     """
     sums_hbm = nl.ndarray((rows_hbm.shape[0], 1), dtype=nl.float32, buffer=nl.shared_hbm)
     mark_sbuf, count_sbuf = tile(sums_hbm.shape), tile((1, 1))
@@ -253,10 +253,10 @@ def rows_computed_anew(
     trips = nisa.register_alloc()
     nisa.register_load(trips, loaded(trips_hbm))
 
-    def body(trip: nisa.VirtualRegister) -> None:
+    def body(iteration: nisa.VirtualRegister) -> None:
         number_sbuf, readable_sbuf = (tile((slots_hbm.shape[0], 1), nl.int32) for _ in range(2))
         row_sbuf, sum_sbuf = tile((slots_hbm.shape[0], rows_hbm.shape[1])), tile((slots_hbm.shape[0], 1))
-        nisa.tensor_copy(dst=number_sbuf, src=slots_sbuf[:, nl.ds(trip, 1)])
+        nisa.tensor_copy(dst=number_sbuf, src=slots_sbuf[:, nl.ds(iteration, 1)])
         nisa.tensor_scalar(dst=readable_sbuf, data=number_sbuf, op0=nl.minimum, operand0=rows_hbm.shape[0] - 1)
         nisa.dma_copy(dst=row_sbuf, src=rows_hbm.vector_select(0, readable_sbuf))
         nisa.tensor_reduce(dst=sum_sbuf, op=nl.add, data=row_sbuf, axis=1)
@@ -268,22 +268,25 @@ def rows_computed_anew(
     return sums_hbm, stored(count_sbuf)
 
 
-# Sums 3, 30, 300 and 3000. Slots of the first trip: row 2, and none; of the second: row 0, and row 3.
+# Sums 3, 30, 300 and 3000. Slots of the first iteration: row 2, and none; of the second: row 0, and row 3.
 _SLOTS: Final = np.array([[2, 0], [2**24, 3]], np.int32)
 ANEW: Final = Probe(
-    "rows that a loop computes anew",
+    "rows that a loop recomputes",
     True,
-    "whether a loop finds rows in a list by its trip, gathers them whole, and scatters over what was stored",
-    (KERNELS, "- The loop over rows that are computed anew"),
+    "whether a loop finds rows in a list by its iteration number, gathers whole rows, and scatters over stored results",
+    (PROMISES, "- The loop over recomputed rows"),
     "the forward without the exact maximum: the losses of rows for which the shift is not exact enough",
-    rows_computed_anew,
-    the_same(rows_hbm=_ROWS, slots_hbm=_SLOTS, trips_hbm=integer_row(2)),
+    rows_recomputed,
+    same_arguments(rows_hbm=_ROWS, slots_hbm=_SLOTS, trips_hbm=integer_row(2)),
     ("sums", "trips"),
     [
         Reading("every row that the list names", {"sums": column(3, _MARK, 300, 3000), "trips": column(2)}),
-        Reading("those of the first trip in each", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(2)}),
-        Reading("those of one trip alone", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(1)}),
-        Reading("the stores before come after", {"sums": column(*[_MARK] * 4), "trips": column(2)}),
+        Reading(
+            "the rows of the first iteration in each iteration",
+            {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(2)},
+        ),
+        Reading("the rows of one iteration only", {"sums": column(_MARK, _MARK, 300, _MARK), "trips": column(1)}),
+        Reading("earlier stores come later", {"sums": column(*[_MARK] * 4), "trips": column(2)}),
         Reading("reported as out of range", {}, refused=OUT_OF_RANGE),
     ],
 )

@@ -17,7 +17,7 @@ from nkilib.verify.observation import Array, Observation, typed
 from nkilib.verify.step import Step
 from nkilib.verify.verdict import Status, Verdict
 
-# How the refusal of an access is worded by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).
+# The words with which an access is refused by the Neuron runtime (NRT_EXEC_OOB) and by the simulator (OutOfRangeError).
 OUT_OF_RANGE: Final = r"OOB|out.?of.?(range|bound)"
 _SHOWN: Final = 24
 
@@ -28,9 +28,9 @@ class Reading:
 
     Attributes:
         name: a clause for people to read.
-        expected: values of results by name, as numpy has them. A result that is not there may be anything.
-        refused: a pattern of the error that the launch ends with instead; None where it returns.
-        worded: such an error, for tests.
+        expected: the values of results by name, computed by numpy. A result without an entry may have any value.
+        refused: a pattern of the error that the launch ends with instead; None if it returns.
+        worded: an example of such an error, for tests.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Reading:
     worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
-        """Whether a launch gave this."""
+        """Tell whether a launch had these results."""
         if observation.error is not None or self.refused is not None:
             return (
                 observation.error is not None
@@ -49,7 +49,7 @@ class Reading:
         return all(_agree(observation.arrays.get(name), array, tolerance) for name, array in self.expected.items())
 
     def planted(self) -> Observation:
-        """A launch that gave this, for tests."""
+        """Return an observation with these results, for tests."""
         return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
@@ -58,15 +58,15 @@ class Probe(Step):
     """A question that a launch answers.
 
     Attributes:
-        question: as the documentation leaves it.
-        row: the page of docs/ that the question stands on, and how its row or item there begins.
-        rests_on_it: what of the library would be wrong by another reading.
-        kernel: what ``nki.jit`` returned.
-        arguments: makes its arguments by name; told whether there is a device.
-        results: names of what it returns, in order.
-        readings: the answers. The first one is that of the simulator, on which the kernels rest.
-        num_cores: of the launch.
-        tolerance: of finite values, relative; 0 where they are exact.
+        question: the question that the documentation leaves open.
+        row: the page of docs/ with the question, and the beginning of its row or item there.
+        rests_on_it: the parts of the library that would be wrong by another reading.
+        kernel: the kernel that ``nki.jit`` returned.
+        arguments: a function that makes the arguments by name; it is told whether there is a device.
+        results: the names of the returned tensors, in order.
+        readings: the answers. The first one is that of the simulator, on which the kernels rely.
+        num_cores: the number of cores of the launch.
+        tolerance: the relative tolerance of finite values; 0 if they are exact.
     """
 
     question: str
@@ -89,7 +89,7 @@ class Probe(Step):
 
     @property
     def runs_last(self) -> bool:
-        """Where all is well if the launch ends in an error."""
+        """Whether the launch ends in an error if everything is right."""
         return self.readings[0].refused is not None
 
     def observe(self, is_device: bool) -> Observation:
@@ -118,27 +118,27 @@ class Probe(Step):
         return Verdict(Status.DIFFERS, f"none of {len(self.readings)} readings; came: {came}; {rests}", details)
 
     def confirmed(self, observation: Observation) -> Reading | None:
-        """The first reading that explains a launch; None if none does."""
-        return next((each for each in self.readings if each.explains(observation, self.tolerance)), None)
+        """Return the first reading that explains a launch; None if none does."""
+        return next((reading for reading in self.readings if reading.explains(observation, self.tolerance)), None)
 
 
 def no_arguments(_: bool) -> dict[str, Any]:
-    """Of a kernel that takes nothing."""
+    """Return the arguments of a kernel that takes none."""
     return {}
 
 
-def the_same(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
-    """Arguments that are the same with a device and without."""
+def same_arguments(**arguments: Any) -> Callable[[bool], dict[str, Any]]:
+    """Return a function that makes the same arguments with a device and without."""
     return lambda _: arguments
 
 
 def left(name: str) -> str:
-    """The name, in an observation, of the argument ``name`` as the launch left it."""
+    """Return the name, in an observation, of the argument ``name`` as the launch left it."""
     return argument_name(name)
 
 
 def shown(observation: Observation, names: Sequence[str]) -> str:
-    """What came, for people: the error, or the first elements of each result."""
+    """Return a text with the outcome: the error, or the first elements of each result."""
     if observation.error is not None:
         return observation.error
     parts = []
@@ -150,19 +150,19 @@ def shown(observation: Observation, names: Sequence[str]) -> str:
 
 
 def _word(value: Any) -> str:
-    """A number; the bytes of one whose type is not known."""
+    """Return a number as text, or its bytes if its type is not known."""
     return value.tobytes().hex() if isinstance(value, np.void) else f"{float(value):g}"
 
 
 def _agree(came: Array | None, expected: Array, tolerance: float) -> bool:
-    """Equal up to the tolerance; NaN equals NaN, and both zeros are one."""
+    """Tell whether arrays are equal up to the tolerance; NaN equals NaN, and both zeros are equal."""
     if came is None or came.shape != expected.shape:
         return False
     came = typed(came, expected)
     if came.dtype.name.startswith("void"):
         return False
-    one, other = came.astype(np.float64), expected.astype(np.float64)
+    actual, wanted = came.astype(np.float64), expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        near = np.abs(one - other) <= tolerance * np.abs(other)
-    same = (one == other) | (np.isnan(one) & np.isnan(other))
-    return bool((near & np.isfinite(one) & np.isfinite(other) | same).all())
+        near = np.abs(actual - wanted) <= tolerance * np.abs(wanted)
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
+    return bool((near & np.isfinite(actual) & np.isfinite(wanted) | same).all())

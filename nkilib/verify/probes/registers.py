@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registers in which Scalar and Vector add up what they write, piece by piece."""
+"""Probes of the registers in which Scalar and Vector add up, piece by piece, what they write."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Final
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.verify.probes.arithmetic import READINGS, row
-from nkilib.verify.probes.probe import Probe, Reading, the_same
+from nkilib.verify.probes.probe import Probe, Reading, same_arguments
 from nkilib.verify.probes.tiles import loaded, stored, tile
 
 _PIECE: Final = 4
@@ -18,7 +18,7 @@ _PIECES: Final = 3
 
 @nki.jit
 def sums_of_pieces(values_hbm: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """The sum of values that go through PSUM in three pieces, by Scalar and by Vector, as the entropy is gathered."""
+    """Sum values that go through PSUM in three pieces, on Scalar and on Vector, like the terms of the entropy."""
     values_sbuf = loaded(values_hbm)
     of_scalar_sbuf, of_vector_sbuf = tile((1, 1)), tile((1, 1))
     tiles_psum = [nl.ndarray((1, _PIECE), dtype=nl.float32, buffer=nl.psum) for _ in range(2)]
@@ -62,12 +62,12 @@ def _probe(name: str, engine: str, page_row: str, rests_on_it: str) -> Probe:
         (READINGS, page_row),
         rests_on_it,
         sums_of_pieces,
-        the_same(values_hbm=_VALUES),
+        same_arguments(values_hbm=_VALUES),
         _RESULTS,
         [
             Reading("the new sum", {engine: row(3210)}),
-            Reading("the new sum, and what is there once more", {engine: row(3440)}),
-            Reading("it takes the place of what is there", {engine: row(3000)}),
+            Reading("the new sum, and the present sum once more", {engine: row(3440)}),
+            Reading("the new sum replaces the present one", {engine: row(3000)}),
             Reading("nothing: the first sum stays", {engine: row(10)}),
         ],
     )

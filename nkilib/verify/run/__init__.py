@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Running the steps: each process with a limit of time, a report after each step, and the way back into it."""
+"""Runner of the steps: each process has a time limit, a report is written after each step, and a run can be resumed."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where the steps are launched: on a Neuron device, or on the simulator."""
+"""The place where the steps are launched: on a Neuron device, or on the simulator."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ CHOICES: Final = ("auto", "device", "simulator")
 
 
 class CannotRunError(Exception):
-    """Nothing can be launched; the message says why and what to do."""
+    """Error if nothing can be launched; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where the steps are launched.
+    """The place where the steps are launched.
 
     Attributes:
-        is_device: a Neuron device; else the simulator.
+        is_device: whether it is a Neuron device; else it is the simulator.
         reason: a clause for people to read.
     """
 
@@ -38,7 +38,7 @@ class Place:
 
     @property
     def first_line(self) -> str:
-        """What the report begins with."""
+        """The first line of the report."""
         if self.is_device:
             return f"nkilib verify on a Neuron device: {self.reason}"
         return (
@@ -48,32 +48,32 @@ class Place:
 
 
 def chosen_place(requested: str, visible: Sequence[str] | None = None) -> Place:
-    """Where to launch.
+    """Return the place to launch.
 
     Args:
         requested: one of ``CHOICES``.
-        visible: the devices; None: those of this machine.
+        visible: the devices; None: the devices of this machine.
 
     Raises:
-        CannotRunError: a device is asked for or there, and kernels would not run on it.
+        CannotRunError: if a device is requested or present, and kernels would not run on it.
     """
-    found = devices.visible() if visible is None else visible
+    device_files = devices.visible() if visible is None else visible
     try:
         backend = import_module("nkilib.nki").backend
     except (ImportError, ValueError) as error:
         if requested == "simulator":
             return Place(False, "as asked for")
         raise CannotRunError(f"{error} python -m nkilib doctor says what is installed") from error
-    here = ", ".join(found) or "no Neuron device is visible (/dev/neuron*)"
+    here = ", ".join(device_files) or "no Neuron device is visible (/dev/neuron*)"
     if requested == "simulator":
         return Place(False, "as asked for")
     if backend.name == "neuron":
-        if found or requested == "device":
-            return Place(True, f"{here if found else 'as asked for, though ' + here}; {backend.reason}")
+        if device_files or requested == "device":
+            return Place(True, f"{here if device_files else 'as asked for, though ' + here}; {backend.reason}")
         return Place(False, f"{here}, though {backend.reason}")
-    if requested == "device" or (found and not backend.reason.startswith("NKILIB_BACKEND")):
+    if requested == "device" or (device_files and not backend.reason.startswith("NKILIB_BACKEND")):
         raise CannotRunError(
             f"kernels would not run on a device ({here}), because {backend.reason}. Install the Neuron SDK "
-            "(docs/installing.md), or ask for the simulator with --on simulator"
+            "(docs/how_to/install.md), or ask for the simulator with --on simulator"
         )
     return Place(False, f"{here}; {backend.reason}")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A process that is ended when its time is over, with everything that it has started."""
+"""A process that is ended after a time limit, with everything that it has started."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-# Seconds to end by itself once asked to, so that the runtime can give the device back.
+# Seconds that a process has to end after it was asked to, so that the runtime can release the device.
 _GRACE: Final = 5.0
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended.
+    """The end of a process.
 
     Attributes:
-        code: its exit code, negative for a signal; None if its time was over.
-        seconds: that it took.
+        code: its exit code, negative for a signal; None if it reached the time limit.
+        seconds: the time that it took.
     """
 
     code: int | None
@@ -41,10 +41,10 @@ class Ended:
 
 
 def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Path, seconds: float) -> Ended:
-    """Run a command in a session of its own; all that it prints goes to the end of a file.
+    """Run a command in a session of its own; everything that it prints is appended to a file.
 
-    It is asked to end after ``seconds``, and killed soon after that. One that even then does not end, because a driver
-    holds it, is left behind: this returns in any case.
+    After ``seconds`` it is asked to end, and soon after that it is killed. A process that does not end even then,
+    because a driver blocks it, is left behind: this function returns in any case.
     """
     start = time.monotonic()
     with log.open("ab") as output:
@@ -66,7 +66,7 @@ def run_limited(command: Sequence[str], environment: Mapping[str, str], log: Pat
 
 
 def _end_all(process: subprocess.Popen[bytes]) -> None:
-    """End what is left of a session."""
+    """End the remaining processes of a session."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, number)

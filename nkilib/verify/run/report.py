@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The report: one file of JSON, whole after every step, from which a run can go on."""
+"""The report: one JSON file that is complete after every step, from which a run can be resumed."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from nkilib.verify.verdict import Status
 
-# What must be the same for a run to go on; the rest may change.
+# The keys that must be equal to resume a run; the rest may change.
 _SAME: Final = ("place", "nkilib", "target")
 
 
 class ReportError(Exception):
-    """A file that is no report, or that of another run; the message says what to do."""
+    """Error for a file that is no report, or the report of another run; the message says what to do."""
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class Entry:
     """A step in the report.
 
     Attributes:
-        kind, what: of the step.
-        status, text, details: of its verdict.
-        seconds: that its processes took.
-        log: the end of what they printed, where something went wrong.
+        kind, what: the kind and the description of the step.
+        status, text, details: the status, text and details of its verdict.
+        seconds: the time that its processes took.
+        log: the end of their output, if something went wrong.
     """
 
     kind: str
@@ -44,12 +44,12 @@ class Entry:
 
 @dataclass
 class Report:
-    """A run.
+    """The report of a run.
 
     Attributes:
-        path: of the file.
-        header: what it ran on.
-        entries: by name of the step, in the order in which they were run.
+        path: the path of the file.
+        header: the environment of the run.
+        entries: the entries by name of the step, in the order in which they were run.
     """
 
     path: Path
@@ -57,12 +57,12 @@ class Report:
     entries: dict[str, Entry] = field(default_factory=dict)
 
     def put(self, name: str, entry: Entry) -> None:
-        """Write a step, and the file."""
+        """Add or replace the entry of a step, and write the file."""
         self.entries[name] = entry
         self.save()
 
     def save(self) -> None:
-        """Write the file, whole or not at all."""
+        """Write the file atomically."""
         steps = {name: {**asdict(entry), "status": entry.status.value} for name, entry in self.entries.items()}
         text = json.dumps({**self.header, "summary": self.counts(), "steps": steps}, indent=1, allow_nan=False)
         beside = self.path.with_name(f"{self.path.name}.new")
@@ -70,25 +70,25 @@ class Report:
         os.replace(beside, self.path)
 
     def counts(self) -> dict[str, int]:
-        """How many steps ended in which way."""
-        found = [entry.status for entry in self.entries.values()]
-        return {status.value: found.count(status) for status in Status if status in found}
+        """Return the number of steps by status."""
+        statuses = [entry.status for entry in self.entries.values()]
+        return {status.value: statuses.count(status) for status in Status if status in statuses}
 
     @property
     def has_differences(self) -> bool:
-        """Whether the command ends with 1."""
+        """Whether the command exits with 1."""
         return any(entry.status.is_difference for entry in self.entries.values())
 
     def without_bad_ends(self) -> None:
-        """Forget the steps of which nothing was learnt, so that they run again."""
+        """Remove the steps that gave no information, so that they run again."""
         self.entries = {name: entry for name, entry in self.entries.items() if not entry.status.has_ended_badly}
 
     @classmethod
     def resumed(cls, path: Path, header: Mapping[str, Any]) -> Report:
-        """The report of a run that is to go on. A step that was running when it ended has crashed.
+        """Return the report of a run to resume. A step that was running when the run ended counts as crashed.
 
         Raises:
-            ReportError: there is none, it cannot be read, or it is of another run.
+            ReportError: if there is no report, it cannot be read, or it belongs to another run.
         """
         try:
             read = json.loads(path.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Steps one after the other, each in processes of its own."""
+"""Runner of the steps, one after the other, each in processes of its own."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ _PACKAGES: Final = Path(__file__).resolve().parents[3]
 
 @dataclass(frozen=True)
 class Settings:
-    """How steps are run.
+    """The settings of a run.
 
     Attributes:
-        place: where they are launched.
-        target: the generation, by its name for NKI.
-        timeout: seconds that a step may take.
+        place: the place where steps are launched.
+        target: the generation, by its name in NKI.
+        timeout: the seconds that a step may take.
     """
 
     place: Place
@@ -47,7 +47,7 @@ class Settings:
     timeout: float
 
     def environment(self, step: Step, stage: Stage, directory: Path) -> dict[str, str]:
-        """The variables of a process: those of this one, and what its stage needs."""
+        """Return the variables of a process: those of this process, and those that its stage needs."""
         own = {
             lnc.VARIABLE: str(step.cores),
             TARGET: self.target,
@@ -66,9 +66,9 @@ class Settings:
 def run_steps(
     steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
 ) -> None:
-    """Run the steps that are not in the report yet; each is written there before it starts and when it has ended."""
-    every = [(kind, step) for kind, some in steps.items() for step in some]
-    for kind, step in sorted(every, key=lambda each: each[1].runs_last):
+    """Run the steps that are not in the report yet; each is written there before it starts and after it has ended."""
+    pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
+    for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
         if step.name in report.entries:
             continue
         report.put(step.name, Entry(kind, step.what, Status.RUNNING))
@@ -83,7 +83,7 @@ def _entry(kind: str, step: Step, settings: Settings) -> Entry:
     with TemporaryDirectory(prefix="nkilib-verify-", ignore_cleanup_errors=True) as name:
         directory = Path(name)
         verdict = _verdict(step, settings, directory, start + settings.timeout)
-        log = _end_of(directory / _LOG) if verdict.status.has_ended_badly else ""
+        log = _tail_of(directory / _LOG) if verdict.status.has_ended_badly else ""
     return Entry(kind, step.what, verdict.status, verdict.text, verdict.details, time.monotonic() - start, log)
 
 
@@ -106,8 +106,8 @@ def _stages(step: Step, settings: Settings, directory: Path, until: float) -> It
         yield stage, run_limited(command, environment, directory / _LOG, until - time.monotonic())
 
 
-def _end_of(log: Path) -> str:
-    """The last lines that the processes printed."""
+def _tail_of(log: Path) -> str:
+    """Return the last lines that the processes printed."""
     if not log.is_file():
         return ""
     return "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:])

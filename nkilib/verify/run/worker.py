@@ -20,7 +20,7 @@ _VERDICT: Final = "verdict.json"
 
 
 def main(stage: str, directory: str, name: str) -> None:
-    """Run one stage; what it found is in the directory for the next one."""
+    """Run one stage, and leave its results in the directory for the next stage."""
     step, home = step_named(name), Path(directory)
     if stage == Stage.SELF_CHECK:
         _save(step.judge(step.observe(is_device=False), is_device=False), home)
@@ -33,10 +33,10 @@ def main(stage: str, directory: str, name: str) -> None:
 
 
 def read_verdict(directory: Path) -> Verdict:
-    """What the last stage found.
+    """Return the verdict of the last stage.
 
     Raises:
-        OSError: it wrote nothing.
+        OSError: if the last stage wrote nothing.
     """
     read = json.loads((directory / _VERDICT).read_text(encoding="utf-8"))
     return Verdict(Status(read["status"]), read["text"], read["details"])

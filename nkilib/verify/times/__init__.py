@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Times on a device beside those of the performance model."""
+"""Times on a device compared with the performance model."""

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The clocks of the Neuron SDK: they time a compiled program (NEFF) on the device, without the host.
+"""The clocks of the Neuron SDK, which time a compiled program (NEFF) on the device, without the host.
 
-- nrtpy, the runtime's own Python package: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
+- nrtpy, the Python package of the runtime: ``NrtpyModel.load_from_neff`` and ``benchmark(mode="device")``
   (``neuron-runtime/nrtpy/model`` of SDK 2.33).
 - neuron-explorer, and neuron-profile before it: ``capture`` runs a program and traces its second execution, ``view
-  --output-format summary-json`` says its ``total_time`` in seconds. The page of SDK 2.33 on profiling a kernel,
+  --output-format summary-json`` prints its ``total_time`` in seconds. The page of SDK 2.33 on profiling a kernel,
   ``nki/guides/use-neuron-profile``, names ``capture``; the form of the summary is from public code that reads it.
 
-None of it has run here.
+None of them has run here.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _WARM_UP: Final = 5
 _TIMES: Final = 50
 _CAPTURES: Final = 3
 _TRACED: Final = 2
-# Seconds that a tool may take, so that the next clock gets its turn.
+# Seconds that a tool may take before the next clock is tried.
 _LIMIT: Final = 180
 _TOTAL: Final = "total_time"
 
 
 class ClockError(Exception):
-    """A clock that is not there or does not answer; the message says why."""
+    """Error for a clock that does not exist or does not answer; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Program:
     """A compiled launch.
 
     Attributes:
-        name: of the launch.
-        neff: its file.
-        arrays: its arguments, by the names of the kernel's parameters.
+        name: the name of the launch.
+        neff: the compiled file.
+        arrays: the arguments, by the names of the kernel's parameters.
     """
 
     name: str
@@ -57,12 +57,12 @@ class Program:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a clock said.
+    """The times that a clock measured.
 
     Attributes:
-        clock: its name; None if none answered.
-        seconds: of each execution, by the name of the launch.
-        refusals: why the clocks before it were not used, by name.
+        clock: the name of the clock; None if none answered.
+        seconds: the seconds of each execution, by the name of the launch.
+        refusals: the reasons why the clocks before it were not used, by name.
     """
 
     clock: str | None = None
@@ -71,14 +71,14 @@ class Reading:
 
 
 class Clock(Protocol):
-    """Something that times a program on the device."""
+    """A clock that times a program on the device."""
 
     @property
     def name(self) -> str:
-        """For the report."""
+        """The name of the clock in the report."""
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Of each execution. May raise anything."""
+        """Return the seconds of each execution. May raise any error."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ class Nrtpy:
     name: str = "nrtpy"
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Device times of fifty executions.
+        """Return the device times of fifty executions.
 
         Raises:
-            ImportError: there is no nrtpy.
-            ClockError: the program has other inputs than the kernel.
+            ImportError: if there is no nrtpy.
+            ClockError: if the program has other inputs than the kernel.
         """
         nrtpy = import_module("nrtpy")
         model = nrtpy.NrtpyModel.load_from_neff(program.neff)
@@ -109,16 +109,16 @@ class Profiler:
     """A profiler on the path, which runs the program with inputs of its own.
 
     Attributes:
-        name: of the command.
+        name: the name of the command.
     """
 
     name: str
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """The time of the second execution in each of some captures.
+        """Return the time of the second execution in each of some captures.
 
         Raises:
-            ClockError: there is no such command, it fails, or its summary has no time.
+            ClockError: if there is no such command, it fails, or its summary has no time.
         """
         command = shutil.which(self.name)
         if command is None:
@@ -133,8 +133,8 @@ class Profiler:
         traces = sorted(directory.glob(f"*_exec_{_TRACED}*.ntff")) or sorted(directory.glob("*.ntff"))
         if not traces:
             raise ClockError(f"{self.name} capture wrote no trace")
-        # Of two cores there may be a trace each: the launch ends with the later one.
-        views = [["view", "--output-format", "summary-json", *file, "-s", str(each)] for each in traces]
+        # Each of two cores may have a trace: the launch ends with the later one.
+        views = [["view", "--output-format", "summary-json", *file, "-s", str(trace_file)] for trace_file in traces]
         return max(_total(_run([command, *view], directory)) for view in views)
 
 
@@ -155,7 +155,7 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
 
 
 def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
-    """The arrays by the names that the program has for them: the kernel's, else in its order."""
+    """Return the arrays by the names of the program's inputs: the kernel's names, otherwise in its order."""
     if set(inputs) == set(arrays):
         return dict(arrays)
     if len(inputs) != len(arrays):
@@ -164,7 +164,7 @@ def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Arra
 
 
 def _plain(array: Array) -> Array:
-    """The array, or its bits where numpy itself has no such type."""
+    """Return the array, or its bits if numpy itself has no such type."""
     return array.view(np.uint16) if array.dtype.name == "bfloat16" else array
 
 
@@ -188,13 +188,13 @@ def _run(command: Sequence[str], directory: Path) -> str:
 
 
 def _total(summary: str) -> float:
-    """Seconds of a summary: a table for each program, or one alone."""
+    """Return the seconds of a summary: a table for each program, or a single one."""
     start = summary.find("{")
     try:
-        found: Any = json.loads(summary[start:]) if start >= 0 else None
+        tables: Any = json.loads(summary[start:]) if start >= 0 else None
     except ValueError as error:
         raise ClockError(f"the summary is no JSON: {error}") from error
-    times = list(_totals(found))
+    times = list(_totals(tables))
     if not times:
         raise ClockError(f"the summary has no {_TOTAL}")
     return max(times)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A figure: a time on the device beside that of the model."""
+"""A figure: a time on the device compared with that of the model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nkilib.verify.times.timed import Timed
 from nkilib.verify.times.wall import wall_times
 from nkilib.verify.verdict import Status, Verdict
 
-# Where NKI leaves the compiled program; read when `nki` is imported (nrtpy's tutorial "debug a kernel", SDK 2.33).
+# The directory of the compiled program; read when `nki` is imported (nrtpy's tutorial "debug a kernel", SDK 2.33).
 ARTIFACTS: Final = "NKI_ARTIFACTS_DIR"
 _PROGRAM: Final = "kernel.neff"
 _ASIDE: Final = "programs"
@@ -31,15 +31,15 @@ _WALL: Final = "the wall clock"
 
 @dataclass(frozen=True)
 class Figure(Step):
-    """A time, as the difference of two launches or of one and nothing.
+    """A time: the difference of two launches, or a single launch.
 
     Attributes:
-        description: what the number is the time of.
+        description: the work whose time the number is.
         timed: the launch.
-        base: the one that is subtracted; None: only what a launch itself takes, where the clock sees that.
-        times: how often the work is done more in the one than in the other.
-        published_seconds: a published figure of the same; None where there is none.
-        within: the factor up to which device and model are said to agree.
+        base: the launch that is subtracted; None: only the time of an empty launch, if the clock includes it.
+        times: how much more often the first launch does the work than the second one.
+        published_seconds: a published figure of the same; None if there is none.
+        within: the factor up to which device and model agree.
     """
 
     description: str
@@ -63,16 +63,16 @@ class Figure(Step):
 
     @property
     def modelled_seconds(self) -> float:
-        """What the model says."""
+        """The time of the model in seconds."""
         base = 0.0 if self.base is None else self.base.modelled_seconds()
         return (self.timed.modelled_seconds() - base) / self.times
 
     def observe(self, is_device: bool) -> Observation:
-        """Keep the compiled programs for the clocks of the SDK, and read the clock on the wall meanwhile."""
+        """Keep the compiled programs for the clocks of the SDK, and measure wall-clock times."""
         if not is_device:
             return Observation()
         try:
-            arrays = {launch.name: _walled(launch) for launch in self._launches()}
+            arrays = {launch.name: _wall_seconds(launch) for launch in self._launches()}
         except Exception as error:  # of NKI, its compiler, or the runtime
             return Observation(error=f"{type(error).__name__}: {error}")
         return Observation(arrays)
@@ -83,7 +83,10 @@ class Figure(Step):
             return observation
         launches = [launch for launch in (self.timed, self.base) if launch is not None]
         try:
-            programs = [clocks.Program(each.name, _compiled(directory, each.name), each.arrays()) for each in launches]
+            programs = [
+                clocks.Program(timed.name, _compiled_program(directory, timed.name), timed.arrays())
+                for timed in launches
+            ]
         except clocks.ClockError as error:
             return observation.with_notes(refusals={"clocks of the SDK": str(error)})
         reading = clocks.measured(programs, directory)
@@ -116,7 +119,7 @@ class Figure(Step):
         return Verdict(Status.AS_EXPECTED if is_near else Status.DIFFERS, text, details)
 
     def _launches(self) -> Iterator[Timed]:
-        """The launch, what is subtracted, and one of a kernel that does nothing on the same arrays."""
+        """Yield the launch, the one that is subtracted, and one of an empty kernel on the same arrays."""
         yield self.timed
         if self.base is not None:
             yield self.base
@@ -126,47 +129,47 @@ class Figure(Step):
             yield Timed(_BASE, kernels.nothing, shapes, cores=self.cores)
 
     def _measured(self, clock: str | None, observation: Observation) -> tuple[float, float]:
-        """Seconds, and their spread."""
+        """Return the measured seconds, and their spread."""
         base = None if self.base is None else self.base.name
-        if clock is None:  # every launch counts in full: the transfers, and loading the program
-            one, other = observation.arrays[self.timed.name], observation.arrays[base or _BASE]
+        if clock is None:  # every launch includes the transfers and the loading of the program
+            timed_seconds, base_seconds = observation.arrays[self.timed.name], observation.arrays[base or _BASE]
         else:
-            one = observation.arrays[_by_clock(self.timed.name)]
-            other = np.zeros(1) if base is None else observation.arrays[_by_clock(base)]
-        return _difference(one, other, self.times)
+            timed_seconds = observation.arrays[_by_clock(self.timed.name)]
+            base_seconds = np.zeros(1) if base is None else observation.arrays[_by_clock(base)]
+        return _difference(timed_seconds, base_seconds, self.times)
 
 
-def _difference(one: Array, other: Array, times: int) -> tuple[float, float]:
-    """The difference of two medians, and half the sum of what lies between the quartiles."""
-    spread = sum(float(np.subtract(*np.percentile(each, [75, 25]))) for each in (one, other)) / 2
-    return float(np.median(one) - np.median(other)) / times, spread / times
+def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
+    """Return the difference of two medians, and half the sum of the interquartile ranges."""
+    spread = sum(float(np.subtract(*np.percentile(seconds, [75, 25]))) for seconds in (timed, base)) / 2
+    return float(np.median(timed) - np.median(base)) / times, spread / times
 
 
 def _by_clock(launch: str) -> str:
-    """What an observation calls the times of a launch by a clock of the SDK."""
+    """Return the name, in an observation, of the times of a launch by a clock of the SDK."""
     return f"{launch} by the clock"
 
 
-def _walled(launch: Timed) -> Array:
-    """Seconds of some launches by the wall clock; what was compiled for them is put aside under its name."""
-    found = wall_times(launch)
+def _wall_seconds(launch: Timed) -> Array:
+    """Return the wall-clock seconds of some launches, and put their compiled programs aside under the launch's name."""
+    seconds = wall_times(launch)
     home = Path(os.environ.get(ARTIFACTS, ""))
     if os.environ.get(ARTIFACTS) and home.is_dir():
         aside = home.parent / _ASIDE / launch.name
         aside.mkdir(parents=True)
         for path in home.iterdir():
             shutil.move(path, aside / path.name)
-    return found
+    return seconds
 
 
-def _compiled(directory: Path, launch: str) -> Path:
-    """The program of a launch among what was put aside.
+def _compiled_program(directory: Path, launch: str) -> Path:
+    """Return the program of a launch among the programs put aside.
 
     Raises:
-        ClockError: there is none, or more than one.
+        ClockError: if there is none, or more than one.
     """
-    found = sorted((directory / _ASIDE / launch).rglob("*.neff"))
-    named = [path for path in found if path.name == _PROGRAM] or found
+    paths = sorted((directory / _ASIDE / launch).rglob("*.neff"))
+    named = [path for path in paths if path.name == _PROGRAM] or paths
     if len(named) != 1:
         raise clocks.ClockError(f"{ARTIFACTS} holds {len(named)} programs of the launch {launch!r}, one was expected")
     return named[0]

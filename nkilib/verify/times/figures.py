@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The figures that are timed: those of docs/performance-model.md, and launches of the library's kernels."""
+"""The timed figures: those of docs/explanation/performance_model.md, and launches of the library's kernels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nkilib.verify.times.timed import Shape, Timed
 
 _US: Final = 1e-6
 _NS: Final = 1e-9
-# How far the model may be off, by the goals of docs/performance-model.md.
+# The largest accepted deviation of the model, by the goals of docs/explanation/performance_model.md.
 CLOSE: Final = 1.15
 ROUGH: Final = 1.30
 _GB_PER_S: Final = 368e9
@@ -35,10 +35,10 @@ _FEW: Final = 8
 _MANY: Final = 40
 
 
-def _chain(what: str, kernel: Any, shape: Shape, published_ns: float | None) -> Figure:
+def _chain(title: str, kernel: Any, shape: Shape, published_ns: float | None) -> Figure:
     many, few = (Timed(name, kernel, {"x": shape}, {"links": n}) for name, n in (("many", _MANY), ("few", _FEW)))
     return Figure(
-        f"time: {what}",
+        f"time: {title}",
         False,
         "a link of a chain, in which each waits for the one before",
         many,
@@ -56,13 +56,13 @@ def _chains() -> Iterator[Figure]:
     wide = Shape((published.PARTITIONS, 16384), "bfloat16")
     yield _chain("tensor_scalar_reduce, N=16384", kernels.chain_of_tensor_scalar_reduce, wide, 17250.0)
     yield _chain("activation_reduce, N=16384", kernels.chain_of_activation_reduce, wide, 14000.0)
-    # A link is a load with its latency. What is published is its rows alone, which no difference of launches shows.
-    for what, sizes in (("load [4, 4096] bf16, one DMA engine", (4, 4096)), ("load [128, 128] bf16", (128, 128))):
-        yield _chain(what, kernels.chain_of_loads, Shape(sizes, "bfloat16"), None)
+    # A link is a load with its latency. Only the time of its rows is published, which no difference of launches shows.
+    for title, sizes in (("load [4, 4096] bf16, one DMA engine", (4, 4096)), ("load [128, 128] bf16", (128, 128))):
+        yield _chain(title, kernels.chain_of_loads, Shape(sizes, "bfloat16"), None)
 
 
 def _rates() -> Iterator[Figure]:
-    """Loads of rows of so many bytes, beside the published share of the peak rate."""
+    """Yield loads of rows of several lengths, compared with the published share of the peak rate."""
     few, many = 16, 32
     for row_bytes, percent in ((256, 10), (512, 21), (1024, 42), (2048, 81), (4096, 97)):
         many_loads, few_loads = (
@@ -87,8 +87,8 @@ def _rates() -> Iterator[Figure]:
         )
 
 
-def _whole(what: str, timed: Timed, published_seconds: float | None, within: float, is_quick: bool = False) -> Figure:
-    return Figure(f"time: {what}", is_quick, "a whole launch", timed, None, 1, published_seconds, within)
+def _whole(title: str, timed: Timed, published_seconds: float | None, within: float, is_quick: bool = False) -> Figure:
+    return Figure(f"time: {title}", is_quick, "a whole launch", timed, None, 1, published_seconds, within)
 
 
 def _published_kernels() -> Iterator[Figure]:
@@ -107,7 +107,7 @@ def _published_kernels() -> Iterator[Figure]:
 
 
 def _losses() -> Iterator[Figure]:
-    """The plain kernels as `choose_tiling` cuts them up."""
+    """Yield the plain kernels with the tiling of `choose_tiling`."""
     for positions, vocabulary in ((512, 32768), (4096, 32128), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         for direction, kernel, further, options in (
@@ -121,7 +121,7 @@ def _losses() -> Iterator[Figure]:
 
 
 def _token_scores() -> Iterator[Figure]:
-    """Log-probability and entropy of every position, which recipes of reinforcement learning ask for."""
+    """Yield log-probability and entropy of every position, which recipes of reinforcement learning need."""
     for positions, vocabulary in ((512, 32768), (4096, 129280)):
         shapes = {"logits_hbm": Shape((positions, vocabulary), "bfloat16"), "targets_hbm": Shape((positions,), "int32")}
         tiling = choose_tiling(positions, vocabulary, "bfloat16", "forward", extended=True)._asdict()
@@ -130,5 +130,5 @@ def _token_scores() -> Iterator[Figure]:
 
 
 def figures() -> list[Figure]:
-    """All of them, in the order in which they are timed."""
+    """Return all figures, in the order in which they are timed."""
     return [*_losses(), *_token_scores(), *_chains(), *_rates(), *_published_kernels()]

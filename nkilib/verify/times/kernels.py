@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Chains of one instruction, and a kernel that does nothing: what a launch itself takes cancels between two lengths.
+"""Chains of one instruction, and an empty kernel: the time of the launch itself cancels between two lengths.
 
-Every link waits for the one before. Each kernel returns something of its last link: what nobody reads, a compiler may
-leave out.
+Every link waits for the previous one. Each kernel returns something of its last link, because a compiler may drop a
+result that nothing reads.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from nkilib.verify.times.published import PARTITIONS
 
 @nki.jit
 def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """The same rows loaded over and over into one tile."""
+    """Load the same rows again and again into one tile."""
     tile_sbuf = tile(x.shape, x.dtype)
     for _ in range(links):
         nisa.dma_copy(dst=tile_sbuf, src=x)
@@ -25,7 +25,7 @@ def chain_of_loads(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """exp of a tile over itself; Scalar."""
+    """Overwrite a tile with its exp again and again, on Scalar."""
     tile_sbuf = loaded(x)
     for _ in range(links):
         nisa.activation(dst=tile_sbuf, op=nl.exp, data=tile_sbuf)
@@ -34,7 +34,7 @@ def chain_of_exp(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """The square of a tile over itself, and the sum of it; Scalar."""
+    """Overwrite a tile with its square and sum it, again and again, on Scalar."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.activation_reduce(dst=tile_sbuf, op=nl.square, data=tile_sbuf, reduce_op=nl.add, reduce_res=column_sbuf)
@@ -43,7 +43,7 @@ def chain_of_activation_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """A tile times 1 over itself, and the maximum of it; Vector."""
+    """Overwrite a tile with itself times 1 and take its maximum, again and again, on Vector."""
     tile_sbuf, column_sbuf = loaded(x), tile((x.shape[0], 1))
     for _ in range(links):
         nisa.tensor_scalar_reduce(
@@ -59,7 +59,7 @@ def chain_of_tensor_scalar_reduce(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
-    """Loads of 128 rows each from one queue, none of which waits for another; a number of each is added up."""
+    """Load 128 rows at a time from one queue, without waits between the loads, and add up a number of each load."""
     columns = x.shape[1]
     tile_sbuf = nl.ndarray((PARTITIONS, links, columns), dtype=x.dtype, buffer=nl.sbuf)
     total_sbuf = tile((PARTITIONS, 1))
@@ -72,7 +72,7 @@ def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
-    """A number, whatever arrays it is given: what a launch on these takes besides its work."""
+    """Return a number for any arrays: the time of a launch on these arrays besides its work."""
     number_sbuf = tile((1, 1))
-    nisa.memset(dst=number_sbuf, value=float(sum(each is not None for each in (first, second, third))))
+    nisa.memset(dst=number_sbuf, value=float(sum(array is not None for array in (first, second, third))))
     return stored(number_sbuf)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels that do the work of those whose times AWS publishes: the model is held against them, and devices too."""
+"""Kernels with the work of kernels whose times AWS publishes, against which model and devices are checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ PARTITIONS: Final = 128
 
 
 def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """float8 of ``gamma * x / rms(x)``, scaled by row to the range of float8, and the scales: [S, H] and [S, 1].
+    """Compute ``gamma * x / rms(x)`` in float8, scaled by row to float8's range, and the scales: [S, H], [S, 1].
 
-    As the published design has it: squares summed on Scalar, gamma broadcast by the Tensor engine 512 columns at a
-    time, both factors applied on Vector from PSUM, then the largest magnitude and the scaling on Vector. The tiles are
-    made once: the design says that its steps run one after the other. (The magnitude costs what the maximum does.)
+    It follows the published design: squares are summed on Scalar, gamma is broadcast by the Tensor engine 512 columns
+    at a time, both factors are applied on Vector from PSUM, and then Vector takes the largest magnitude and scales. The
+    tiles are made once: the design says that its steps run one after the other. (The magnitude costs the same as the
+    maximum.)
     """
     rows, hidden = x.shape
     bank = 512
@@ -33,8 +34,8 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
     cores, core = nl.num_programs(), nl.program_id()
     of_core = rows // cores
     for start in range(core * of_core, (core + 1) * of_core, PARTITIONS):
-        some = slice(start, start + PARTITIONS)
-        nisa.dma_copy(tile, x[some, :])
+        block = slice(start, start + PARTITIONS)
+        nisa.dma_copy(tile, x[block, :])
         nisa.activation_reduce(normed, nl.square, tile, nl.add, inverse_rms)
         nisa.activation(inverse_rms, nl.rsqrt, inverse_rms, scale=1.0 / hidden)
         for left in range(0, hidden, bank):
@@ -49,13 +50,13 @@ def rmsnorm_quant(x: nl.NkiTensor, gamma: nl.NkiTensor) -> tuple[nl.NkiTensor, n
         nisa.tensor_scalar(scale, scale, nl.maximum, 1e-6)
         nisa.reciprocal(inverse, scale)
         nisa.tensor_scalar(result, normed, nl.multiply, inverse)
-        nisa.dma_copy(quantized[some, :], result)
-        nisa.dma_copy(scales[some, :], scale)
+        nisa.dma_copy(quantized[block, :], result)
+        nisa.dma_copy(scales[block, :], scale)
     return quantized, scales
 
 
 def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
+    """Compute ``lhs_t.T @ rhs``: [K, M] and [K, N], in blocks of 1024 x 1024 x 1024 that stay in SBUF."""
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n, block = 128, 512, 1024
     result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)
@@ -65,9 +66,9 @@ def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
             for k in range(0, depth, block):
                 left, right = (nl.ndarray((PARTITIONS, block // PARTITIONS, block), rhs.dtype) for _ in range(2))
                 for part in range(block // PARTITIONS):
-                    some = slice(k + part * PARTITIONS, k + (part + 1) * PARTITIONS)
-                    nisa.dma_copy(left[:, part, :], lhs_t[some, m : m + block])
-                    nisa.dma_copy(right[:, part, :], rhs[some, n : n + block])
+                    part_rows = slice(k + part * PARTITIONS, k + (part + 1) * PARTITIONS)
+                    nisa.dma_copy(left[:, part, :], lhs_t[part_rows, m : m + block])
+                    nisa.dma_copy(right[:, part, :], rhs[part_rows, n : n + block])
                 for m_tile in range(block // tile_m):
                     for n_tile in range(block // tile_n):
                         out = slice(n_tile * tile_n, (n_tile + 1) * tile_n)
@@ -80,13 +81,13 @@ def matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
                         else:
                             nisa.tensor_copy(sums[:, m_tile, out], product)
             for m_tile in range(block // tile_m):
-                some = slice(m + m_tile * tile_m, m + (m_tile + 1) * tile_m)
-                nisa.dma_copy(result[some, n : n + block], sums[:, m_tile, :])
+                part_rows = slice(m + m_tile * tile_m, m + (m_tile + 1) * tile_m)
+                nisa.dma_copy(result[part_rows, n : n + block], sums[:, m_tile, :])
     return result
 
 
 def tiled_matmul(lhs_t: nl.NkiTensor, rhs: nl.NkiTensor) -> nl.NkiTensor:
-    """``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
+    """Compute ``lhs_t.T @ rhs`` without blocks: every product of two tiles loads both of them."""
     (depth, rows), columns = lhs_t.shape, rhs.shape[1]
     tile_m, tile_n = 128, 512
     result = nl.ndarray((rows, columns), lhs_t.dtype, nl.shared_hbm)

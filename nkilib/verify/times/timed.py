@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is timed: a launch, described by the shapes of its arrays, which is all that the model needs."""
+"""A timed launch, described by the shapes of its arrays, which is all that the model needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _US: Final = 1e-6
 
 @dataclass(frozen=True)
 class Shape:
-    """An array of a launch: its values do not matter to the time, as long as they are valid.
+    """An array of a launch: its values do not affect the time, as long as they are valid.
 
     Attributes:
-        sizes: of its dimensions.
+        sizes: the sizes of its dimensions.
         dtype: ``"bfloat16"``, ``"float32"`` or ``"int32"``.
     """
 
@@ -32,20 +32,20 @@ class Shape:
     dtype: str
 
     def array(self) -> Array:
-        """Ones; integers are classes, and 1 is one."""
+        """Return an array of ones; integers are classes, and 1 is a valid one."""
         return np.ones(self.sizes, _NUMPY.get(self.dtype, self.dtype))
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A launch.
+    """A launch that is timed.
 
     Attributes:
-        name: a word, of the launches of a figure.
-        kernel: from ``nki.jit``.
-        shapes: of its arrays, by name.
+        name: a word that is unique among the launches of a figure.
+        kernel: a kernel from ``nki.jit``.
+        shapes: the shapes of its arrays, by name.
         constants: its other arguments.
-        cores: of the launch.
+        cores: the number of cores of the launch.
     """
 
     name: str
@@ -55,16 +55,16 @@ class Timed:
     cores: int = 1
 
     def arrays(self) -> dict[str, Array]:
-        """Its arrays, by name."""
+        """Return its arrays, by name."""
         return {name: shape.array() for name, shape in self.shapes.items()}
 
     def launch(self, arrays: Mapping[str, Array]) -> None:
-        """Run it, to the end: its results are numpy arrays."""
+        """Run it to its end: its results are numpy arrays."""
         on_cores(self.kernel, self.cores)(**arrays, **self.constants)
 
     def modelled_seconds(self) -> float:
-        """What the model says; in the simulator only."""
+        """Return the time of the model in seconds; in the simulator only."""
         from nkilib.simulator import profile, spec
 
-        given: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}
-        return profile(self.kernel[self.cores], **given, **self.constants).time_us * _US
+        arguments: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}
+        return profile(self.kernel[self.cores], **arguments, **self.constants).time_us * _US

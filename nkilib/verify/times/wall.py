@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The clock on the wall: what is left where the SDK has none that answers."""
+"""The wall clock, which is used if no clock of the SDK answers."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from nkilib.verify.times.timed import Timed
 
 _WARM_UP: Final = 2
 _MOST: Final = 15
-# Where a launch compiles or loads its program anew, few are enough.
+# If a launch compiles or loads its program again, few are enough.
 _LEAST: Final = 3
 _SECONDS: Final = 30.0
 
 
 def wall_times(launch: Timed) -> Array:
-    """Seconds of each of some launches, the first ones left out: transfers of arrays and loading the program count."""
+    """Return the seconds of some launches without the first ones; they include transfers and program loading."""
     arrays = launch.arrays()
     for _ in range(_WARM_UP):
         launch.launch(arrays)
-    found: list[float] = []
-    while len(found) < _LEAST or (len(found) < _MOST and sum(found) < _SECONDS):
+    seconds: list[float] = []
+    while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _SECONDS):
         start = time.perf_counter()
         launch.launch(arrays)
-        found.append(time.perf_counter() - start)
-    return np.array(found)
+        seconds.append(time.perf_counter() - start)
+    return np.array(seconds)
