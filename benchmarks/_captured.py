@@ -20,8 +20,8 @@ class Captured(NamedTuple):
     """A launch.
 
     Attributes:
-        kernel: with its grid.
-        args, kwargs: as they were when it began.
+        kernel: the kernel with its grid.
+        args, kwargs: the arguments, as they were when the launch began.
     """
 
     kernel: Any
@@ -30,7 +30,7 @@ class Captured(NamedTuple):
 
 
 def captured_launches(call: Callable[[], object]) -> list[Captured]:
-    """What ``call`` launches from outside of kernels; it runs as always."""
+    """Run ``call`` and return the launches that it makes from outside of kernels."""
     found: list[Captured] = []
     launch = Kernel.__call__
 
@@ -45,7 +45,7 @@ def captured_launches(call: Callable[[], object]) -> list[Captured]:
 
 
 def _copied(leaf: Any) -> Any:
-    """Arrays as they are now; all else as it is."""
+    """Copy arrays; return anything else as it is."""
     if hasattr(leaf, "detach"):
         return leaf.detach().clone()
     return copy.copy(leaf) if hasattr(leaf, "dtype") and hasattr(leaf, "copy") else leaf

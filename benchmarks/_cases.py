@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is measured: problem sizes, passes and tunings of the kernels."""
+"""Problem sizes, passes and tunings of the measurements."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ FEWEST_RUNS = 7
 
 @dataclass(frozen=True)
 class Tuning:
-    """The two knobs of the kernels.
+    """The two tuning parameters of the kernels.
 
     Attributes:
-        positions: positions_per_batch, rows that are worked on together.
+        positions: positions_per_batch, rows that are processed together.
         chunk: chunk_size, columns of one tile.
     """
 

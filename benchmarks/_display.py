@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How the measurements say what they are about, and whether a goal is met."""
+"""Headings, tables and verdicts on goals that the measurements print."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def table_of(title: str, names: Iterable[str], figures: Iterable[str]) -> Table:
 
 
 def begin_modelled(console: Console, title: str, *lines: str) -> bool:
-    """Print what modelled tables are about; False, and why, where nothing models."""
+    """Print the heading of modelled tables; return False, and print why, if there is no simulator that models."""
     console.print(heading(title, *lines) if SIMULATED else NOT_SIMULATED)
     return SIMULATED
 

@@ -47,10 +47,10 @@ class Shares:
 
 
 def refusal(case: Case, tuning: Tuning) -> str | None:
-    """Why the kernels do not take ``tuning`` for ``case``, in their own words; None if they do.
+    """Return the kernels' reason for not accepting ``tuning`` for ``case``, in their own words; None if they accept it.
 
-    Asked with one row a core: the number of rows is no reason to refuse. An assertion that fails before the first
-    instruction is a refusal; a later one is a defect and is raised.
+    The check uses one row per core, because the number of rows is no reason to reject. An assertion that fails before
+    the first instruction is a rejection; a later one is a defect and is raised.
     """
     logits = np.zeros((CORES, case.vocabulary), case.dtype)
     targets = np.zeros(CORES, np.int32)

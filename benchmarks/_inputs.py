@@ -45,7 +45,7 @@ _HARD = (_with_one_far_above, _of_huge_size, _with_masked_entries, _all_equal)
 
 
 def mixed_row(seed: int, row: int, vocabulary: int) -> np.ndarray:
-    """[V] float32: a normal row of spread 3, or a hard one where it is the row's turn."""
+    """Return [V] float32: a normal row of spread 3, or, at regular intervals, a hard one."""
     values = normal_row(seed, row, vocabulary)
     if row % HARD_EVERY == HARD_EVERY - 1:
         _HARD[(row // HARD_EVERY) % len(_HARD)](values, row)

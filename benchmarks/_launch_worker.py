@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A process that runs a launch as often as it is told, and says what each took: started by `benchmarks.launch_cost`.
+"""A process that runs a launch as often as requested and reports each time: started by `benchmarks.launch_cost`.
 
 It is run as a file, so that it measures the checkout that is first on the path, which may have no such benchmark. It
 reads lines from its standard input, each a number of runs, and answers each with a list of CPU times in JSON. The first
-answer, which nobody asks for, names the package that it measures.
+answer, before any request, names the package that it measures.
 """
 
 from __future__ import annotations

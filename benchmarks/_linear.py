@@ -94,7 +94,7 @@ def first_form(inputs: LinearInputs) -> tuple[np.ndarray, ...]:
 
 
 def second_form(inputs: LinearInputs) -> tuple[np.ndarray, ...]:
-    """The same in one launch, three products."""
+    """Return the same results from a single launch, with three products."""
     return tuple(
         linear_cross_entropy_forward_backward[CORES](
             inputs.input, inputs.weight, inputs.targets, grad_scale=1 / inputs.case.positions

@@ -57,12 +57,12 @@ def _signs_of_rows(shape: Shape, dtype: torch.dtype, generator: torch.Generator)
 
 
 def _classes(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """One a row."""
+    """Make one class per row."""
     return torch.randint(shape[1], shape[:1], generator=generator)
 
 
 def _lists_of_classes(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Of eight a row at most, which end at the first -1."""
+    """Make at most eight classes per row, which end at the first -1."""
     targets = torch.full(shape, -1)
     targets[:, :_CLASSES_OF_LIST] = torch.randint(-1, shape[1], (shape[0], _CLASSES_OF_LIST), generator=generator)
     return targets
@@ -73,7 +73,7 @@ def _log_probabilities(shape: Shape, dtype: torch.dtype, generator: torch.Genera
 
 
 def _labels(shape: Shape, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Of sequences of [T, N, C], T / 4 each, without the blank 0."""
+    """Make labels for sequences of [T, N, C], T / 4 each, without the blank 0."""
     steps, sequences, classes = shape
     return torch.randint(1, classes, (sequences, steps // _STEPS_OF_LABEL), generator=generator)
 
@@ -141,7 +141,7 @@ _BY_HAND: Final = {
 
 
 def _measured() -> Iterator[MeasuredLoss]:
-    """All losses but those that have benchmarks of their own, with the tensors of the first form of their rows."""
+    """Yield the losses without benchmarks of their own, with the tensors of the first form of their entries."""
     for loss in registry.LOSSES:
         if loss.name in _BY_HAND:
             yield _BY_HAND[loss.name]
@@ -184,7 +184,7 @@ class LossInputs:
         return cls(loss, [make(case.shape, TYPES[case.dtype_name], generator) for make in loss.makes])
 
     def in_float32(self) -> LossInputs:
-        """The same numbers in float32: torch rounds what it computes in between of bfloat16."""
+        """Return the same numbers in float32: for bfloat16, torch rounds intermediate results."""
         return LossInputs(self._loss, [each.float() if each.is_floating_point() else each for each in self.tensors])
 
     def value(self, library: ModuleType) -> Tensor:
@@ -193,7 +193,7 @@ class LossInputs:
             return self._of(library, self.tensors[0])
 
     def gradient(self, library: ModuleType) -> Tensor:
-        """Its gradient by the first tensor; the graph is made when it is first asked for."""
+        """Return the gradient by the first tensor; the graph is made at the first call."""
         loss = self._of_ours if library is nkilib.torch else self._of_torch
         return torch.autograd.grad(loss, self._leaf, retain_graph=True)[0]
 

@@ -17,10 +17,10 @@ STATUS = Path("/proc/self/status")
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a launch needed.
+    """The memory of a launch.
 
     Attributes:
-        growth: bytes by which the peak resident set lies above the resident set after the imports.
+        growth: bytes by which the peak resident set exceeds the resident set after the imports.
         arrays: bytes of the arrays that went in and came out; an array written in place counts once.
     """
 

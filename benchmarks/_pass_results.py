@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the benchmarks of passes beside torch have in common: their command line, their tables and how they end."""
+"""The common parts of the benchmarks against torch: command line, tables, and exit."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def clock_of(options: argparse.Namespace) -> Callable[[], float]:
 
 
 def begin_beside_torch(console: Console, options: argparse.Namespace, title: str, *lines: str) -> bool:
-    """Print what is measured, and how; False, and why, where there is no simulator to time."""
+    """Print what is measured, and how; return False, and print why, if there is no simulator to time."""
     if not SIMULATED:
         console.print(NOT_SIMULATED)
         return False
@@ -104,7 +104,7 @@ def begin_beside_torch(console: Console, options: argparse.Namespace, title: str
             f"{title}: the simulation of the kernels, not hardware",
             *lines,
             f"torch {torch.__version__} with {TORCH_THREADS} threads on this CPU (of {os.cpu_count()}).",
-            f"{clock}; minimum of {options.runs} runs of each, taken in turns.",
+            f"{clock}; minimum of {options.runs} runs of each, alternating.",
             load_line(),
             "Memory: growth of the peak resident set after the imports, in a fresh process; arrays in and out.",
         )

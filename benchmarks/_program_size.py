@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How long the program of a kernel is: what is traced, where a loop of the device has one copy of its body."""
+"""The number of instructions of a kernel's program as traced, where a device loop has one copy of its body."""
 
 from __future__ import annotations
 

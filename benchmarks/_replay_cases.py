@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What is timed as always, replayed and in torch: launches of kernels, and torch's eager functions for that work."""
+"""The cases that are timed without replay, replayed and in torch: launches of kernels, and torch's eager functions."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _ROWS, _CLASSES = 128, 1000
 
 
 class Sides(NamedTuple):
-    """The two that are compared, on the same data.
+    """The two sides of a comparison, on the same data.
 
     Attributes:
-        launches: ours.
-        torch: the same work.
+        launches: our launches.
+        torch: torch's function for the same work.
     """
 
     launches: list[Captured]
@@ -118,7 +118,7 @@ def _named(
 
 
 def _all(bf16: float, fp32: float | None = None) -> dict[tuple[str, str], float]:
-    """The same goal both ways."""
+    """Return the same goal for forward and backward."""
     types = {"bf16": bf16} if fp32 is None else {"bf16": bf16, "fp32": fp32}
     return {(dtype, way): goal for dtype, goal in types.items() for way in (FORWARD, BACKWARD)}
 

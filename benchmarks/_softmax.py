@@ -54,7 +54,7 @@ class SoftmaxCase:
 
     @property
     def chunk(self) -> int | None:
-        """The kernels' ``chunk_size``; along another axis than the last one their own."""
+        """The kernels' ``chunk_size``; None along another axis than the last, where the kernels choose."""
         return min(_CHUNK, self.shape[-1]) if self.axis == -1 else None
 
     def __str__(self) -> str:
@@ -85,12 +85,12 @@ class SoftmaxInputs:
 
     @cached_property
     def leaf(self) -> torch.Tensor:
-        """x, of which torch wants a gradient."""
+        """x, as a tensor that requires a gradient."""
         return self.torch_x.detach().requires_grad_()
 
     @cached_property
     def divergence(self) -> torch.Tensor:
-        """torch's graph of it, made before its backward is timed."""
+        """torch's graph of the divergence, made before its backward is timed."""
         return _divergence(self.leaf, self.torch_y)
 
     @cached_property
@@ -100,7 +100,7 @@ class SoftmaxInputs:
 
     @cached_property
     def saved(self) -> tuple[np.ndarray, ...]:
-        """What the distillation's backward takes of its forward."""
+        """The results of the distillation's forward that its backward takes."""
         return self.distill()[1:]
 
     def distill(self) -> tuple[np.ndarray, ...]:
@@ -109,7 +109,7 @@ class SoftmaxInputs:
         return tuple(distillation_forward[CORES](self.x, self.dy, chunk_size=chunk))
 
     def distill_backward(self) -> np.ndarray:
-        """The gradient of the sum of its losses."""
+        """Return the gradient of the sum of the distillation's losses."""
         chunk = min(_DISTILLATION_CHUNK, self.x.shape[-1])
         ones = np.ones(self.x.shape[0], np.float32)
         tensors: tuple[Any, ...] = (self.x, self.dy, *self.saved, ones)

@@ -26,9 +26,9 @@ class Contender:
 def interleaved_minimum(
     contenders: Mapping[str, Contender], runs: int, clock: Callable[[], float] | None = None
 ) -> dict[str, float]:
-    """The shortest run of each contender, in seconds of ``clock``, by default ``time.perf_counter``.
+    """Return the shortest run of each contender, in seconds of ``clock``, by default ``time.perf_counter``.
 
-    The contenders take turns, so that a slow spell of the machine hits all of them; the minimum is what remains when
+    The contenders alternate, so that a slow period of the machine affects all of them; the minimum is what remains when
     nothing else disturbs. One round before the first that counts warms caches and thread pools.
 
     Raises:

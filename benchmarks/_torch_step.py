@@ -13,7 +13,10 @@ from nkilib.torch import cross_entropy
 
 
 class _Layer(torch.autograd.Function):
-    """Stands for the layer that made the logits: they are no leaf, and take neither time nor memory of their own."""
+    """A stand-in for the layer that made the logits.
+
+    The logits are therefore not a leaf, and the layer takes neither time nor memory of its own.
+    """
 
     @staticmethod
     def forward(ctx: Any, parameter: torch.Tensor, values: torch.Tensor) -> torch.Tensor:

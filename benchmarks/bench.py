@@ -81,9 +81,10 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def default_tuning(case: Case) -> Tuning:
-    """The tuning that was fastest, or within noise of it, where it was tried; ``--tune`` finds that of another CPU.
+    """Return the tuning that was fastest, or within noise of it, where it was tried.
 
-    Few chunks, since each costs the interpreter's time, and equal ones.
+    ``--tune`` finds the tuning of another CPU. The default has few chunks of equal size, because each chunk costs
+    interpreter time.
     """
     longest = 65535 if case.dtype_name == "bf16" else 32767
     return Tuning(128, div_ceil(case.vocabulary, div_ceil(case.vocabulary, longest)))
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "Forward and backward on two simulated cores against torch.nn.functional.cross_entropy and",
             f"loss.backward() (graph made before) with {TORCH_THREADS} threads on this CPU ({os.cpu_count()} in all), "
             f"torch {torch.__version__}.",
-            f"Same bytes for both; minimum of {options.runs} runs of each, taken in turns.",
+            f"Same bytes for both; minimum of {options.runs} runs of each, alternating.",
             load_line(),
             "Tuning: positions_per_batch x chunk_size. torch makes a new gradient, as ours does out of place.",
             "In place: the gradient is written over the logits, as the kernel does by default.",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the interpreter adds to an instruction: ``python -m benchmarks.instruction_cost`` or ``make instruction-cost``.
+"""The overhead of the interpreter for an instruction: ``python -m benchmarks.instruction_cost`` or
+``make instruction-cost``.
 
-Each line runs one instruction many times on small tiles, and then what numpy has to do for it on arrays of the same
+Each line runs one instruction many times on small tiles, and then numpy's part of the work on arrays of the same
 sizes. The difference is the interpreter's own: binding, validation, the dispatch and the bookkeeping.
 """
 
@@ -131,9 +132,9 @@ _CASES: dict[str, Case] = {
 
 
 def measure(name: str, repeats: int, launches: int) -> Measured:
-    """The shortest of several launches of a kernel that runs instruction ``name`` ``repeats`` times.
+    """Return the shortest of several launches of a kernel that runs instruction ``name`` ``repeats`` times.
 
-    In CPU time of the thread: what else runs on the machine then counts only as far as it cools the caches.
+    The time is CPU time of the thread: other work on the machine then matters only as far as it cools the caches.
     """
     case = _CASES[name]
     whole: list[float] = []

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a small launch costs that is not replayed: ``python -m benchmarks.launch_cost [--against DIR]``.
+"""The cost of a small launch without replay: ``python -m benchmarks.launch_cost [--against DIR]``.
 
-Two launches in which the interpreter, and not numpy, takes the time: a training step of ``nkilib.torch.mse_loss`` of
-[8, 64], and a launch of ``cross_entropy_forward[2]`` of [128, 1000]. Times are CPU times of the process, so that both
+Two launches in which the interpreter, and not numpy, takes the time: a training step of ``nkilib.torch.mse_loss`` on
+[8, 64], and a launch of ``cross_entropy_forward[2]`` on [128, 1000]. Times are CPU times of the process, so that both
 simulated cores count, with ``NKILIB_REPLAY=0``, after the first launches have filled all caches.
 
 With ``--against DIR``, the root of another checkout, both are measured in one run: each case runs in a process for each
-checkout, and the two take turns in rounds of a few runs. What else the machine does then slows both alike. The ratio is
-the median over the rounds, in each of which the mean of the runs of one, with what its garbage costs, is compared with
-that of the other.
+checkout, and the two alternate in rounds of a few runs, so that other load on the machine slows both alike. In each
+round the mean time of the runs, including garbage collection, of one checkout is divided by that of the other; the
+ratio is the median over the rounds.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class Cost:
 
 
 def ratio(here: Cost, other: Cost) -> float:
-    """The median of what ``here`` takes of the time of ``other``, round by round."""
+    """Return the median, over the rounds, of the time of ``here`` over the time of ``other``."""
     return median(one / another for one, another in zip(here.rounds, other.rounds, strict=True))
 
 
@@ -128,7 +128,7 @@ def workers(roots: Sequence[Path], case: str) -> Iterator[list[Worker]]:
 
 
 def measure(roots: Sequence[Path], case: str, rounds: int, runs: int) -> list[Cost]:
-    """The cost of a case in each checkout; they take turns."""
+    """Return the cost of a case in each checkout; the checkouts alternate."""
     found: list[list[float]] = [[] for _ in roots]
     with workers(roots, case) as started:
         for _ in range(rounds):
@@ -165,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"CPU milliseconds of the process, replay off: means of {options.runs} runs, in {options.rounds} rounds.",
     ]
     if options.against is not None:
-        lines.append(f"Against {options.against}, in turns. Goal: a ratio of at most {LARGEST_RATIO}.")
+        lines.append(f"Against {options.against}, alternating. Goal: a ratio of at most {LARGEST_RATIO}.")
     console.print(heading("What a launch costs that is not replayed", *lines))
     table = plain_table("Milliseconds")
     table.add_column("case", no_wrap=True)

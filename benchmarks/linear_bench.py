@@ -81,7 +81,7 @@ class TorchLoss:
 
 
 def compare(case: LinearCase, options: argparse.Namespace) -> list[PassResult]:
-    """Time every pass in turns with torch, compare the results, and measure the memory in other processes."""
+    """Time every pass, alternating with torch, compare the results, and measure the memory in other processes."""
     inputs = LinearInputs(case)
     reference = TorchLoss(inputs)
     of_torch = {FORWARD: reference.forward, FORWARD_BACKWARD: reference.forward_backward}

@@ -4,9 +4,9 @@
 """Errors of distillation from hidden states: ``python -m benchmarks.linear_distillation_errors``.
 
 Xs, Xt ~ N(0, 1), Ws ~ N(0, (2 / sqrt Ds)^2), Wt ~ N(0, (2.5 / sqrt Dt)^2), in bfloat16, on two cores. The reference is
-float64 from the very bfloat16 operands. Errors are those in norm, over the norm of the reference; of gradients, which
-have the type of the operands, of the worst row too. The gradient is that of the mean, with the statistics that the forward
-gave. A near teacher has the student's weights, 1% off.
+float64 from the same bfloat16 operands. Errors are norms of the error over the norm of the reference; for gradients,
+which have the type of the operands, also for the worst row. The gradient is that of the mean, with the statistics from
+the forward. A near teacher has the student's weights, 1% off.
 """
 
 from __future__ import annotations

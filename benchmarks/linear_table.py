@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Linear cross-entropy beside the bound of the hardware: ``python -m benchmarks.linear_table``.
+"""Linear cross-entropy compared with the hardware's bound: ``python -m benchmarks.linear_table``.
 
 ``make profile`` takes ``--quick``, the rows of 2,048 positions: those of 16,384 alone take longer than all others.
 
-From shapes alone, on two cores of trn2. Modelled, not measured: a loop of the device is charged where it starts, where
-it ends and at the edge of every trip, and stores to addresses that it counts wait for each other
+From shapes alone, on two cores of trn2. Modelled, not measured: a device loop has a cost where it starts, where
+it ends and at the edge of every iteration, and stores to addresses that it counts wait for each other
 (docs/explanation/performance_model.md).
 """
 
@@ -49,13 +49,13 @@ class Launch:
 
     Attributes:
         positions, features, vocabulary: N, D, V.
-        direction: of the kernel.
-        goal: at most so many times the bound.
-        dtype: of X and W.
-        layout: of W.
-        options: of the kernel; arrays as shapes.
-        options_name: for the table.
-        one_queue: loads and stores share a queue.
+        direction: the direction of the kernel.
+        goal: the largest accepted multiple of the bound.
+        dtype: the type of X and W.
+        layout: the layout of W.
+        options: the options of the kernel; arrays as shapes.
+        options_name: the name of the options in the table.
+        one_queue: whether loads and stores share a queue.
     """
 
     positions: int
@@ -84,13 +84,13 @@ class Launch:
 
     @property
     def tiling(self) -> str:
-        """What the kernel takes."""
+        """The default tiling of the kernel."""
         chosen = choose_linear_tiling(*self._sizes, weight_layout=self.layout)
         return f"{chosen.position_block} x {chosen.class_block}"
 
     @property
     def notes(self) -> str:
-        """What is not as usual."""
+        """The unusual settings of the launch."""
         queue = "one queue" if self.one_queue else ""
         layout = "[D, V]" if self.layout == "dv" else ""
         return ", ".join(filter(None, (self.dtype, layout, self.options_name, queue)))
@@ -127,7 +127,7 @@ class Row:
 
 
 def forward_goal(positions: int, features: int) -> float:
-    """Of bfloat16 and [V, D]."""
+    """Return the goal for bfloat16 and [V, D]."""
     if positions > 4096:
         return 1.08
     if features <= 512 or positions <= 512:
@@ -136,7 +136,7 @@ def forward_goal(positions: int, features: int) -> float:
 
 
 def backward_goal(positions: int, features: int) -> float:
-    """Likewise."""
+    """Return the goal for bfloat16 and [V, D]."""
     if positions > 4096:
         return 1.08
     wide, narrow = {512: (1.10, 1.20), 1024: (1.06, 1.07)}.get(positions, (1.04, 1.06))
@@ -181,7 +181,7 @@ def rows(quick: bool) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Forms:
-    """One launch beside two, at one shape."""
+    """A single launch compared with two, at one shape."""
 
     positions: int
     features: int
@@ -195,12 +195,12 @@ class Forms:
 
     @cached_property
     def one_launch(self) -> Profile:
-        """Both."""
+        """Profile the single launch of forward and backward."""
         return profile_linear_launch(*self._sizes, "forward_backward")
 
     @property
     def two_launches_ms(self) -> float:
-        """Their sum."""
+        """The sum of both launches' times."""
         return sum(found.time_us for found in self.two_launches) / 1e3
 
     @property
@@ -210,14 +210,14 @@ class Forms:
 
     @property
     def is_met(self) -> bool:
-        """Whether all goals are that there are for the shape."""
+        """Whether all goals for the shape are met."""
         is_published = (self.positions, self.features, self.vocabulary) == PUBLISHED
         is_quick = self.two_launches_ms <= TWO_LAUNCHES_MS and self.one_launch.time_us / 1e3 <= ONE_LAUNCH_MS
         return self.ratio <= OF_TWO_LAUNCHES and (is_quick or not is_published)
 
     @property
     def mebibytes(self) -> tuple[float, float]:
-        """Beyond inputs and outputs, of two launches and of one."""
+        """The memory beyond inputs and outputs, of two launches and of one."""
         tiling = choose_linear_tiling(*self._sizes, "backward")
         found = form_bytes(*self._sizes[:3], *tiling)
         return found.two_launches / 2**20, found.one_launch / 2**20

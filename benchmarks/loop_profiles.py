@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What profiles of long kernels cost: ``python -m benchmarks.loop_profiles``.
+"""The cost of profiles of long kernels: ``python -m benchmarks.loop_profiles``.
 
 One kernel of ten instructions an iteration, on shapes, written with ``nl.fori_loop`` and with a loop of Python, which
 is unrolled. Each profile runs in a process of its own; the time does not count the imports.
@@ -46,7 +46,7 @@ class Cost:
 
 @nki.jit
 def _long(x: Any, is_device_loop: bool) -> Any:
-    """Of each block of 128 rows: a load, eight instructions that compute, a store."""
+    """For each block of 128 rows: one load, eight computing instructions, one store."""
     result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
 
     def body(i: Any) -> None:

@@ -50,7 +50,7 @@ def cases(quick: bool, names: Sequence[str]) -> list[LossCase]:
 
 
 def compare(case: LossCase, options: argparse.Namespace) -> list[PassResult]:
-    """Time both passes in turns with torch, compare the results, and measure the memory in other processes."""
+    """Time both passes, alternating with torch, compare the results, and measure the memory in other processes."""
     inputs = LossInputs.of(case)
     results = []
     for name, run in PASSES.items():

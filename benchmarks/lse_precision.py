@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the precision of the log-sum-exp costs the gradient: ``python -m benchmarks.lse_precision``.
+"""The error of the gradient due to the precision of the log-sum-exp: ``python -m benchmarks.lse_precision``.
 
 The backward computes exp(x - LSE), so that an error of the LSE is a relative error of the whole row's softmax. The
 table shows it for the default bfloat16 LSE and for a float32 one, and how much of the target's gradient, p - 1, a

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The performance model beside the figures that AWS publishes for trn2: ``python -m benchmarks.model_figures``.
+"""The performance model compared with the figures that AWS publishes for trn2: ``python -m benchmarks.model_figures``.
 
 Each line is a kernel of our own that does the work of a published one, or a single instruction. The figures are
 those of aws-neuron/aws-neuron-sdk; many are read off profile images. Modelled, not measured.

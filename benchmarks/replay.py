@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""CPU time of launches that run again: ``python -m benchmarks.replay``.
+"""CPU time of repeated launches: ``python -m benchmarks.replay``.
 
-Each line launches kernels as always, replayed, and runs torch's eager functions for the same work, in turns, all on one
-thread but for the simulator's own second core. What is shown is CPU time, and the ratio of the replayed launches and
-torch beside its goal. With ``--sources`` attention_cte of nki-library is launched from a clone of that repository.
+Each line launches kernels without replay, launches them with replay, and runs torch's eager functions for the same
+work, alternately, all on one thread except the simulator's own second core. The table shows CPU times, and the ratio of
+replayed launches to torch with its goal. With ``--sources`` attention_cte of nki-library is launched from a clone of
+that repository.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ class Timed:
     """A line of the table.
 
     Attributes:
-        case: what was timed.
-        as_always, replayed, torch: seconds of CPU time.
-        instructions: of its launches.
-        hindrance: why they were not replayed; empty if they were.
+        case: the case that was timed.
+        as_always, replayed, torch: seconds of CPU time: without replay, with replay, of torch.
+        instructions: number of instructions of the launches.
+        hindrance: why the launches were not replayed; empty if they were.
     """
 
     case: ReplayCase
@@ -87,7 +88,7 @@ def run_all(launches: Sequence[Captured]) -> None:
 def timed_launches(
     launches: Sequence[Captured], runs: int, other: Callable[[], object]
 ) -> tuple[dict[str, float], str]:
-    """Seconds of CPU time as always, replayed, and of something else; and why nothing was replayed, if so."""
+    """Return the CPU seconds without replay, with replay and of ``other``; and why nothing was replayed, if so."""
 
     def as_always() -> None:
         with using(replay=False):
@@ -122,7 +123,7 @@ def _hindrance(before: ReplayCounts, after: ReplayCounts, launches: int) -> str:
 
 
 def _repeats(work: Callable[[], object]) -> int:
-    """How often something is run for its time to be told from the clock's steps."""
+    """Return how often to run something so that its time is long compared with the clock's resolution."""
     start = time.process_time()
     work()
     return max(1, min(_MOST_REPEATS, int(_LEAST_SECONDS / max(time.process_time() - start, 1e-6))))

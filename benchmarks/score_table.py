@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Token scores beside the plain forward: ``python -m benchmarks.score_table``.
+"""Token scores compared with the plain forward: ``python -m benchmarks.score_table``.
 
 Log-probability and entropy of every position, in both forms of the forward, over the loss alone with the exact maximum.
 From shapes alone, on two cores of trn2. Modelled, not measured.
@@ -36,10 +36,10 @@ class Row:
     """A launch in one form.
 
     Attributes:
-        positions, vocabulary: of the launch.
-        is_exact: it takes the exact maximum of every row.
-        found: no row computed anew.
-        plain_us: of the loss alone.
+        positions, vocabulary: sizes of the launch.
+        is_exact: whether it takes the exact maximum of every row.
+        found: the profile with no row recomputed.
+        plain_us: the time of the loss alone.
     """
 
     positions: int
@@ -55,12 +55,12 @@ class Row:
 
     @property
     def worst_us(self) -> float:
-        """With every row computed anew."""
+        """The time with every row recomputed."""
         return self.found.time_us if self.found.with_all_trips is None else self.found.with_all_trips.time_us
 
     @property
     def is_met(self) -> bool:
-        """Whether the goal is."""
+        """Whether the goal is met."""
         return self.times_plain <= GOALS[self.is_exact]
 
 
@@ -79,7 +79,7 @@ def _table(found: Sequence[Row]) -> Table:
     table = table_of(
         "Token scores: microseconds, modelled, not measured",
         (),
-        ("N", "V", "maximum", "us", "every row anew", "plain", "times", "goal", ""),
+        ("N", "V", "maximum", "us", "all recomputed", "plain", "times", "goal", ""),
     )
     for row in found:
         sizes = (str(row.positions), str(row.vocabulary), "exact" if row.is_exact else "shift")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Print what ``choose_tiling`` chooses for usual launches, beside what the choice is modelled to take.
+"""Print the choices of ``choose_tiling`` for usual launches, with their modelled times.
 
 The table of docs/reference/kernels.md. Modelled, not measured.
 """
@@ -21,7 +21,7 @@ VOCABULARIES = (32128, 128256, 202408)
 
 
 class Row(NamedTuple):
-    """A launch on two cores, its chunk size in each direction, and what that is modelled to take."""
+    """A launch on two cores, with its chunk size and its modelled time in each direction."""
 
     positions: int
     vocabulary: int

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What ``simulate(kernel, skip_arithmetic=True)`` saves: ``python -m benchmarks.skip_arithmetic``.
+"""The savings of ``simulate(kernel, skip_arithmetic=True)``: ``python -m benchmarks.skip_arithmetic``.
 
 Cross-entropy at 4096 x 129280 and linear cross-entropy at (2048, 2048, 65,536), forward and backward, each launch with
 and without arithmetic in a process of its own. Times are CPU times of the launch, with one thread of BLAS; the peaks
-count what a process has taken since its imports, arguments included. A launch that computes is not replayed.
+count the memory that a process has taken since its imports, arguments included. A launch that computes is not replayed.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _SKIPPED, _COMPUTED = "skipped", "computed"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of both kernels.
+    """The sizes of both kernels.
 
     Attributes:
-        rows, vocabulary: of the logits of cross-entropy.
-        positions, features, classes: of linear cross-entropy.
+        rows, vocabulary: sizes of the logits of cross-entropy.
+        positions, features, classes: sizes of linear cross-entropy.
     """
 
     rows: int = 4096

@@ -52,12 +52,12 @@ def cases(quick: bool) -> list[SoftmaxCase]:
 
 
 def passes_of(case: SoftmaxCase) -> list[str]:
-    """The passes to time: the divergences take the last axis, or know none."""
+    """Return the passes to time: all along the last axis, only softmax and log-softmax along another one."""
     return [name for name in PASSES if case.axis == -1 or "softmax" in name]
 
 
 def compare(case: SoftmaxCase, options: argparse.Namespace) -> list[PassResult]:
-    """Time every pass in turns with torch, compare the results, and measure the memory in other processes."""
+    """Time every pass, alternating with torch, compare the results, and measure the memory in other processes."""
     inputs = SoftmaxInputs(case)
     names = passes_of(case)
     differences = {name: difference(PASSES[name].ours(inputs), PASSES[name].torch(inputs)) for name in names}

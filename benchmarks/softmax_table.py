@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled time of softmax and log-softmax, beside what the hardware needs. Modelled, not measured.
+"""The modelled time of softmax and log-softmax, compared with the needs of the hardware. Modelled, not measured.
 
     python -m benchmarks.softmax_table [--one-queue] [--axis last|middle|short]
 
 Each row is a launch on two cores of trn2. The last columns are the time as a multiple of the bound (each tensor over
-HBM once; an exponential an element) and of the larger one of that and two passes of Scalar over all elements, which is
-what softmax takes that keeps no exponentials.
+HBM once; an exponential for each element) and of the larger one of that bound and two passes of Scalar over all
+elements, which a softmax needs that keeps no exponentials.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What nkilib.torch adds to its kernels: ``python -m benchmarks.torch_path`` or ``make bench``.
+"""The overhead of nkilib.torch over its kernels: ``python -m benchmarks.torch_path`` or ``make bench``.
 
 The same kernels with the same tiling run on the same bytes twice: called with numpy arrays, and through
 ``nkilib.torch.cross_entropy`` and autograd. Time is a ratio of the two; memory is that of a training step's forward and
@@ -77,7 +77,7 @@ class Comparison:
 class Step:
     """Mean loss and gradient of a case, on numpy arrays or through nkilib.torch.
 
-    The work is done on a copy, so that the gradient may take its place; :meth:`prepare` makes it anew.
+    The work is done on a copy, so that the gradient may overwrite it; :meth:`prepare` restores it.
 
     Args:
         case: the problem size.
@@ -93,7 +93,7 @@ class Step:
         self._backward_tiling = choose_tiling(*size, "backward", extended=True)
 
     def prepare(self) -> None:
-        """Put the logits where a run before may have left a gradient."""
+        """Restore the logits where an earlier run may have left a gradient."""
         np.copyto(self._logits, self._given)
 
     def direct(self, backward: bool, inplace: bool) -> tuple[float, np.ndarray | None]:
@@ -218,7 +218,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     console.print(
         heading(
             "nkilib.torch beside its kernels on numpy arrays; simulated, not hardware",
-            f"The same kernels, tilings and bytes; minimum of {options.runs} runs of each, taken in turns, "
+            f"The same kernels, tilings and bytes; minimum of {options.runs} runs of each, alternating, "
             f"on this CPU ({os.cpu_count()} in all).",
             load_line(),
             "Passes: the mean loss; it and its gradient, out of place; it and its gradient, in place.",

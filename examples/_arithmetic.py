@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and gradient of a batch: from the kernels on two simulated cores, and from numpy in float64."""
+"""Loss and gradient of a batch, from the kernels on two simulated cores or from numpy in float64."""
 
 from __future__ import annotations
 

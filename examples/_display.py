@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What demo and measurements print with: in colour on a terminal, as plain text in a log."""
+"""Printing for the demo and the measurements: in colour on a terminal, as plain text in a log."""
 
 from __future__ import annotations
 

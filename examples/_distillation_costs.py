@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What loss and gradient of a distillation take, from logits and from hidden states: memory and modelled time."""
+"""The cost of loss and gradient of a distillation, from logits and from hidden states: memory and modelled time."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ QUICK_SHAPE = Problem(256, 128, 256, (1024, 2048))
 
 
 class Cost(NamedTuple):
-    """What one form takes.
+    """The cost of one form.
 
     Attributes:
-        mebibytes: of HBM beside hidden states, weights and their gradients.
-        milliseconds: of loss and gradients, modelled, on two cores of trn2.
+        mebibytes: HBM in addition to hidden states, weights and their gradients.
+        milliseconds: modelled time of loss and gradients on two cores of trn2.
     """
 
     mebibytes: float
@@ -62,12 +62,12 @@ class Cost(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What both forms take for a vocabulary.
+    """The costs of both forms for a vocabulary.
 
     Attributes:
         vocabulary: V.
-        logits: from logits, whose gradient is written over them.
-        hidden: from hidden states.
+        logits: the cost from logits, whose gradient is written over them.
+        hidden: the cost from hidden states.
     """
 
     vocabulary: int
@@ -75,7 +75,7 @@ class Costs(NamedTuple):
     hidden: Cost
 
     def line(self) -> str:
-        """All of it, for display."""
+        """A line of text with both costs."""
         forms = (
             f"{name} {cost.mebibytes:,.0f} MiB, {cost.milliseconds:.1f} ms"
             for name, cost in (("from logits", self.logits), ("from hidden states", self.hidden))

@@ -21,14 +21,14 @@ LossFunction = Callable[[LanguageModel, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Plan:
-    """How to train.
+    """The settings of a training.
 
     Attributes:
-        steps: of the optimizer, AdamW.
-        batch_size: windows of the text in a step, each as long as the model's context.
-        learning_rate: constant.
-        size: of the model.
-        seed: of parameters and batches.
+        steps: number of steps of the optimizer, AdamW.
+        batch_size: number of windows of the text in a step, each as long as the model's context.
+        learning_rate: constant learning rate.
+        size: sizes of the model.
+        seed: seed of parameters and batches.
     """
 
     steps: int = 200
@@ -38,7 +38,7 @@ class Plan:
     seed: int = 0
 
     def batches(self, corpus: Corpus) -> Iterator[tuple[Tensor, Tensor]]:
-        """Words and the words that follow them, of each step: [batch_size, context] int64 each.
+        """Yield the words and the words that follow them for each step: [batch_size, context] int64 each.
 
         Raises:
             ValueError: the text is shorter than a window.

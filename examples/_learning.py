@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The second half of the demo: the bigram model learns, watched, once with the kernels and once in float64."""
+"""The second half of the demo: a bigram model is trained twice, with the kernels and in float64."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Losses:
     """Mean losses of one training, in nats.
 
     Attributes:
-        first: of the first batch, where every word is equally likely.
-        last: of the last ``last_steps`` batches, each before its step.
-        text: of the whole text after the last step.
+        first: loss of the first batch, where every word is equally likely.
+        last: mean loss of the last ``last_steps`` batches, each before its step.
+        text: loss of the whole text after the last step.
         seconds: wall-clock time of the steps.
     """
 
@@ -42,7 +42,7 @@ class Losses:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the two trainings."""
+    """The losses of the two trainings."""
 
     kernels: Losses
     float64: Losses
@@ -72,7 +72,7 @@ def train(console: Console, corpus: Corpus, schedule: Schedule) -> Outcome:
 
 
 def outcome_table(outcome: Outcome, corpus: Corpus) -> RenderableType:
-    """The losses of both trainings, and the three marks that they can be read against."""
+    """Return a table of the losses of both trainings, with three marks to compare them with."""
     table = plain_table("Mean loss in nats")
     table.add_column("")
     table.add_column("kernels", justify="right")

@@ -16,7 +16,7 @@ def has_matplotlib() -> bool:
 
 
 def fault_of(path: Path) -> str | None:
-    """Why :func:`draw_losses` cannot write to ``path``, or None: to be asked before a training, which takes long.
+    """Return why :func:`draw_losses` cannot write to ``path``, or None. Ask before a training, which takes long.
 
     Raises:
         ImportError: without matplotlib.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""One forward and one backward of a vocabulary: how exact, how many instructions, how much HBM traffic."""
+"""One forward and one backward of a vocabulary: accuracy, number of instructions, HBM traffic."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ class Case:
 
 @dataclass(frozen=True)
 class Error:
-    """How far a result is from float64.
+    """The error of a result compared with float64.
 
     Attributes:
         largest: the largest absolute error.
-        of_bound: the largest error as a fraction of what is allowed at its element; at most 1 is right.
+        of_bound: the largest error as a fraction of the bound at its element; at most 1 is right.
     """
 
     largest: float
@@ -77,10 +77,10 @@ class Error:
 
 @dataclass(frozen=True)
 class Work:
-    """What a launch on two simulated cores did.
+    """The work of a launch on two simulated cores.
 
     Attributes:
-        instructions: how many each engine ran, both cores together.
+        instructions: number of instructions by engine, of both cores together.
         hbm_read: bytes read from HBM.
         hbm_written: bytes written to HBM.
         seconds: wall-clock time of the simulation on this computer.
@@ -105,7 +105,7 @@ class Measurement:
 
 
 def measure(case: Case, seed: int = 0) -> Measurement:
-    """Run both kernels of ``case`` on normal logits of spread 3 and hold them against float64."""
+    """Run both kernels of ``case`` on normal logits of spread 3 and compare them with float64."""
     generator = np.random.default_rng(seed)
     shape = (case.positions, case.vocabulary)
     logits = (3.0 * generator.standard_normal(shape, dtype=np.float32)).astype(as_numpy_dtype(case.dtype))

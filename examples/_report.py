@@ -19,7 +19,7 @@ MEBI = 1 << 20
 
 
 def measurement_tables(measurements: Sequence[Measurement]) -> RenderableType:
-    """Exactness of all cases, then the work that they took."""
+    """Return tables of the accuracy of all cases and of their work."""
     return Group(_error_table(measurements), _instruction_table(measurements), _traffic_table(measurements))
 
 
@@ -69,7 +69,7 @@ def _table_of_passes(title: str, *columns: str) -> Table:
 
 
 def _passes(m: Measurement) -> list[tuple[tuple[str, str, str], Work]]:
-    """The first three cells of both rows of a case, with what fills the others."""
+    """Return the first three cells of both rows of a case, each with the work for the other cells."""
     return [((m.case.name, m.case.dtype_name, "forward"), m.forward), (("", "", "backward"), m.backward)]
 
 

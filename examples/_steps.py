@@ -12,14 +12,14 @@ from collections.abc import Sequence
 def parse_steps(
     arguments: Sequence[str] | None, prog: str, description: str, steps: int, quick_steps: int, quick: str
 ) -> argparse.Namespace:
-    """What the command line asks for, as ``quick`` and ``steps``.
+    """Parse the command line; the result has ``quick`` and ``steps``.
 
     Args:
-        arguments: of the command line; None means that of this process.
-        prog, description: of the example.
-        steps: by default.
-        quick_steps: by default with ``--quick``.
-        quick: what ``--quick`` means, for ``--help``.
+        arguments: the command line; None for the command line of this process.
+        prog, description: name and description of the example.
+        steps: default number of steps.
+        quick_steps: default number of steps with ``--quick``.
+        quick: the meaning of ``--quick``, for ``--help``.
     """
     parser = argparse.ArgumentParser(prog=prog, description=description)
     parser.add_argument("--quick", action="store_true", help=f"{quick}, for a first look")

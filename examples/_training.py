@@ -18,7 +18,7 @@ from examples._corpus import Corpus
 
 
 class Arithmetic(Protocol):
-    """Where loss and gradient are computed."""
+    """An implementation of loss and gradient."""
 
     @property
     def dtype(self) -> DTypeLike:
@@ -33,13 +33,13 @@ class Arithmetic(Protocol):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How to train.
+    """The settings of a training.
 
     Attributes:
         batch_size: pairs of words in a step.
-        passes: how often the text is gone through, each time in another order.
-        learning_rate: of row-wise Adagrad.
-        seed: of the orders.
+        passes: number of passes over the text, each in another order.
+        learning_rate: learning rate of row-wise Adagrad.
+        seed: seed of the orders.
     """
 
     batch_size: int = 512

@@ -17,10 +17,10 @@ class Size:
     """Sizes of a model.
 
     Attributes:
-        context: words that a position can look back on, itself included.
-        width: of the hidden states; a multiple of ``heads``.
-        heads: of the attention.
-        blocks: of attention and feed-forward layers.
+        context: number of words that a position can look back on, itself included.
+        width: width of the hidden states, a multiple of ``heads``.
+        heads: number of attention heads.
+        blocks: number of blocks of an attention and a feed-forward layer.
     """
 
     context: int = 64
@@ -59,7 +59,7 @@ class LanguageModel(nn.Module):
 
     Args:
         vocabulary_size: V.
-        size: of the rest.
+        size: the other sizes.
     """
 
     def __init__(self, vocabulary_size: int, size: Size) -> None:
@@ -73,7 +73,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(weight, std=0.02)  # all words start nearly alike: the first loss is about ln V
 
     def hidden(self, words: Tensor) -> Tensor:
-        """[batch, length] word numbers -> [batch, length, width], what the output layer gets."""
+        """Compute the input of the output layer: [batch, length] word numbers -> [batch, length, width]."""
         positions = torch.arange(words.shape[1], device=words.device)
         return self.norm(self.blocks(self.words(words) + self.positions(positions)))
 

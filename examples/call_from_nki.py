@@ -5,7 +5,7 @@
 
 The kernel is the end of a language model in one launch: it multiplies hidden states by the weights of the output layer,
 leaves the logits in HBM, and calls cross-entropy forward and backward on them as plain functions of
-``nkilib.experimental.loss.inline``, which the NKI compiler inlines. The program holds the results against numpy in
+``nkilib.experimental.loss.inline``, which the NKI compiler inlines. The program compares the results with numpy in
 float64. It runs on the simulator, or on a Neuron device where the real NKI is installed (never tried there).
 """
 
@@ -39,7 +39,7 @@ def output_layer_loss(
     """Cross-entropy of an output layer, and its gradient with respect to the logits, on one core.
 
     Equivalent to ``F.cross_entropy(hidden.T @ weight, targets, reduction="none")`` in PyTorch, and to the gradient of
-    the mean of that.
+    the mean of that loss.
 
     Dimensions:
         H: width of the model, 1 to 128: the partitions that a product contracts.
@@ -47,13 +47,13 @@ def output_layer_loss(
         V: vocabulary size.
 
     Args:
-        hidden: [H, N], float32, in HBM; a product wants what it contracts on the partitions.
+        hidden: [H, N], float32, in HBM; a product contracts the partition dimension.
         weight: [H, V], float32, in HBM.
         targets: [N], int32, in HBM, each in [0, V).
 
     Returns:
         loss: [N], float32, nats.
-        gradient: [N, V], float32, of the mean loss; it has taken the memory of the logits.
+        gradient: [N, V], float32, of the mean loss; it is stored in the memory of the logits.
     """
     width, positions = hidden.shape
     vocab_size = weight.shape[1]
@@ -78,7 +78,7 @@ def output_layer_loss(
 
 
 def make_inputs(width: int, positions: int, vocabulary: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """hidden [width, positions], weight [width, vocabulary], both float32, and targets [positions] int32."""
+    """Make hidden [width, positions] and weight [width, vocabulary], both float32, and targets [positions] int32."""
     generator = np.random.default_rng(0)
     hidden = generator.standard_normal((width, positions), dtype=np.float32)
     weight = generator.standard_normal((width, vocabulary), dtype=np.float32) / np.float32(np.sqrt(width))
@@ -123,7 +123,7 @@ def compare(results: dict[str, tuple[Any, np.ndarray]], console: Console) -> boo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the kernel once; returns 0, or 1 if a result is not what numpy says."""
+    """Run the kernel once; return 0, or 1 if a result differs from numpy's."""
     options = parse_arguments(arguments)
     console = make_console()
     hidden, weight, targets = make_inputs(options.width, options.positions, options.vocabulary)

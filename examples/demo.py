@@ -3,8 +3,8 @@
 
 """The kernels at work on this computer: ``python -m examples.demo`` or ``make demo``.
 
-First the forward and the backward of two real vocabularies are held against float64; then a bigram model learns
-English text with loss and gradient from the kernels. All of it is simulated: no Trainium is touched.
+First the forward and the backward of two real vocabularies are compared with float64; then a bigram model learns
+English text with loss and gradient from the kernels. All of it is simulated: no Trainium is used.
 """
 
 from __future__ import annotations

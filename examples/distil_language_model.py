@@ -7,8 +7,8 @@ The teacher is trained on English text first. Then two students of half its widt
 the text alone, the other from the teacher's distributions. With ``--fused`` the losses take hidden states and the
 weights of the output layers, and no logits of either model are computed. On the CPU the kernels are simulated.
 
-``--costs FILE.png`` trains nothing: it draws what loss and gradient of a large vocabulary take from logits and from
-hidden states, bytes of memory and modelled time.
+``--costs FILE.png`` trains nothing: it draws memory and modelled time of loss and gradient for a large vocabulary, from
+logits and from hidden states.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ QUICK_STUDENT_SIZE = Size(context=32, width=16, heads=2, blocks=1)
 
 
 def text_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
-    """The mean of the cross-entropy of the words that follow."""
+    """Return the mean cross-entropy of the words that follow."""
     return cross_entropy(model(words), following, class_dim=-1)
 
 
 def loss_of_teacher(teacher: LanguageModel) -> LossFunction:
-    """The mean divergence from a teacher's distributions, whatever words follow."""
+    """Return a loss: the mean divergence from a teacher's distributions, independent of the words that follow."""
 
     def loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
         with torch.no_grad():
@@ -59,12 +59,12 @@ def loss_of_teacher(teacher: LanguageModel) -> LossFunction:
 
 
 def fused_text_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
-    """:func:`text_loss` from hidden states [batch, length, width]: logits are never in memory."""
+    """Return :func:`text_loss` from hidden states [batch, length, width], without logits in memory."""
     return linear_cross_entropy(model.hidden(words), model.output.weight, following)
 
 
 def fused_loss_of_teacher(teacher: LanguageModel) -> LossFunction:
-    """:func:`loss_of_teacher` from the hidden states of both models."""
+    """Return :func:`loss_of_teacher` from the hidden states of both models."""
 
     def loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
         with torch.no_grad():
@@ -84,12 +84,12 @@ def fused_loss_of_teacher(teacher: LanguageModel) -> LossFunction:
 
 @dataclass(frozen=True)
 class Losses:
-    """What teacher and students learn with.
+    """The loss functions of teacher and students.
 
     Attributes:
-        name: of the function of nkilib.torch by which the second student learns.
+        name: the function of nkilib.torch that the second student learns with.
         text: the loss of a text.
-        of_teacher: the loss that a teacher makes.
+        of_teacher: a function from a teacher to the loss for its student.
     """
 
     name: str
@@ -128,7 +128,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def train(corpus: Corpus, plan: Plan, loss_function: LossFunction) -> tuple[LanguageModel, list[float]]:
-    """A model, and its cross-entropy with the text at every step, before it learns from it."""
+    """Train a model; return it with its cross-entropy on the text at every step, before the step."""
     learner = Learner(loss_function, corpus.vocabulary_size, plan, torch.device("cpu"))
     losses = []
     for words, following in plan.batches(corpus):
@@ -139,7 +139,7 @@ def train(corpus: Corpus, plan: Plan, loss_function: LossFunction) -> tuple[Lang
 
 
 def report(console: Console, losses: dict[str, list[float]]) -> None:
-    """The mean of the last steps of each training."""
+    """Print the mean of the last steps of each training."""
     for name, of_steps in losses.items():
         last = of_steps[-LAST_STEPS:]
         mean = math.fsum(last) / len(last)
@@ -147,7 +147,7 @@ def report(console: Console, losses: dict[str, list[float]]) -> None:
 
 
 def show_costs(console: Console, path: Path, is_quick: bool) -> None:
-    """Draw what both forms take, and say it in a line for each vocabulary."""
+    """Draw the costs of both forms, and print a line for each vocabulary."""
     costs = costs_of(QUICK_SHAPE if is_quick else SHAPE)
     for each in costs:
         console.print(each.line(), highlight=False)

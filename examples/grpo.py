@@ -55,7 +55,7 @@ def reward(completions: list[str], **_: Any) -> list[float | None]:
 
 
 def make_tokenizer() -> Any:
-    """Of words w0, w1 and so on, one token each; nothing is downloaded."""
+    """Make a tokenizer of words w0, w1 and so on, one token each; nothing is downloaded."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit

@@ -5,10 +5,10 @@
 
     python -m examples.policy_gradient
 
-A policy answers each of a few questions with a word, and is rewarded where the word is one of those that are good
-there. It learns by the clipped surrogate of PPO (arXiv 1707.06347) with an entropy bonus; log-probabilities and
-entropies come from ``nkilib.torch.token_scores``. Beside it the same policy learns from the same answers, with those of
-PyTorch.
+A policy answers each of a few questions with a word, and is rewarded if the word is among the question's good words. It
+learns by the clipped surrogate of PPO (arXiv 1707.06347) with an entropy bonus; log-probabilities and entropies come
+from ``nkilib.torch.token_scores``. For comparison, the same policy learns from the same answers with PyTorch's
+log-probabilities and entropies.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ Scores = Callable[[Tensor, Tensor], TokenScores]
 
 @dataclass(frozen=True)
 class Answers:
-    """What a policy has said: ``words`` [QUESTIONS, ANSWERS], their log-probabilities then, and their rewards."""
+    """Answers of a policy: ``words`` [QUESTIONS, ANSWERS], their log-probabilities when drawn, and their rewards."""
 
     words: Tensor
     logprob: Tensor
@@ -70,7 +70,7 @@ class Policy(nn.Module):
 
 
 def scores_of_pytorch(logits: Tensor, words: Tensor) -> TokenScores:
-    """What ``token_scores`` gives, in PyTorch's operators."""
+    """Compute the results of ``token_scores`` with PyTorch's operators."""
     every = functional.log_softmax(logits, -1)
     entropy = -(every.exp() * every).sum(-1)
     return TokenScores(every.gather(-1, words[..., None])[..., 0], entropy)
@@ -78,7 +78,7 @@ def scores_of_pytorch(logits: Tensor, words: Tensor) -> TokenScores:
 
 @torch.no_grad()
 def answers_of(policy: Policy, good: Tensor, generator: torch.Generator) -> Answers:
-    """Words as probable as the policy has them; ``good`` [QUESTIONS, WORDS] is 1 where one is rewarded, else 0."""
+    """Draw words from the policy's distribution; ``good`` [QUESTIONS, WORDS] is 1 for rewarded words, else 0."""
     logits = policy()
     words = torch.multinomial(logits.softmax(-1), ANSWERS, replacement=True, generator=generator)
     logprob = token_scores(_repeated(logits), words, entropy=False).logprob
@@ -103,7 +103,7 @@ def learn(policy: Policy, scores_of: Scores, answers: Answers) -> tuple[float, f
 
 
 def _repeated(logits: Tensor) -> Tensor:
-    """[QUESTIONS, ANSWERS, WORDS], a row for each answer, as a language model has one for each position."""
+    """Repeat the logits to [QUESTIONS, ANSWERS, WORDS]: a row for each answer, like a language model's positions."""
     return logits[:, None].expand(-1, ANSWERS, -1).contiguous()
 
 

@@ -40,17 +40,17 @@ QUICK = Plan(steps=12, batch_size=2, learning_rate=3e-3, size=Size(context=32, w
 
 
 def our_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
-    """The mean over all positions, of logits [batch, length, V]."""
+    """Return the mean loss over all positions, from logits [batch, length, V]."""
     return cross_entropy(model(words), following, class_dim=-1)
 
 
 def fused_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
-    """The same from hidden states [batch, length, width]: logits are never in memory."""
+    """Return the same loss from hidden states [batch, length, width], without logits in memory."""
     return linear_cross_entropy(model.hidden(words), model.output.weight, following)
 
 
 def pytorch_loss(model: LanguageModel, words: Tensor, following: Tensor) -> Tensor:
-    """The same with PyTorch, which wants the positions in one dimension."""
+    """Return the same loss from PyTorch, which takes the positions in one dimension."""
     return F.cross_entropy(model(words).flatten(0, 1), following.flatten())
 
 
@@ -83,7 +83,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
 
 
 def open_device(name: str) -> tuple[torch.device, Callable[[], object]]:
-    """The device, and what to call after each step.
+    """Return the device, and a function to call after each step.
 
     Raises:
         RuntimeError: there is none of that name here.
@@ -129,7 +129,7 @@ def train(
 
 
 def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
-    """Say how the training ended; returns whether it is the one of PyTorch, where that was asked for."""
+    """Print how the training ended; return whether it agrees with PyTorch's, if that was requested."""
     last = losses[OURS][-LAST_STEPS:]
     console.print(f"Mean loss of the last {counted(len(last), 'step')}: {math.fsum(last) / len(last):.4f} nats.")
     if PYTORCH not in losses:
@@ -145,7 +145,7 @@ def report(console: Console, losses: Mapping[str, Sequence[float]]) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train; returns 0, or 1 if the losses are not those of F.cross_entropy, or 2 if the device is not there."""
+    """Train; return 0, or 1 if the losses differ from those of F.cross_entropy, or 2 if the device is missing."""
     options = parse_arguments(arguments)
     console = make_console()
     try:

@@ -6,7 +6,8 @@
     torchrun --nproc_per_node 2 -m examples.vocab_parallel
 
 Each process holds the weights of a part of the words, computes their logits, and trains through
-``nkilib.torch.vocab_parallel_cross_entropy``. Beside it the same model in one piece, with PyTorch's loss.
+``nkilib.torch.vocab_parallel_cross_entropy``. For comparison, the same model is trained in one piece, with PyTorch's
+loss.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class _CopyToRanks(torch.autograd.Function):
-    """Hidden states as all shards of the output layer take them: the parts of their gradient are summed up."""
+    """The hidden states as the input of all shards of the output layer.
+
+    The backward adds up the parts of their gradient.
+    """
 
     @staticmethod
     def forward(ctx: object, hidden: Tensor) -> Tensor:
@@ -79,7 +83,7 @@ class Model(nn.Module):
 
 
 class ShardedModel(Model):
-    """The same model, of whose output layer this rank holds the rows of its words, and zeros up to an equal number."""
+    """The same model with the output layer's rows for the words of this rank, and zeros up to an equal number."""
 
     def __init__(self, vocabulary_size: int, ranks: int, rank: int) -> None:
         super().__init__(vocabulary_size)
@@ -113,7 +117,7 @@ def learn(model: nn.Module, loss_of: Loss, previous: Tensor, following: Tensor) 
 
 
 def console_of_rank(rank: int) -> Console:
-    """One rank speaks for all; the others print nothing, not even a live bar."""
+    """Return a console that prints on one rank only; the others print nothing, not even a live bar."""
     return make_console() if rank == 0 else Console(quiet=True, force_terminal=False)
 
 

@@ -19,7 +19,7 @@ import pytest
 from nkilib.simulator.launch.kernel import AsToday, Kernel, run_launches_by
 from nkilib.simulator.launch.place import Place
 from nkilib.simulator.machine.observer import active_watchers
-from nkilib.simulator.replay.key import Refusal, given_of
+from nkilib.simulator.replay.key import Refusal, candidate_of
 from tests.launches_unseen import current_test, unseen, write_line
 from tests.simulator.replay.both_ways import Report, compare
 
@@ -51,11 +51,11 @@ def _run_both_ways(
     if getattr(_inside, "launch", False):
         return as_today(kernel, args, kwargs, place)
     _counts["launches"] += 1
-    given = given_of(kernel, place.options, args, kwargs)
-    if isinstance(given, Refusal):
-        _reasons[given.reason] += 1
-    elif not active_watchers() and hash(given.key) not in _compared:
-        _compared.add(hash(given.key))
+    candidate = candidate_of(kernel, place.options, args, kwargs)
+    if isinstance(candidate, Refusal):
+        _reasons[candidate.reason] += 1
+    elif not active_watchers() and hash(candidate.key) not in _compared:
+        _compared.add(hash(candidate.key))
         _note(_report(kernel, args, kwargs))
     return as_today(kernel, args, kwargs, place)
 

@@ -269,7 +269,7 @@ def test_what_nki_says_of_its_version_goes_before_what_is_recorded(tmp_path: Pat
     assert outcome.output.splitlines()[0] == REAL_CHOSEN
 
 
-def test_a_version_that_cannot_be_told_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_version_is_refused(tmp_path: Path) -> None:
     tree = make_tree(tmp_path, of_version(None))
     outcome = run_fresh("import nkilib.nki", before=[tree])
     assert outcome.error == (

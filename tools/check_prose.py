@@ -4,7 +4,8 @@
 """Check the English of docstrings and pages as far as a rule can: ``make lint`` runs it.
 
 - The docstring of a public module, class, function or property in nkilib/ is a sentence or a noun phrase, not a
-  fragment: it does not start with a word that only continues something ("Of", "Those"), and has three words or more.
+  fragment: it does not start with a word that only continues something ("Of", "Those"), and has three words or more
+  unless it names code, as in "Implement :meth:`Source.load`."
 - A line of ``Args:``, ``Attributes:``, ``Returns:`` or ``Raises:`` does not start its description with such a word.
 - Docstrings and pages use the terms of docs/glossary.md, not the phrases that they replace.
 - Prose in Markdown has at most 120 columns. Tables, code blocks and lines with an address are exempt.
@@ -127,10 +128,10 @@ def is_fragment(text: str) -> bool:
         text: the docstring.
 
     Returns:
-        Whether its first word continues something, or it has fewer than three words.
+        Whether its first word continues something, or it has fewer than three words and names no code.
     """
     words = text.split()
-    return words[0] in CONTINUATIONS or len(words) < FEWEST_WORDS
+    return words[0] in CONTINUATIONS or (len(words) < FEWEST_WORDS and "`" not in text)
 
 
 def check_docstrings(path: Path) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A call of a function of nkilib.torch, and what it gives: results, and gradients of upstream gradients."""
+"""A call of a function of nkilib.torch, and its results: values, and gradients for upstream gradients."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ UPSTREAMS = ("ones", "normal", "normal", "tiny", "huge")
 
 @dataclass(frozen=True)
 class Results:
-    """What a call gave.
+    """The results of a call.
 
     Attributes:
         values: results by name, and gradients as ``grad_<argument>``.
         upstream: upstream gradients by name of the result.
-        instructions: that the simulated kernels issued.
+        instructions: number of instructions that the simulated kernels issued.
     """
 
     values: dict[str, Array]
@@ -44,12 +44,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a result should be.
+    """The expected value of a result.
 
     Attributes:
-        value: in float64, of the very inputs.
+        value: the reference in float64, from exactly the same inputs.
         error: the largest accepted error of each number.
-        dtype: of the result.
+        dtype: the type of the result.
     """
 
     value: Array
@@ -58,7 +58,7 @@ class Expected:
 
 
 class Reference(Protocol):
-    """Makes the reference of all results of a call. Some depend on what the backward got: the forward's own results."""
+    """A function that computes the reference of all results of a call. Gradients may use the forward's own results."""
 
     def __call__(self, results: Results) -> dict[str, Expected]: ...
 
@@ -157,7 +157,7 @@ class Call:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """The cores and the target of the call; what nobody has written is an error where it is read."""
+        """Set the cores and the target of the call; reading memory that was never written is an error."""
         settings = self.settings
         with (
             warnings.catch_warnings(),

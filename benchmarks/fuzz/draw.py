@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a call is drawn from: numbers that depend on a seed and the number of the call alone."""
+"""Random draws for a call, which depend only on a seed and the number of the call."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ class Draw:
         self.rng = np.random.default_rng((seed, number, part))
 
     def chance(self, probability: float) -> bool:
-        """True that often."""
+        """Return True with this probability."""
         return bool(self.rng.random() < probability)
 
     def one_of(self, choices: Sequence[Choice]) -> Choice:
-        """One of them, all alike."""
+        """Return one of the choices, each equally likely."""
         return choices[int(self.rng.integers(len(choices)))]
 
     def uniform(self, least: float, most: float) -> float:
@@ -63,7 +63,7 @@ class Draw:
         return float(self.rng.uniform(least, most))
 
     def size(self, least: int, most: int) -> int:
-        """Log-uniform; half of the sizes are moved to the nearest edge, or one beside it."""
+        """Draw a log-uniform size; half of the sizes are moved to the nearest edge, or one beside it."""
         most = max(least, most)
         drawn = round(exp(self.rng.uniform(log(least), log(most + 0.5))))
         if self.chance(0.5):
@@ -73,9 +73,9 @@ class Draw:
         return min(max(drawn, least), most)
 
     def sizes(self, *ranges: tuple[int, int], most: int | None = None, span: int = _SPAN) -> tuple[int, ...]:
-        """A size of each range, whose product is at most ``most``; None for the limit of elements.
+        """Draw a size from each range, with a product of at most ``most``; None for the limit of elements.
 
-        Three of four are at least a ``span``-th of it: small launches have few branches.
+        Three of four products are at least ``most / span``: small launches have few branches.
         """
         most = self.limits.elements if most is None else most
         least = most // span if self.chance(0.75) else 1

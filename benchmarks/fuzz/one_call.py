@@ -22,20 +22,20 @@ REFUSALS = (ValueError, TypeError, NotImplementedError, IndexError)
 
 @dataclass
 class Line:
-    """What the log says of a call.
+    """The entry of a call in the log.
 
     Attributes:
-        seed, call, limits: what it was drawn from.
-        function: its name.
+        seed, call, limits: the values that the call was drawn from.
+        function: the name of the function.
         settings: sizes, types and options.
-        plans: that its kernels took, as :mod:`benchmarks.fuzz.plans` describes them.
-        shares: by result, the largest error as a share of what is accepted.
-        blunt: results that are too small beside what is accepted for a wrong one to be seen.
-        failures: what is wrong.
-        refusal: why the function did not take the arguments; empty where it did.
-        instructions: that the simulated kernels issued.
-        seconds: of drawing, running and comparing.
-        trace: of an exception that is no refusal.
+        plans: the plans of its kernels, as :mod:`benchmarks.fuzz.plans` describes them.
+        shares: by result, the largest error as a share of the accepted error.
+        blunt: results that are so small beside the accepted error that a wrong one would not be noticed.
+        failures: the failed checks.
+        refusal: why the function rejected the arguments; empty if it accepted them.
+        instructions: number of instructions that the simulated kernels issued.
+        seconds: time of drawing, running and comparing.
+        trace: traceback of an exception that is not a rejection.
     """
 
     seed: int
@@ -54,7 +54,7 @@ class Line:
 
     @property
     def command(self) -> str:
-        """What runs this call alone."""
+        """The command that runs this call alone."""
         limits = "" if self.limits == "middle" else f" --limits {self.limits}"
         return f"python -m benchmarks.fuzz --seed {self.seed} --call {self.call}{limits} --function {self.function}"
 
@@ -83,12 +83,12 @@ def run_call(seed: int, number: int, limits: Limits, functions: tuple[str, ...] 
 
 
 def is_refusal(error: Exception, function: str) -> bool:
-    """Whether a function, or one of its modules, refuses the arguments by name; anything else is a failure."""
+    """Tell whether an error rejects the arguments and names the function or one of its modules; others are failures."""
     names = (function, *FUZZED[function].modules)
     return isinstance(error, REFUSALS) and str(error).startswith(tuple(f"{name}: " for name in names))
 
 
 def _chosen(seed: int, number: int, limits: Limits, functions: tuple[str, ...]) -> str:
-    """From numbers of its own, so that the choice does not change what a function draws."""
+    """Choose a function with random numbers of its own, so that the choice does not change what a function draws."""
     draw = Draw(seed, number, limits, part=2)
     return draw.one_of(functions) if functions else function_of(draw)

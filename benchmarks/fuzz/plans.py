@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The plans of a call for the log: what the choosers of its kernels answer while it runs."""
+"""The plans of a call for the log: the results of the choosers of its kernels while it runs."""
 
 from __future__ import annotations
 

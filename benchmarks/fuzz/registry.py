@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Which public names of nkilib.torch are drawn, by which family, and which are not, for a reason."""
+"""The public names of nkilib.torch that are drawn, by family, and those that are not, with the reason."""
 
 from __future__ import annotations
 

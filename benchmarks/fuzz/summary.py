@@ -13,12 +13,12 @@ from benchmarks.fuzz.one_call import Line
 
 @dataclass
 class Row:
-    """Of a function.
+    """The counts and extremes of a function.
 
     Attributes:
-        calls, failures, refusals, blunt: how many.
+        calls, failures, refusals, blunt: numbers of calls.
         worst: the largest share of a bound.
-        slowest: seconds.
+        slowest: seconds of the slowest call.
     """
 
     calls: int = 0
@@ -39,7 +39,7 @@ class Row:
 
 
 def rows_of(lines: Iterable[Line]) -> dict[str, Row]:
-    """By function."""
+    """Return the rows by function."""
     rows: dict[str, Row] = {}
     for line in lines:
         rows.setdefault(line.function, Row()).add(line)
@@ -47,7 +47,7 @@ def rows_of(lines: Iterable[Line]) -> dict[str, Row]:
 
 
 def table(rows: dict[str, Row]) -> str:
-    """As text: shares are the largest error over what is accepted, more than 100% is wrong."""
+    """Return the table as text; shares are the largest error over the accepted error, and more than 100% is wrong."""
     header = f"{'function':<36} {'calls':>6} {'failed':>6} {'refused':>7} {'blunt':>6} {'worst':>8} {'slowest':>8}"
     body = [
         f"{name:<36} {row.calls:>6} {row.failures:>6} {row.refusals:>7} {row.blunt:>6} {row.worst:>8.1%} "

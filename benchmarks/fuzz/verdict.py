@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether results are right: types, shapes, and errors as shares of what is accepted."""
+"""The check of results: types, shapes, and errors as shares of the accepted errors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TELLING = 4.0
 
 @dataclass
 class Verdict:
-    """Of a call.
+    """The verdict on a call.
 
     Attributes:
-        shares: by result, the largest error as a share of what is accepted; more than 1, NaN or infinite is wrong.
+        shares: by result, the largest error as a share of the accepted error; more than 1, NaN or infinite is wrong.
         blunt: results whose bound a wrong result could meet: zeros, for instance, of a gradient that underflows.
-        complaints: what is wrong, in words.
+        complaints: the failed checks, in words.
     """
 
     shares: dict[str, float] = field(default_factory=dict)
@@ -72,10 +72,10 @@ def _judge(name: str, actual: Array, expected: Expected, verdict: Verdict) -> No
 
 
 def _ratios(actual: Array, exact: Array, error: Array, dtype: np.dtype[Any]) -> Array:
-    """Errors over bounds, infinite for NaN; 0 where both are the same infinity, or both NaN.
+    """Return errors over bounds, infinite for NaN; 0 where both are the same infinity, or both NaN.
 
-    What the type has no number for is infinite, and so may be what the bound brings there. An infinite bound is that of
-    a reference which has two sides, such as a hinge just at its edge: any finite number passes.
+    A number that the type cannot hold is infinite, and so may be a number that the bound moves out of range. An
+    infinite bound belongs to a reference with two sides, such as a hinge just at its edge: any finite number passes.
     """
     ratios = np.where(actual == exact, 0.0, np.abs(actual - exact) / error)
     beyond = in_range(np.copysign(np.abs(exact) + error, exact), dtype)
@@ -87,7 +87,7 @@ def _ratios(actual: Array, exact: Array, error: Array, dtype: np.dtype[Any]) -> 
 
 
 def in_range(exact: Array, dtype: np.dtype[Any]) -> Array:
-    """Infinite where the type has no number for it, as rounding gives it; else as it is."""
+    """Replace numbers that the type cannot hold by an infinity, as rounding does; leave the others as they are."""
     if dtype.kind in "iu":
         return exact
     return np.where(np.isinf(exact.astype(dtype)), np.copysign(np.inf, exact), exact)

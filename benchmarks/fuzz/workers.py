@@ -29,15 +29,15 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run draws.
+    """The settings of a run.
 
     Attributes:
-        seed: of all calls.
-        seconds: after which no call begins, but for the first one of each worker.
-        workers: processes; worker w runs the calls first + w, first + w + workers, ...
+        seed: seed of all calls.
+        seconds: time after which no call begins, except the first one of each worker.
+        workers: number of processes; worker w runs the calls first + w, first + w + workers, ...
         first: number of the first call.
         limits: name of the limits of sizes.
-        functions: that are drawn; none: all.
+        functions: names of the functions to draw; none: all.
     """
 
     seed: int
@@ -83,7 +83,7 @@ def lines_of(plan: Plan) -> Iterator[Line]:
 
 
 def _received(queue: Queue[Line | None], workers: Sequence[BaseProcess]) -> Iterator[Line]:
-    """Until all workers have said that they are done, or have died."""
+    """Yield lines until all workers have said that they are done, or have died."""
     done = 0
     while done < len(workers):
         try:
@@ -112,7 +112,10 @@ def _work(plan: Plan, number: int, queue: Queue[Line | None]) -> None:
 
 
 def _drawn(plan: Plan, number: int) -> Iterator[Line]:
-    """One call at least, however slow the machine is: a run that compares nothing must not look like a good one."""
+    """Yield at least one call, however slow the machine is.
+
+    A run that compares nothing must not look like a good one.
+    """
     torch.set_num_threads(1)
     call = plan.first + number
     with one_rank():

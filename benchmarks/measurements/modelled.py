@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the model says of the table's rows."""
+"""The model's figures for the rows of the table."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Found:
 
 @dataclass(frozen=True)
 class Summary:
-    """What the factors of some rows come to.
+    """A summary of the factors of some rows.
 
     Attributes:
-        rows: how many they are.
-        median: of the factors.
-        median_ratio: of modelled over measured: 1 is no bias.
+        rows: number of rows.
+        median: median of the factors.
+        median_ratio: median of modelled over measured: 1 is no bias.
         close: share within ``GOAL_CLOSE``.
         worst: the row with the largest factor.
     """

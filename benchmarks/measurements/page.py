@@ -27,13 +27,13 @@ _PARTS: tuple[tuple[str, Half, bool], ...] = (
 
 
 def select(found: Sequence[Found], half: Half, ratios: bool) -> list[Found]:
-    """Those of a half: the ratios of baseline to optimised, or the times that count."""
+    """Return the rows of a half: the ratios of baseline to optimised, or the times that count."""
     rows = [each for each in counted(found) if each.measurement.half == half]
     return [each for each in rows if each.measurement.is_ratio == ratios]
 
 
 def counted(found: Sequence[Found]) -> list[Found]:
-    """Those that count by themselves: not what only a ratio needs."""
+    """Return the rows that count by themselves, without those that only a ratio needs."""
     return [each for each in found if not each.measurement.is_for_ratio]
 
 
@@ -82,7 +82,10 @@ def _probe_rows(found: Sequence[Compared]) -> str:
 
 
 def _both_kinds() -> str:
-    """The rows of trn1 with descriptors that the host has written where addresses are known, and with software's."""
+    """Return the rows of trn1 with both kinds of descriptors.
+
+    The host writes descriptors where addresses are known; the other kind is written by software.
+    """
     lines = [
         "| what | measured | modelled / measured | with software descriptors for all transfers |",
         "|---|---|---|---|",
@@ -122,7 +125,7 @@ def _summaries(before: Sequence[Found], now: Sequence[Found]) -> str:
 
 
 def _goals(now: Sequence[Found]) -> str:
-    """How the half to check stands."""
+    """Describe how the half to check meets the goals."""
     found = goals(select(now, CHECK, ratios=False), select(now, CHECK, ratios=True))
     lines = [f"- {goal.text}: {'met' if goal.is_met else '**missed**'}" for goal in found]
     return "\n".join(["Check half, now:", "", *lines])

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Published figures of single instructions and single transfers, beside the model before and after they were known.
+"""Published figures of single instructions and transfers, compared with the model before and after they were known.
 
-They are of trn1, but for one; the kernels are ours, after the probes that were measured. Modelled, not measured.
+All but one are of trn1; the kernels are ours, after the probes that were measured. Modelled, not measured.
 """
 
 from __future__ import annotations

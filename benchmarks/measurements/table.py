@@ -77,7 +77,7 @@ class Measurement:
         baseline, optimised: the rows of the same source that a ratio compares.
         launches: how many launches the figure adds up, each with what the runtime adds to it; 0 for slopes over several
             launches and for figures of profiles.
-        was_known: the model had been held against the figure, and causes looked for, before the table was split.
+        was_known: the model had been compared with the figure, and causes sought, before the table was split.
         is_for_ratio: the figure itself cannot be right, only its ratio to another; it is in no table of times.
     """
 
@@ -103,7 +103,7 @@ class Measurement:
 
     @property
     def name(self) -> str:
-        """What decides the half."""
+        """The text that decides the half."""
         return f"{self.source}|{self.row}"
 
     @property

@@ -18,6 +18,7 @@ from pathlib import Path
 import hatchling.build
 import pytest
 
+from nkilib import __version__
 from tests.fresh_python import CHECKOUT, with_checkout
 
 # What the package of AWS has where ours has something too. Its first file imports every module beside it.
@@ -38,6 +39,7 @@ OWNER = "theirs"
 COMPILER = "neuronx_cc-2.28.7631.0"
 IMPORT_BOTH = """
 import nkilib, nkilib.nki, nkilib.simulator
+from nkilib import __version__
 from nkilib.core.attention import OWNER
 from nkilib.experimental.loss import cross_entropy_forward
 print(nkilib.__version__, nkilib.__file__, OWNER)
@@ -176,14 +178,14 @@ def test_ours_is_imported_beside_theirs_and_leaves_them_whole(
     if first == "ours":
         machine.unpack(wheels["theirs"])
     home = CHECKOUT if kind == "editable" else machine.site / "nkilib-packages"
-    assert machine.prints(IMPORT_BOTH) == f"0.1.0 {home / 'nkilib' / '__init__.py'} theirs"
+    assert machine.prints(IMPORT_BOTH) == f"{__version__} {home / 'nkilib' / '__init__.py'} theirs"
 
     doctor = machine.run("-m", "nkilib", "doctor")
     assert doctor.returncode == 0
     # The command of the same name is in the environment's directory of programs, and is no package there.
     assert machine.run(machine.python.parent / "nkilib", "doctor").stdout == doctor.stdout
     report = report_of(doctor)
-    assert report["nkilib"] == f"0.1.0, {home / 'nkilib'}"
+    assert report["nkilib"] == f"{__version__}, {home / 'nkilib'}"
     assert report["another nkilib"] == (
         f"{os.path.realpath(machine.site / 'nkilib')} (of neuronx_cc 2.28.7631.0), behind this one, which is imported; "
         "modules that only that one has stay importable"
@@ -295,7 +297,7 @@ def test_importing_ours_as_part_of_theirs_is_one_clear_error(
     assert bare_machine.error_of(f"import nkilib.{module}", led_into_ours) == (
         f"ImportError: nkilib: modules of {CHECKOUT / 'nkilib'} are mixed with another package nkilib (the Neuron "
         f"compiler installs one): nkilib is {theirs}. Put {CHECKOUT} first on the import path, in PYTHONPATH, or "
-        "install nkilib with pip, which puts it before the other (docs/installing.md)."
+        "install nkilib with pip, which puts it before the other (docs/how_to/install.md)."
     )
 
 
@@ -303,7 +305,7 @@ def _in_one_directory(tree: Path) -> str:
     return (
         f"nkilib: modules of {tree / 'nkilib'} are mixed with another package nkilib (the Neuron compiler installs "
         f"one): nkilib is {tree / 'nkilib' / '__init__.py'}. Both are in that directory: uninstall nkilib, reinstall "
-        "the other package, and install nkilib again, which has a directory of its own (docs/installing.md)."
+        "the other package, and install nkilib again, which has a directory of its own (docs/how_to/install.md)."
     )
 
 
@@ -366,15 +368,15 @@ def test_the_doctor_names_another_owner_of_the_same_directory(one_directory: Pat
     assert done.returncode == 0
     said = report_of(done)["another nkilib"]
     assert said.startswith(f"{one_directory / 'nkilib'} (of ") and "neuronx-cc 2.28.7631.0" in said
-    assert "in the same directory: to remove one breaks the other. Uninstall both, then install that one" in said
+    assert "in the same directory: removing one breaks the other. Uninstall both, then install that one" in said
 
 
 def test_where_only_theirs_is_reached_there_is_no_doctor(wheels: dict[str, Path], machine: Machine) -> None:
-    """docs/installing.md says what to do then: name our directory in PYTHONPATH."""
+    """docs/how_to/install.md says what to do then: name our directory in PYTHONPATH."""
     machine.unpack(wheels["theirs"], wheels["ours"])
     done = machine.run("-m", "nkilib", "doctor", NKILIB_FORCE_BUNDLED_LIBRARY="1")
     assert done.returncode == 1
     assert "No module named nkilib.__main__; 'nkilib' is a package and cannot be directly executed" in done.stderr
     own = str(machine.site / "nkilib-packages")
     done = machine.run("-m", "nkilib", "doctor", NKILIB_FORCE_BUNDLED_LIBRARY="1", PYTHONPATH=own)
-    assert report_of(done)["nkilib"] == f"0.1.0, {own}{os.sep}nkilib"
+    assert report_of(done)["nkilib"] == f"{__version__}, {own}{os.sep}nkilib"

@@ -96,7 +96,7 @@ def test_the_cure_cures(grid: int | None, variable: str, flags: str, monkeypatch
         assert launch_cores("kernel", grid) == wanted
 
 
-def test_without_a_compiler_its_default_need_not_agree_and_what_was_said_must(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_its_default_need_not_agree_and_stated_cores_must(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launch_cores("kernel", None, compiler_default=None) == 1
     assert launch_cores("kernel", 1, compiler_default=None) == 1
     assert launch_cores("kernel", 2, compiler_default=None) == 2

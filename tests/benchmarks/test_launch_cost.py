@@ -31,7 +31,7 @@ def test_a_case_runs(name: str) -> None:
     assert all(seconds > 0 for seconds in run_times(CASES[name](), 2))
 
 
-def test_both_take_turns() -> None:
+def test_both_alternate() -> None:
     costs = measure([HERE, HERE], LAUNCH, rounds=2, runs=1)
     assert [len(cost.rounds) for cost in costs] == [2, 2]
     assert all(seconds > 0 for cost in costs for seconds in cost.rounds)

@@ -38,7 +38,7 @@ def test_a_row_is_met_by_its_time_and_its_program() -> None:
     assert not replace(row, program=30_001).is_met
 
 
-def test_one_launch_is_held_against_two() -> None:
+def test_one_launch_is_compared_with_two() -> None:
     forms = Forms(256, 512, 8192)
     assert 0.5 < forms.ratio < 1.2
     two, one = forms.mebibytes

@@ -15,7 +15,7 @@ from benchmarks import model_figures
 from benchmarks.model_figures import FIGURES, Figure, Row, main, markdown, matmul, rmsnorm_quant, tiled_matmul
 from nkilib.nki import nki
 
-DOCS = Path(__file__).parents[2] / "docs" / "performance-model.md"
+DOCS = Path(__file__).parents[2] / "docs" / "evidence" / "model_figures.md"
 # Those of large products take seconds.
 QUICK = [figure for figure in FIGURES if not figure.what.startswith("matmul")]
 

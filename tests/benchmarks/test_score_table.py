@@ -11,7 +11,7 @@ from benchmarks.score_table import main
 
 
 def test_short_launches_miss_the_goal_of_the_shift_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    """A loop for rows that are computed anew takes 25 us to start and end, a quarter of the plain forward there."""
+    """A loop for recomputed rows takes 25 us to start and end, a quarter of the plain forward there."""
     assert main(()) == 1
     printed = capsys.readouterr().out
     assert "Goals met: 3 of 4." in printed and "modelled, not measured" in printed

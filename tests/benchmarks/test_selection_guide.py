@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""`benchmarks.selection_guide`: docs/kernels.md shows what it prints."""
+"""`benchmarks.selection_guide`: docs/reference/kernels.md shows what it prints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.selection_guide import main
 
-DOCS = Path(__file__).parents[2] / "docs" / "kernels.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "kernels.md"
 
 
 def test_the_docs_show_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:

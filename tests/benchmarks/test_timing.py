@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def test_contenders_take_turns_and_prepare_first() -> None:
+def test_contenders_alternate_and_prepare_first() -> None:
     log: list[str] = []
     contenders = {
         "a": Contender(run=lambda: log.append("a")),

@@ -124,7 +124,7 @@ def test_a_stub_of_nki_is_named_as_the_reason_for_the_simulator(tmp_path: Path) 
     )
 
 
-def test_whether_launches_are_replayed_is_said() -> None:
+def test_the_doctor_reports_whether_launches_are_replayed() -> None:
     code, report = doctor(NKILIB_REPLAY="0")
     assert code == 0
     assert report["repeated launches"] == "not replayed, because NKILIB_REPLAY is 0"
@@ -139,7 +139,7 @@ def test_the_real_nki_is_chosen_and_then_nothing_is_simulated(tmp_path: Path) ->
     assert "simulated target" not in report
 
 
-def test_an_nki_older_than_the_kernels_need_is_said_with_both_versions(tmp_path: Path) -> None:
+def test_an_nki_older_than_the_kernels_need_is_reported_with_both_versions(tmp_path: Path) -> None:
     real = package(tmp_path, "nki", "__version__ = '0.6.0'", "isa", "language")
     code, report = doctor(real)
     assert code == 1
@@ -171,7 +171,7 @@ def test_the_frontend_that_kernels_do_not_run_on_is_shown(tmp_path: Path) -> Non
         ("NKILIB_REPLAY", "no", "simulated target", "cannot be used: NKILIB_REPLAY must be 0, 1 or strict, got 'no'"),
     ],
 )
-def test_what_keeps_kernels_from_running_is_said_and_the_exit_code_is_1(
+def test_causes_that_keep_kernels_from_running_are_reported_with_exit_code_1(
     variable: str, value: str, what: str, says: str
 ) -> None:
     code, report = doctor(**{variable: value})

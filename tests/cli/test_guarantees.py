@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What kernels guarantee is printed, and docs/kernels.md shows the same."""
+"""What kernels guarantee is printed, and docs/reference/guarantees.md shows the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.cli.guarantees import as_tables, guarantees
 from nkilib.cli.main import main
 from tests.fresh_python import with_checkout
 
-PAGE = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "guarantees.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_tables_that_are_printed() -> None:
@@ -29,7 +29,7 @@ def test_the_doctor_prints_every_kernel(capsys: pytest.CaptureFixture[str]) -> N
     paragraphs = capsys.readouterr().out.strip().split("\n\n")
     assert [each.splitlines()[0] for each in paragraphs] == list(guarantees())
     backward = next(each for each in paragraphs if each.startswith("cross_entropy_backward\n"))
-    assert "  workspace, bytes  0\n  in place          logits_hbm\n" in backward
+    assert "  workspace, bytes       0\n  in place               logits_hbm\n" in backward
 
 
 def test_the_doctor_prints_them_without_frameworks() -> None:

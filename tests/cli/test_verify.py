@@ -51,7 +51,7 @@ def test_a_run_goes_on_where_it_was(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "timed out    float to integer" in shown and "--timeout gives more" in shown
     assert shown.splitlines()[-1] == "timed out: float to integer"
     assert verify(report, "--step", QUICK) == 2
-    assert f"{report} is there already: --resume goes on with it" in capsys.readouterr().err
+    assert f"{report} exists already: --resume continues its run" in capsys.readouterr().err
     assert verify(report, "--step", QUICK, "--resume") == 1, "a step that took too long is not run again unasked"
     assert verify(report, "--step", QUICK, "--resume", "--again") == 0
     assert json.loads(report.read_text())["summary"] == {"as expected": 1}
@@ -66,7 +66,7 @@ def test_ctrl_c_ends_in_one_line(
     monkeypatch.setattr(runner, "run_limited", interrupted)
     assert verify(tmp_path / "r.json", "--step", QUICK) == 130
     (line,) = capsys.readouterr().err.splitlines()
-    assert line == f"interrupted; --resume --report {tmp_path / 'r.json'} goes on with the next step"
+    assert line == f"interrupted; --resume --report {tmp_path / 'r.json'} continues with the next step"
 
 
 def test_the_list_names_every_step_and_runs_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -108,7 +108,7 @@ def test_what_cannot_be_done(
     assert not (tmp_path / "r.json").exists()
 
 
-def test_a_report_that_cannot_be_written_is_said_before_anything_runs(
+def test_a_report_that_cannot_be_written_is_refused_before_anything_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify(tmp_path / "missing" / "r.json", "--quick") == 2
@@ -125,4 +125,4 @@ def test_wrong_arguments(arguments: tuple[str, ...]) -> None:
 def test_help_has_exit_codes_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended(("verify", "--help")) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "Exit code: 0; 1 if something is not as expected; 2 if the arguments are wrong or nothing can run." in shown
+    assert "Exit code: 0; 1 if a result is not as expected; 2 if the arguments are wrong or nothing can run." in shown

@@ -67,7 +67,7 @@ def test_the_fused_losses_are_those_of_logits(name: str) -> None:
         assert each.norm() > 0 and (each - other).norm() <= 1e-5 * each.norm()
 
 
-def test_costs_are_said_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_are_printed_and_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     picture = tmp_path / "costs.png"
     assert main(["--quick", "--costs", str(picture)]) == 0
     printed = capsys.readouterr().out

@@ -20,9 +20,9 @@ import pytest
 import nkilib.simulator
 from nkilib.experimental import loss, softmax
 from nkilib.nki import nl
-from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
-from nkilib.verify.kernels.rowwise_kinds import KINDS as ROWWISE_KINDS
-from nkilib.verify.kernels.rowwise_kinds import RowwiseKind
+from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
+from nkilib.verify.kernels.rowwise_entries import ENTRIES as ROWWISE_KINDS
+from nkilib.verify.kernels.rowwise_entries import RowwiseEntry
 
 Arguments = dict[str, Any]
 ROWS, COLUMNS = 3, 100
@@ -186,14 +186,14 @@ MARGIN_KERNELS = {
 class ElementwiseKernel(Kernel):
     """A kernel of a loss of elements; a matrix is its first tensor."""
 
-    kind: ElementwiseKind
+    kind: ElementwiseEntry
 
     def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
         """The arguments of a call that works on tensors of such a shape."""
         return {**self.kind.arguments(self.kind.made(shape)), **self.further(*shape[:2])}
 
 
-def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
+def _elementwise(kind: ElementwiseEntry) -> Iterator[ElementwiseKernel]:
     reductions = "mean, sum, none, batchmean" if kind.name.startswith("kl_div") else "mean, sum, none"
     words = {"matrix": f"{next(iter(kind.tensors))}_hbm", "reductions": reductions}
     yield ElementwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
@@ -202,14 +202,14 @@ def _elementwise(kind: ElementwiseKind) -> Iterator[ElementwiseKernel]:
         yield ElementwiseKernel(kind.both, lambda rows, columns: _GRADIENT, words, kind)
 
 
-ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in KINDS for kernel in _elementwise(kind)}
+ELEMENTWISE_KERNELS = {kernel.name: kernel for kind in ENTRIES for kernel in _elementwise(kind)}
 
 
 @dataclass(frozen=True)
 class RowwiseKernel(Kernel):
     """A kernel of a loss of rows; a matrix is its first tensor."""
 
-    kind: RowwiseKind
+    kind: RowwiseEntry
 
     def accepted(self, shape: tuple[int, ...] = (ROWS, COLUMNS)) -> Arguments:
         """The arguments of a call that works on tensors of such a shape."""
@@ -219,7 +219,7 @@ class RowwiseKernel(Kernel):
         return self.kind.backward_arguments(tensors, np.ones(1, np.float32))
 
 
-def _rowwise(kind: RowwiseKind) -> Iterator[RowwiseKernel]:
+def _rowwise(kind: RowwiseEntry) -> Iterator[RowwiseKernel]:
     words = {"matrix": f"{next(iter(kind.tensors))}_hbm"}
     yield RowwiseKernel(kind.forward, lambda rows, columns: {}, words, kind)
     yield RowwiseKernel(kind.backward, lambda rows, columns: {}, words, kind)

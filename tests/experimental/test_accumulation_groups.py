@@ -271,7 +271,7 @@ def two_sums(dst: str) -> Any:
 
 
 @pytest.mark.parametrize(("banks", "interrupted"), [("one bank", 1), ("a bank each", 0)])
-def test_sums_that_take_turns_in_a_bank_are_seen(banks: str, interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_alternate_in_a_bank_are_seen(banks: str, interrupted: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with observed(monkeypatch) as products, nkilib.simulator.using(psum_groups="ignore"):
         two_sums(banks)(np.eye(128, dtype=np.float32))
     assert products.sums == 2

@@ -46,9 +46,9 @@ def _samples() -> list[Any]:
     found = []
     for kernel, of_kernel in OF_KERNEL.items():
         ordered = sorted(of_kernel, key=lambda case: case.written is None)
-        kinds = [("under a shift" in case.name) for case in ordered]
+        entries = [("under a shift" in case.name) for case in ordered]
         for number, case in enumerate(ordered):
-            is_first = kinds.index(kinds[number]) == number
+            is_first = entries.index(entries[number]) == number
             found.append(pytest.param(kernel, case.name, id=case.name, marks=[] if is_first else [pytest.mark.sweep]))
     return found
 
@@ -74,17 +74,17 @@ def test_what_a_kernel_guarantees_holds(kernel: str, name: str) -> None:
     given = case.arguments()
     on_one, on_two = seen_of(name, 1), seen_of(name, 2)
     check_bits(guarantee, on_one, on_two, launched(case.kernel, 2, given, case.results))
-    truths = case.truths(given)
+    references = case.references(given)
     for cores, seen in ((1, on_one), (2, on_two)):
         check_workspace(guarantee, seen, cores, given)
         check_writes(guarantee, seen, given, case.written)
         check_sums(guarantee, seen)
-        for result in truths.keys() & seen.results.keys():
-            assert truths[result].worst_error(seen.results[result]) <= 1.0, f"{result}, {cores} cores"
+        for result in references.keys() & seen.results.keys():
+            assert references[result].worst_error(seen.results[result]) <= 1.0, f"{result}, {cores} cores"
 
 
 @pytest.mark.parametrize("form", ["special rows, float32, under a shift", "small, float32"])
-def test_a_forward_of_one_form_has_the_same_bits_on_one_core_and_two(form: str) -> None:
+def test_a_forward_of_one_form_is_bitwise_identical_on_one_core_and_two(form: str) -> None:
     """Which its guarantee says in its notes: what it does not promise is the choice of a form."""
     name = f"cross_entropy_forward: {form}"
     assert seen_of(name, 1).bits() == seen_of(name, 2).bits()
@@ -94,7 +94,7 @@ LINEAR = "linear_cross_entropy_forward_backward: float32"
 IN_PLACE = "cross_entropy_backward: small, bfloat16, in place"
 
 
-def test_wrong_claims_of_the_library_are_told() -> None:
+def test_wrong_guarantees_of_the_library_are_reported() -> None:
     linear, of_linear = seen_of(LINEAR, 2), guarantee_of("linear_cross_entropy_forward_backward")
     given = CASES[LINEAR].arguments()
     with pytest.raises(AssertionError, match="two cores have other bits than one"):
@@ -112,7 +112,7 @@ def test_wrong_claims_of_the_library_are_told() -> None:
         check_writes(of_written, written, CASES[IN_PLACE].arguments(), None)
 
 
-def test_a_kernel_that_breaks_each_promise_is_told() -> None:
+def test_a_kernel_that_breaks_a_guarantee_is_reported() -> None:
     runs = iter(range(1, 4))
 
     @nki.jit

@@ -159,7 +159,7 @@ def test_a_row_beyond_an_int32_index_is_refused(kernel: Kernel) -> None:
 
 
 @every_kernel
-def test_one_row_at_a_time_may_be_said_as_true(kernel: Kernel) -> None:
+def test_one_row_at_a_time_may_be_given_as_true(kernel: Kernel) -> None:
     """True is an int in Python: the kernels take it for 1."""
     rows_per_batch = kernel.words["rows_per_batch"]
     expected = kernel.launch({**kernel.accepted(), rows_per_batch: 1})

@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.nki import nl
-from nkilib.verify.kernels.elementwise_kinds import KINDS
+from nkilib.verify.kernels.elementwise_entries import ENTRIES
 
 # A full tile and one of less than 128 elements.
 ELEMENTS: Final = (4, 40)
@@ -20,7 +20,7 @@ _ONE: Final = np.array([1.5], np.float32)
 
 def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Name, kernel and arguments of each, with a first tensor of a type."""
-    for kind in KINDS:
+    for kind in ENTRIES:
         tensors = kind.made(ELEMENTS, (numpy_type, np.dtype(np.float16)))
         forward = kind.arguments(tensors)
         yield f"{kind.name} forward, mean", kind.forward, {**forward, "columns": 128, "buffers": 2}

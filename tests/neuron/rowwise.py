@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 
 from nkilib.nki import nl
-from nkilib.verify.kernels.rowwise_kinds import KINDS
+from nkilib.verify.kernels.rowwise_entries import ENTRIES
 
 # Short rows, several in a partition and less than a tile; and rows of two chunks.
 SHORT, LONG = (5, 37), (3, 300)
@@ -21,7 +21,7 @@ _CHUNKS: Final = {"columns": 256, "each": 1, "buffers": 2}
 
 def launches_of_type(numpy_type: Any) -> Iterator[tuple[str, Any, dict[str, Any]]]:
     """Name, kernel and arguments of each, with a first tensor of a type."""
-    for kind in KINDS:
+    for kind in ENTRIES:
         tensors = kind.made(LONG, (numpy_type, np.dtype(np.float16)))
         forward = kind.arguments(tensors)
         yield f"{kind.name} forward, mean", kind.forward, {**forward, **_CHUNKS}

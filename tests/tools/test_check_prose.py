@@ -30,7 +30,9 @@ def test_a_fragment_is_reported(tmp_path: Path, text: str) -> None:
     assert "docstring is a fragment" in finding and text in finding
 
 
-@pytest.mark.parametrize("text", ["Return the next tile.", "The number of tiles.", "Whether it is on chip."])
+@pytest.mark.parametrize(
+    "text", ["Return the next tile.", "The number of tiles.", "Whether it is on chip.", "Implement ``f``."]
+)
 def test_a_sentence_and_a_noun_phrase_are_not(tmp_path: Path, text: str) -> None:
     assert findings_of_module(tmp_path, f'"""A module of tests."""\n\n\ndef f():\n    """{text}"""\n') == []
 

@@ -232,11 +232,11 @@ class Checked:
         upstream = [exact.upstream] if exact.upstream is not None else []
         steep = scale * _magnitude(upstream)
         pairs = zip(mine.gradients, exact.gradients, sample.leaves, strict=True)
-        for at, (gradient, truth, leaf) in enumerate(pairs):
-            assert (gradient is None) == (truth is None), f"{name}: gradient {at}: {gradient} and {truth}"
-            if gradient is not None and truth is not None:
+        for at, (gradient, reference, leaf) in enumerate(pairs):
+            assert (gradient is None) == (reference is None), f"{name}: gradient {at}: {gradient} and {reference}"
+            if gradient is not None and reference is not None:
                 assert (gradient.shape, gradient.dtype) == (leaf.shape, leaf.dtype), f"{name}: gradient {at}"
-                _check_close(f"{name}: gradient {at}", gradient, truth, self.gradients, mine.value.dtype, steep)
+                _check_close(f"{name}: gradient {at}", gradient, reference, self.gradients, mine.value.dtype, steep)
 
 
 @dataclass(frozen=True)
@@ -412,11 +412,11 @@ def _check_close(
     scale: float,
     terms: float = 0.0,
 ) -> None:
-    got, truth = actual.detach().double(), exact.detach().double()
-    assert got.shape == truth.shape, f"{what}: {tuple(got.shape)} and {tuple(truth.shape)}"
-    assert torch.equal(got.isnan(), truth.isnan()), f"{what}: NaN stand elsewhere: {got} and {truth}"
-    allowed = budget.allowed(truth, actual.dtype, result, scale, terms)
-    error = (got - truth).abs()
-    is_same = (got == truth) | truth.isnan()  # infinities of one sign among them
+    got, reference = actual.detach().double(), exact.detach().double()
+    assert got.shape == reference.shape, f"{what}: {tuple(got.shape)} and {tuple(reference.shape)}"
+    assert torch.equal(got.isnan(), reference.isnan()), f"{what}: NaN stand elsewhere: {got} and {reference}"
+    allowed = budget.allowed(reference, actual.dtype, result, scale, terms)
+    error = (got - reference).abs()
+    is_same = (got == reference) | reference.isnan()  # infinities of one sign among them
     worst = torch.where(is_same, 0.0, error / allowed)
     assert not bool((worst > 1.0).any()), f"{what}: off by {worst.max():.3g} times what is allowed"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The recipes of docs/recipes.md and their derivatives against their formulas in float64, one token after the other."""
+"""The recipes of docs/how_to/loss_recipes.md and their derivatives against float64 formulas, one token at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from nkilib.torch import linear_distillation_loss, linear_token_scores
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "how_to" / "loss_recipes.md"
 BATCH, LENGTH = 6, 5
 STEP = 1e-6
 Values = dict[str, np.ndarray]
@@ -329,8 +329,8 @@ def assert_alike(loss: Tensor, given: tuple[Tensor, ...], exact: Tensor, exact_g
     """Loss and gradients are those of float64, but for roundings to float32."""
     assert loss.item() == pytest.approx(exact.item(), rel=2e-6)
     gradients, expected = torch.autograd.grad(loss, given), torch.autograd.grad(exact, exact_given)
-    for gradient, truth in zip(gradients, expected, strict=True):
-        assert truth.norm() > 1e-3 and (gradient.double() - truth).norm() <= 3e-6 * truth.norm()
+    for gradient, reference in zip(gradients, expected, strict=True):
+        assert reference.norm() > 1e-3 and (gradient.double() - reference).norm() <= 3e-6 * reference.norm()
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name.startswith("topk")])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""docs/torch.md: what it calls a tensor or a constant is one, and so are the values of NKILIB_TORCH_OPS it names."""
+"""docs/reference/torch_operators.md: its tables of tensors, constants, operators and variable values are right."""
 
 from __future__ import annotations
 
@@ -22,13 +22,18 @@ from nkilib.torch.dispatch.native import _ALLOWED
 from nkilib.torch.dispatch.register import OPERATORS
 from tests.fresh_python import CHECKOUT
 
-PAGE = (CHECKOUT / "docs" / "torch.md").read_text(encoding="utf-8")
+PAGE = (CHECKOUT / "docs" / "reference" / "torch_operators.md").read_text(encoding="utf-8")
 OURS = [operator for name, operator in OPERATORS.items() if name.startswith(("cross_entropy", "linear_"))]
 
 
+def section_of(heading: str) -> str:
+    """The text from a heading to the next heading of any level."""
+    return re.split(r"\n#+ ", PAGE.partition(f"# {heading}\n")[2])[0]
+
+
 def table(heading: str) -> list[list[str]]:
-    """The cells of the first table under a heading of the third level."""
-    section = PAGE.partition(f"\n### {heading}\n")[2].partition("\n### ")[0]
+    """The cells of the first table under a heading."""
+    section = section_of(heading)
     lines = section[section.index("\n|") + 1 :].partition("\n\n")[0].splitlines()
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
@@ -39,7 +44,7 @@ def names(cell: str) -> set[str]:
 
 def named(kind: str, column: int) -> set[str]:
     """What stands in a column of the rows of tensors or of constants."""
-    return {name for row in table("What compiles again") if row[1].startswith(kind) for name in names(row[column])}
+    return {name for row in table("What recompiles") if row[1].startswith(kind) for name in names(row[column])}
 
 
 def test_tensors_of_the_operators_are_called_tensors_and_their_options_constants() -> None:
@@ -66,12 +71,12 @@ def test_every_argument_of_the_functions_has_its_row() -> None:
 
 
 def test_the_values_of_the_variable_are_those_that_are_accepted() -> None:
-    values = {name for row in table("Operators") for name in names(row[0])}
+    values = {name for row in table("Choice of the registration") for name in names(row[0])}
     assert values == set(_ALLOWED)
 
 
 def test_the_operators_are_named() -> None:
-    section = PAGE.partition("\n### Operators\n")[2].partition("\n### ")[0]
+    section = section_of("Operators")
     for operator in OURS:
         for overwrites in (False, True) if operator.may_overwrite else (False,):
             assert f"`{operator.unqualified(overwrites)}`" in section

@@ -151,7 +151,7 @@ def test_functions_are_installed_where_they_were_imported_and_put_back(titan: di
         expected = torchtitan_stand_in.cross_entropy_loss(logits.double(), LABELS)
         torch.testing.assert_close(loss(logits, LABELS).double(), expected)
         assert torch.equal(loss(logits.double(), LABELS), expected)
-        with pytest.raises(ValueError, match="installed already; call what it returned first"):
+        with pytest.raises(ValueError, match="installed already; call the object that it returned first"):
             install()
     assert {name: dict(vars(titan[name])) for name in (LOSSES, DAPO)} == theirs
     assert titan[LOSSES].ChunkedLossWrapper.__call__ is own_call

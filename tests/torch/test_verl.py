@@ -168,7 +168,7 @@ def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: p
 
 
 def test_a_second_installation_and_a_string_of_devices_are_refused(verl: dict[str, Any]) -> None:
-    with install(), pytest.raises(ValueError, match="installed already; call what it returned first"):
+    with install(), pytest.raises(ValueError, match="installed already; call the object that it returned first"):
         install()
     with pytest.raises(TypeError, match=r"not 'cpu'; pass \('cpu',\)"):
         install("cpu")

@@ -15,7 +15,7 @@ EXAMPLES = [np.nan, np.inf, -np.inf, 1.0, -(2.0**-126), 2.0**-127, -1e-40, 0.0, 
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16])
-def test_every_class_is_told(dtype: type) -> None:
+def test_every_class_is_named(dtype: type) -> None:
     found = classes_of(np.array(EXAMPLES, np.float32).astype(dtype))
     assert [CLASSES[place] for place in found] == list(CLASSES)
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How calls of each family of functions are drawn, and what their results should be."""
+"""Random calls of each family of functions, and their references."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What calls of all families have in common."""
+"""Common parts of the calls of all families."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def sum_error(numbers: int) -> float:
 
 
 def stored(value: Array, error: Array, dtype: Any) -> Array:
-    """The error of a float32 result that is rounded to a type; no more for float32 itself."""
+    """Return the error of a float32 result after rounding it to a type; unchanged for float32 itself."""
     if np.dtype(dtype) == np.float32:
         return error + SMALLEST_NORMAL
     with np.errstate(all="ignore"):

@@ -91,10 +91,10 @@ def drawn(draw: Draw, function: str) -> Call:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where positions and classes are.
+    """The layout of positions and classes.
 
     Attributes:
-        name: in words.
+        name: the layout in words.
         positions: shape of the positions.
         class_dim: 1 or -1.
     """
@@ -105,7 +105,7 @@ class _Layout:
 
     @classmethod
     def drawn(cls, draw: Draw, positions: int, has_classes_last: bool) -> _Layout:
-        """One that so many positions have."""
+        """Draw a layout with this number of positions."""
         batch = draw.one_of([size for size in (1, 2, 3, 4) if positions % size == 0])
         class_dim = -1 if has_classes_last else draw.one_of((1, -1))
         kinds = ["[N, V]", "[N, V]", "[B, S, V]"] + ["[V]"] * (positions == 1)
@@ -118,11 +118,11 @@ class _Layout:
         return min(1, len(self.positions)) if self.class_dim == 1 else len(self.positions)
 
     def laid(self, rows: Array) -> Array:
-        """[N, V] as this has it."""
+        """Convert [N, V] to this layout."""
         return np.ascontiguousarray(np.moveaxis(rows.reshape(*self.positions, rows.shape[1]), -1, self._axis))
 
     def rows(self, laid: Array) -> Array:
-        """The same back."""
+        """Convert this layout back to [N, V]."""
         moved = np.moveaxis(laid, self._axis, -1)
         return np.ascontiguousarray(moved.reshape(-1, moved.shape[-1]))
 
@@ -167,7 +167,7 @@ def _recipe(draw: Draw, function: str, positions: int, vocabulary: int, ignored:
 
 
 def _is_known_to_pytorch(recipe: Recipe) -> bool:
-    """Where probabilities may require grad."""
+    """Tell whether PyTorch has the loss, so that probabilities may require grad."""
     return not {"logit_softcap", "temperature", "lse_square_scale"} & set(recipe.given)
 
 
@@ -239,7 +239,7 @@ class _Reference:
         return computed
 
     def _logprob(self) -> tuple[Array, Array]:
-        """Of positions: the loss without weights, smoothing and square, negated."""
+        """Return the log-probability of positions: the loss without weights, smoothing and square, negated."""
         plain = replace(self._recipe.loss, class_weight=None, label_smoothing=0.0, lse_square_scale=0.0)
         value = -extended_forward_reference(self._logits, self._targets, self._dtype, plain).loss
         error = extended_forward_bounds(self._logits, self._targets, self._dtype, plain)["loss"]
@@ -293,7 +293,7 @@ class _Reference:
         return None if upstream is None else upstream.astype(np.float64).reshape(-1)
 
     def _backward_inputs(self, results: Results) -> tuple[BackwardInputs, Array]:
-        """What the backward gets, in float64, and the part of the gradient of lse that z_loss has."""
+        """Return the inputs of the backward in float64, and the part of the gradient of lse that comes from z_loss."""
         lse, scale = self._exact.lse, self._recipe.loss.lse_square_scale
         of_square = np.where(self._valid, self._of_loss(results, "z_loss") * 2.0 * scale * lse, 0.0)
         of_lse, of_logprob = self._of_position(results, "lse"), self._of_position(results, "logprob")
@@ -320,7 +320,7 @@ class _Reference:
         return Expected(shape.laid(exact), shape.laid(error), self._dtype)
 
     def _of_statistics(self, inputs: BackwardInputs, of_square: Array) -> Array:
-        """What the errors of lse and entropy, which the kernel got from the forward, make of the gradient."""
+        """Return the error of the gradient due to the errors of lse and entropy from the forward."""
         options = self._recipe.loss
         z = options.scores(self._logits, self._dtype)
         log_p = z - self._exact.lse[:, np.newaxis]
@@ -341,7 +341,7 @@ class _Reference:
         return error / options.temperature
 
     def _gradient_of_target(self, results: Results) -> Expected:
-        """PyTorch's operators give it: (1 - e) w (lse - z), in float32."""
+        """Return the gradient of PyTorch's operators: (1 - e) w (lse - z), in float32."""
         options, vocabulary = self._recipe.loss, self._logits.shape[1]
         z = options.scores(self._logits, self._dtype)
         upstream = self._of_loss(results, "loss")[:, np.newaxis]

@@ -95,7 +95,7 @@ class _Reference:
         }
 
     def _factor(self) -> float:
-        """Of the losses of positions before they are stored, and of what is summed."""
+        """The factor of the losses of positions before they are stored, and of the summed ones."""
         temperature = self._options["temperature"]
         return float(temperature**2) if self._options["temperature_squared"] else 1.0
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors, options and references of the losses of elements, drawn by hand, or from the row of the registry."""
+"""Tensors, options and references of the elementwise losses, written by hand or from the registry entry."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Form:
 
     Attributes:
         tensors: by name, of the shape, or of one that broadcasts to it.
-        reference: in float64, with the same options.
+        reference: the float64 reference, with the same options.
         options: arguments of the function.
-        differentiated: names of those that there are gradients of.
-        typed: names of those whose types promote to that of the losses; none: all.
-        one_type: all tensors have the type of the first one.
-        divides_by_weight: a mean divides by the sum of the weights.
+        differentiated: names of the tensors that have gradients.
+        typed: names of the tensors whose types promote to the type of the losses; none: all.
+        one_type: whether all tensors have the type of the first one.
+        divides_by_weight: whether a mean divides by the sum of the weights.
         may_broadcast: names of tensors that may have other shapes.
     """
 
@@ -86,7 +86,7 @@ def _pair(draw: Draw, shape: Shape) -> dict[str, Array]:
 
 
 def _weighted(draw: Draw, shape: Shape, reference: ElementwiseReference, divides: bool, **options: Any) -> Form:
-    """Of a pair, and perhaps of weights that have gradients."""
+    """Draw a form of a pair of tensors, perhaps with weights that have gradients."""
     if draw.chance(0.6):
         return Form(_pair(draw, shape), reference, options)
     tensors = {**_pair(draw, shape), "weight": _positive(draw, shape)}
@@ -186,7 +186,7 @@ _DRAWN: Final[dict[Sample, Callable[[Draw, Shape], Array]]] = {
 
 
 def drawn_form(draw: Draw, function: str, shape: Shape) -> Form:
-    """A loss with options: drawn by hand where it is below, else one of the forms of its row, in one type."""
+    """Draw a loss with options: a form below, or one of the forms of its registry entry, in one type."""
     by_hand = FORMS.get(function)
     if by_hand is not None:
         return by_hand(draw, shape)

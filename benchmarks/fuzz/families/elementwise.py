@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of elements: of tensors of any shape, some of which broadcast."""
+"""Elementwise losses of tensors of any shape, some of which broadcast."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class _Reference:
         return computed
 
     def _divisor(self, is_weighted: bool) -> tuple[float, float]:
-        """What the sum of the losses is divided by, and how far that may be off, as a share of it."""
+        """Return the divisor of the sum of the losses, and its relative error."""
         if is_weighted:
             weights = self._tensors["weight"].astype(np.float64)
             share = sum_error(weights.size) * np.abs(weights).sum() / abs(weights.sum())
@@ -143,7 +143,7 @@ class _Reference:
         return Expected(np.array(total), np.array(error + (relative + UNIT) * abs(total)), np.float32)
 
     def _of_weights(self, product: Exact, upstream: Array, mean: Expected) -> Exact:
-        """The derivative of sum(w l) / sum(w): less the mean, and autograd adds up two rounded gradients."""
+        """Return the derivative of sum(w l) / sum(w): minus the mean, and autograd adds up two rounded gradients."""
         dtype = self._given["weight"].dtype
         common = upstream * mean.value
         error = product.error + np.abs(upstream) * mean.error + 4.0 * UNIT * np.abs(common)
@@ -152,7 +152,7 @@ class _Reference:
         return Exact(value, error + rounding(np.abs(value) + error, dtype))
 
     def _gradient(self, name: str, value: Array, error: Array) -> Expected:
-        """Of a tensor that broadcasts: a sum by PyTorch of rounded numbers, which is rounded again."""
+        """Return the gradient of a tensor that may broadcast: PyTorch's sum of rounded numbers is rounded again."""
         given = self._given[name]
         if given.shape != value.shape:
             added = value.ndim - given.ndim

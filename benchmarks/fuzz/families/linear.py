@@ -149,7 +149,7 @@ def operands(draw: Draw, positions: int, features: int, classes: int, targets: A
 
 
 def _wanted(draw: Draw, has_bias: bool) -> tuple[str, ...]:
-    """Whose gradients are asked for: mostly all."""
+    """Draw the names of the tensors whose gradients are requested: mostly all."""
     names = ("input", "linear_weight", *(("linear_bias",) if has_bias else ()))
     if draw.chance(0.75):
         return names
@@ -170,7 +170,7 @@ def _form(draw: Draw, function: str, arguments: dict[str, Any], wanted: tuple[st
 
 
 def _through_module(arguments: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
-    """What a call through the module has: it holds weight and bias, which may be those of another layer."""
+    """Return the arguments of a call through the module. It holds weight and bias, which another layer may share."""
     classes, features = arguments["linear_weight"].shape
     has_bias = "linear_bias" in arguments
     made = {"in_features": features, "num_classes": classes, "bias": has_bias, "dtype": dtype}
@@ -245,7 +245,7 @@ class _Reference:
         }
 
     def _upstream(self, results: Results) -> tuple[BackwardInputs, Array]:
-        """What the backward gets, in float64, and sizes of what may be off by the roundings of quotients."""
+        """Return the inputs of the backward in float64, and the sizes of what the rounding of quotients may change."""
         positions, lse = len(self._exact.loss), self._exact.lse
         divisor = self._divisor if self._recipe.reduction == "mean" else 1.0
 
@@ -294,7 +294,7 @@ class _Reference:
         return Expected(value.reshape(shape), error.reshape(shape), dtype)
 
     def _of_lse(self, upstream: BackwardInputs, of_square: Array) -> LinearGradients:
-        """What the errors of lse and entropy, which the kernel got from the forward, make of the gradients."""
+        """Return the errors of the gradients due to the errors of lse and entropy from the forward."""
         problem, options = self._problem, self._problem.recipe
         weight = problem.classes_first
         of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
@@ -320,12 +320,12 @@ class _Reference:
 
 
 def of_entropy(upstream: BackwardInputs, rows: slice, log_p: Array, bounds: dict[str, Array]) -> Array | float:
-    """What the errors of log-sum-exp and entropy make of h p (log p + H), the entropy's gradient by a logit.
+    """Return the error of h p (log p + H), the entropy's gradient by a logit, due to the errors of lse and entropy.
 
     Args:
-        upstream: as the backward got it.
+        upstream: the inputs of the backward.
         rows: some positions.
-        log_p: theirs, [R, V].
+        log_p: their log-probabilities, [R, V].
         bounds: errors of all results of the forward.
     """
     if upstream.grad_entropy is None or upstream.entropy is None:
@@ -337,7 +337,7 @@ def of_entropy(upstream: BackwardInputs, rows: slice, log_p: Array, bounds: dict
 
 
 def argmax_within(problem: LinearProblem, results: Results, exact: Array, shape: tuple[int, ...]) -> Expected:
-    """Any class whose logit may be the largest within its error, after a cap, which makes equals of large ones."""
+    """Accept any class whose logit may be the largest within its error, after a cap, which makes large logits equal."""
     given, recipe = results.values["argmax"].reshape(-1), problem.recipe
     weight, expected = problem.classes_first, exact.copy()
     for rows in problem.row_blocks():

@@ -181,7 +181,7 @@ class _Reference:
             return computed | self._gradients(results)
 
     def _factor(self) -> float:
-        """Of the losses of positions before they are reduced."""
+        """The factor of the losses of positions before they are reduced."""
         return float(self._given["temperature"] ** 2) if self._given["temperature_squared"] else 1.0
 
     def _divisor(self) -> float:
@@ -200,7 +200,7 @@ class _Reference:
         return Expected(np.array(total / divisor), np.array(off), np.float32)
 
     def _upstream(self, results: Results) -> PairUpstream:
-        """What comes to each position: float32 quotients and products of float32."""
+        """Return the upstream gradient of each position: float32 quotients and products of float32."""
         of_loss = results.upstream["loss"].astype(np.float32).reshape(-1) / np.float32(self._divisor())
         of_loss = of_loss * np.float32(self._factor())
         of_logprob = results.upstream.get("logprob")

@@ -146,7 +146,7 @@ class _Reference:
         return Expected(values.reshape(shape), (self._bounds[name] + SMALLEST_NORMAL).reshape(shape), np.float32)
 
     def _upstream(self, given: dict[str, Array]) -> BackwardInputs:
-        """What comes to each position; the size of it, where there are several ids."""
+        """Return the upstream gradient of each position, or its size if there are several ids."""
         of_entropy = given.get("entropy")
         return BackwardInputs(
             self._exact["lse"],
@@ -179,12 +179,12 @@ class _Reference:
         return computed
 
     def _size(self, given: dict[str, Array]) -> Array:
-        """Of what comes to the log-probability of each position."""
+        """Return the size of the upstream gradient of each position's log-probability."""
         valid = self._problem.recipe.is_valid(self._problem.targets)
         return np.where(valid, np.abs(given["logprob"]) if "logprob" in given else 0.0, 0.0)
 
     def _of_statistics(self, given: dict[str, Array]) -> LinearGradients:
-        """What the errors of log-sum-exp and entropy, which the kernel got from the forward, make of the gradients."""
+        """Return the errors of the gradients due to the errors of lse and entropy from the forward."""
         problem, recipe = self._problem, self._problem.recipe
         weight, lse = problem.classes_first, self._exact["lse"]
         of_input, of_weight = np.zeros(problem.input.shape), np.zeros(weight.shape)
@@ -203,7 +203,7 @@ class _Reference:
 
 
 class _ReferenceOfIds(_Reference):
-    """Likewise of several target ids of a position, [N, K]."""
+    """The reference for several target ids per position, [N, K]."""
 
     def _scores(self) -> tuple[dict[str, Array], dict[str, Array]]:
         return scores_forward_reference(self._problem), scores_forward_bounds(self._problem)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the losses of positions have in common: targets, options, and results that are made of those of positions."""
+"""Common parts of the losses over positions: targets, options, and results that are reduced over positions."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def with_upstream(draw: Draw, recipe: Recipe, without: tuple[str, ...] = ()) -> 
 
 
 def drawn_targets(draw: Draw, positions: int, classes: int) -> tuple[Array, int]:
-    """Class indices, some of them ignored, and which class is; one position counts at least."""
+    """Draw class indices, some of them ignored, and the ignored index; at least one position is valid."""
     targets = np.asarray(draw.rng.integers(0, classes, positions))
     kind = draw.one_of(("all", "some", "most"))
     ignored = draw.one_of((-100, -100, -1, 0))
@@ -90,14 +90,14 @@ def confident(logits: Array, targets: Array) -> Array:
 def reduced(
     values: Array, errors: Array, recipe: Recipe, divisor: float, of_divisor: float, shape: tuple[int, ...]
 ) -> Expected:
-    """A result that is reduced as the loss is.
+    """Return a result that is reduced like the loss.
 
     Args:
-        values, errors: of the positions.
-        recipe: of the loss.
-        divisor: of a mean.
-        of_divisor: how far it may be off, as a share of it.
-        shape: of the positions.
+        values, errors: those of the positions.
+        recipe: the options of the loss.
+        divisor: the divisor of a mean.
+        of_divisor: the relative error of the divisor.
+        shape: the shape of the positions.
     """
     if recipe.reduction == "none":
         return Expected(values.reshape(shape), errors.reshape(shape), np.float32)
@@ -108,7 +108,7 @@ def reduced(
 
 
 def divisor_of(recipe: Recipe, weights: Array, errors: Array) -> tuple[float, float]:
-    """What a mean divides by, and how far it may be off, as a share of it."""
+    """Return the divisor of a mean, and its relative error."""
     if recipe.normalizer is not None:
         return recipe.normalizer, 0.0
     total, off = summed(weights, errors)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses of rows: triplet_margin_loss, cosine_embedding_loss and multilabel_soft_margin_loss."""
+"""The row-wise losses: triplet_margin_loss, cosine_embedding_loss and multilabel_soft_margin_loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Random kernels of random legal instructions, launched as always and replayed: all bits have to be the same."""
+"""Random kernels of random legal instructions, launched with and without replay: results must be bitwise identical."""

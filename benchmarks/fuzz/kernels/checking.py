@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Whether a random kernel leaves the same bits when it is replayed."""
+"""The check that a random kernel gives bitwise identical results when it is replayed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LOWERED: Final = {"SMALLEST": 1, "BLOCK_ELEMENTS": 48}
 
 @contextmanager
 def lowered_limits() -> Iterator[None]:
-    """Every tile is large enough for every pass over the steps of a plan, and for several blocks of rows."""
+    """Lower limits so that every tile is large enough for every pass over a plan's steps and for several row blocks."""
     with ExitStack() as patches:
         for name, value in _LOWERED.items():
             modules = [each for key, each in sys.modules.items() if key.startswith("nkilib.simulator.")]
@@ -36,7 +36,7 @@ def lowered_limits() -> Iterator[None]:
 
 
 def checked(program: Program) -> Report:
-    """The launch both ways."""
+    """Launch a program with and without replay."""
     with warnings.catch_warnings(), simulator.using(uninitialized="error"), ExitStack() as limits:
         warnings.simplefilter("ignore")
         if SIZES[program.sizes].is_lowered:
@@ -45,7 +45,7 @@ def checked(program: Program) -> Report:
 
 
 def differs(program: Program) -> bool:
-    """Whether bits are others; what the simulator refuses does not count."""
+    """Tell whether results differ in any bit; programs that the simulator rejects do not count."""
     try:
         return bool(checked(program).differences)
     except Exception:
@@ -53,7 +53,7 @@ def differs(program: Program) -> bool:
 
 
 def complaint(program: Program, report: Report) -> str:
-    """What differs, in which kernel, and what is left of it when lines that do not matter are gone."""
+    """Describe the difference and the kernel, shrunk to the lines that matter."""
     small = shrunk(program, differs)
     found = "\n".join(report.differences)
     return f"{found}\n{program}\nshrunk to {len(small.lines)} lines:\n{small}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What computes: elementwise, reducing and accumulating instructions, products, selections."""
+"""Draws of computing instructions: elementwise, reducing and accumulating ones, products, selections."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _REDUCING: Final = ("nl.add", "nl.maximum", "nl.minimum")
 
 
 def destination(maker: Maker) -> tuple[Place, Area] | None:
-    """Where a result goes: some part of a tile that is there, or all of a new one."""
+    """Draw the destination of a result: a part of an existing tile, or all of a new one."""
     if not maker.on_chip():
         load_new(maker)
     if maker.on_chip() and maker.chance(0.6):
@@ -157,7 +157,7 @@ def select(maker: Maker) -> None:
 
 
 def searching(maker: Maker) -> None:
-    """Maxima, places, running sums, means: instructions whose functions run as they are."""
+    """Draw maxima, places, running sums, means: instructions whose functions a replay runs unchanged."""
     if not maker.on_chip():
         return
     tile = maker.any_tile()
@@ -189,7 +189,7 @@ def searching(maker: Maker) -> None:
 
 
 def products(maker: Maker) -> None:
-    """One or two sums of products in PSUM, taking turns, whose operands may change in between."""
+    """Draw one or two sums of products in PSUM, which alternate, and whose operands may change in between."""
     rows = maker.one_of((maker.rows, maker.integer(1, maker.rows)))
     operands = [
         each for each in maker.on_chip() if each.buffer == "sbuf" and each.rows >= rows and each.dtype in FLOATS

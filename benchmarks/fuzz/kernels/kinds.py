@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What a random kernel is made of, and how often."""
+"""The kinds of instructions of a random kernel, and their frequencies."""
 
 from __future__ import annotations
 

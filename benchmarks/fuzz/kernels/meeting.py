@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Where two cores meet: barriers, after which they read or write each other's rows, and swapped tiles."""
+"""Synchronisation of two cores: barriers, after which they read or write each other's rows, and swapped tiles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What moves elements: loads, stores, copies, transposes, gathers and scatters, and results."""
+"""Draws of instructions that move elements: loads, stores, copies, transposes, gathers and scatters, and results."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def update_in_place(maker: Maker) -> None:
 
 
 def copy_hbm(maker: Maker) -> None:
-    """From one HBM tensor to another, or within one."""
+    """Draw a copy from one HBM tensor to another, or within one."""
     target = maker.one_of(maker.writable)
     source = maker.one_of([each for each in maker.places if not each.on_chip])
     rows, columns = (
@@ -132,7 +132,7 @@ def new_hbm(maker: Maker) -> None:
 
 
 def transpose(maker: Maker) -> None:
-    """By the DMA, the Tensor engine or the Vector engine."""
+    """Draw a transpose by the DMA, the Tensor engine or the Vector engine."""
     if not maker.on_chip():
         return
     source = maker.any_tile()
@@ -196,7 +196,7 @@ def dynamic(maker: Maker) -> None:
 
 
 def results(maker: Maker) -> None:
-    """At the end of a kernel some of what it has computed leaves it; the rest nobody reads."""
+    """Return some of the computed tiles from the kernel at its end; nobody reads the others."""
     for _ in range(maker.integer(1, 3)):
         store(maker)
         new_hbm(maker)

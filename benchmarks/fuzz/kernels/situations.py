@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Situations in which a replay that leaves out too much, or does it too early or late, has other bits.
+"""Situations in which a replay that omits too much, or runs it too early or too late, gives different bits.
 
-Each is a few lines, with others in between sometimes, and what it has computed leaves the kernel.
+Each is a few lines, sometimes with others in between, and its results are returned from the kernel.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from benchmarks.fuzz.kernels.places import Area, Place
 
 
 def _loaded(maker: Maker, source: Place, area: Area) -> Place | None:
-    """A tile of the type of what it is loaded from, which may be read there."""
+    """Make a tile with the type of its source, loaded from it."""
     tile = maker.tile(area.rows, area.columns, source.dtype)
     if tile is None or not maker.add(f"nisa.dma_copy({tile.name}, {source.text(area)})"):
         return None
@@ -24,7 +24,7 @@ def _loaded(maker: Maker, source: Place, area: Area) -> Place | None:
 
 
 def _between(maker: Maker) -> None:
-    """Something else, which may touch the same tensors."""
+    """Draw other instructions in between, which may touch the same tensors."""
     for _ in range(maker.integer(0, 2)):
         maker.one_of((computing.elementwise, computing.copies, moving.store, moving.load_into, computing.reducing))(
             maker
@@ -32,7 +32,7 @@ def _between(maker: Maker) -> None:
 
 
 def _computed(maker: Maker, tile: Place, dtype: str) -> Place | None:
-    """A new tile of results of another one."""
+    """Make a new tile of results of another one."""
     made = maker.tile(tile.rows, tile.columns, dtype)
     if made is None:
         return None
@@ -49,7 +49,7 @@ def _computed(maker: Maker, tile: Place, dtype: str) -> Place | None:
 
 
 def publish(maker: Maker, tile: Place) -> None:
-    """The elements of a tile leave the kernel."""
+    """Return the elements of a tile from the kernel."""
     name, own = maker.new_name("o"), maker.new_name("g")
     if tile.buffer != "sbuf" or len(maker.results) >= maker.most_results:
         return
@@ -61,14 +61,14 @@ def publish(maker: Maker, tile: Place) -> None:
 
 
 def _rows_and_columns(maker: Maker, place: Place) -> tuple[int, int]:
-    """Of most of a tensor."""
+    """Draw rows and columns that cover most of a tensor."""
     rows = place.rows if maker.chance(0.6) else maker.integer((place.rows + 1) // 2, place.rows)
     columns = place.columns if maker.chance(0.3) else maker.integer((place.columns + 1) // 2, place.columns)
     return rows, columns
 
 
 def overwritten_after_a_load(maker: Maker) -> None:
-    """A tile is read when what it was loaded from has other elements."""
+    """Read a tile after the tensor that it was loaded from was overwritten."""
     source = maker.one_of(maker.writable)
     tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
     other = _loaded(maker, maker.places[2], maker.part_of(maker.places[2], whole=0.7)._replace(step=1))
@@ -85,7 +85,7 @@ def overwritten_after_a_load(maker: Maker) -> None:
 
 
 def stored_beside(maker: Maker) -> None:
-    """Results go where what they are computed from is, or a few rows or columns beside it, a few times."""
+    """Store results over their inputs, or a few rows or columns beside them, a few times."""
     target = maker.one_of(maker.writable)
     rows = target.rows if maker.chance(0.4) else maker.integer((target.rows + 1) // 2, target.rows)
     columns = maker.integer((target.columns + 1) // 2, target.columns)
@@ -124,7 +124,7 @@ def _stored_beside(maker: Maker, target: Place, rows: int, columns: int) -> Plac
 
 
 def stored_late(maker: Maker) -> None:
-    """Between a result and its store somebody reads or writes where it goes, or changes it."""
+    """Read or write a result's destination, or change the result, before it is stored."""
     target = maker.one_of(maker.writable)
     rows, columns = _rows_and_columns(maker, target)
     source = maker.one_of((maker.places[2], *maker.writable))
@@ -177,7 +177,7 @@ def partly_overwritten(maker: Maker) -> None:
 
 
 def changed_operands(maker: Maker) -> None:
-    """Sums of products whose operands change between the products, and that somebody reads in between."""
+    """Draw sums of products whose operands change between the products, and that are read in between."""
     source = maker.one_of(maker.places[:3])
     depth = maker.integer(1, source.rows)
     columns = min(source.columns, 64)
@@ -209,7 +209,7 @@ def changed_operands(maker: Maker) -> None:
 
 
 def read_after_a_meeting(maker: Maker) -> None:
-    """A tile was loaded before the cores met; then the other one writes where it came from."""
+    """Read a tile that was loaded before a barrier, after the other core wrote to the tensor it was loaded from."""
     if maker.cores == 1:
         return
     number = maker.integer(0, 1)
@@ -230,7 +230,7 @@ def read_after_a_meeting(maker: Maker) -> None:
 
 
 def chains(maker: Maker) -> None:
-    """Several rounds of instructions on the same rows, with reductions whose columns the next ones take."""
+    """Draw rounds of instructions on the same rows, with reductions whose columns the next instructions take."""
     source = maker.one_of(maker.places[:3])
     tile = _loaded(maker, source, maker.somewhere(source, *_rows_and_columns(maker, source))._replace(step=1))
     for _ in range(maker.integer(2, 5)):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of single instructions and of single transfers, as ``tools/probe_*.py`` of foxl-ai/kiln have them.
+"""Kernels of single instructions and of single transfers, as in ``tools/probe_*.py`` of foxl-ai/kiln.
 
-An instruction is issued again and again, on tiles that nothing waits for but the end of the kernel: each goes to the
-next of four results. Loads pass through a ring of buffers; of each one column is added up.
+An instruction is issued again and again, on tiles that nothing waits for but the end of the kernel: each writes the
+next of four results. Loads pass through a ring of buffers; one column of each is added up.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ Issue = Callable[[Tiles, int], object]
 
 
 def repeated(issue: Issue, products: Any, results: Any) -> Any:
-    """A kernel ``(x, times)`` that issues an instruction so often.
+    """Make a kernel ``(x, times)`` that issues an instruction ``times`` times.
 
     Args:
-        issue: one of them.
+        issue: a function that issues the instruction.
         products: type of the operands of matrix products.
         results: type of the results in SBUF.
     """

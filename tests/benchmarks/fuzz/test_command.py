@@ -132,7 +132,7 @@ def test_a_wrong_result_and_an_exception_are_failures(
         (TypeError("nll_loss: argument 'input' must be Tensor, not int"), True),
         (NotImplementedError("NLLLoss: not implemented for float64"), True),
         (IndexError("nll_loss: dim must be from -1 to 0, got 3"), True),
-        (AssertionError("nll_loss: both passes wait for places"), False),
+        (AssertionError("nll_loss: both passes wait for buffers"), False),
         (AssertionError("nll_loss_backward: chunk_size must fit a partition, got 9; pass None"), False),
         (ValueError("nll_loss_backward: chunk_size must fit a partition, got 9; pass None"), False),
         (ValueError("the plan of nll_loss: has no room"), False),

@@ -71,7 +71,7 @@ def test_a_call_that_fails_has_its_plans_too(monkeypatch: pytest.MonkeyPatch) ->
 
     def failing(self: Call, draw: Draw) -> Results:
         run(self, draw)
-        raise AssertionError("both passes wait for places")
+        raise AssertionError("both passes wait for buffers")
 
     monkeypatch.setattr(Call, "run", failing)
     line = run_call(SEED, 0, SMALL, ("softmax",))

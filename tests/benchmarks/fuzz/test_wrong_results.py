@@ -46,10 +46,10 @@ class Ran:
 
 
 def ran(function: str, number: int) -> Ran:
-    """A call, with its truth."""
+    """A call, with its reference."""
     call = FUZZED[function].drawn(Draw(SEED, number, SMALL), function)
     results = call.run(Draw(SEED, number, SMALL, part=1))
-    return Ran(results.values, call.truth(results))
+    return Ran(results.values, call.reference(results))
 
 
 @cache

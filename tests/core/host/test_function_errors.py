@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The simulator's activation functions are as near to the truth as bounds take them to be."""
+"""The simulator's activation functions are as near to the reference as bounds take them to be."""
 
 from __future__ import annotations
 

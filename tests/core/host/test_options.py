@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nkilib.core.host.options import options_of, taken, values_of
+from nkilib.core.host.options import options_from, options_of, values_of
 
 
 @dataclass(frozen=True)
@@ -96,4 +96,4 @@ def test_other_values_are_refused(name: str, value: Any, error: type[Exception],
 def test_an_instance_to_keywords_and_back() -> None:
     values = values_of(Some(1, cap=2.0))
     assert values == {"count": 1, "share": 0.5, "cap": 2.0, "limit": 3, "is_on": True, "mode": "mean"}
-    assert taken(Some, {**values, "unknown": 5}) == Some(1, cap=2.0)
+    assert options_from(Some, {**values, "unknown": 5}) == Some(1, cap=2.0)

@@ -102,13 +102,13 @@ def test_flagged_rows_are_computed_again(cut: Cut, every: int, first: int) -> No
 
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_without_flags_there_is_no_trip(cut: Cut) -> None:
+def test_without_flags_there_is_no_iteration(cut: Cut) -> None:
     check(cut, np.zeros(cut.rows, np.bool_))
     assert TILES == []
 
 
 @pytest.mark.parametrize("rows", [255, 256, 257])
-def test_a_trip_takes_two_tiles_of_as_many_rows_as_there_are_partitions(rows: int) -> None:
+def test_an_iteration_takes_two_tiles_of_128_rows(rows: int) -> None:
     flags = np.arange(300) < rows
     check(Cut(300, 2, 64, 2), flags)
     assert len(TILES) == {255: 2, 256: 2, 257: 4}[rows]

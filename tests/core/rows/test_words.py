@@ -33,7 +33,7 @@ WORDS = (
     "(?<!data)class(?!method)",
 )
 # The one generation that a kernel is built for is its target in all of NKI, and Python has classes.
-OTHER_MEANINGS = ("the target is trn1", "class [A-Z]\\w+[:(]")
+OTHER_MEANINGS = ("the target is trn1", ":class:", "class [A-Z]\\w+[:(]")
 
 
 def words_of_one_kernel(text: str) -> list[str]:
@@ -44,7 +44,7 @@ def words_of_one_kernel(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda path: path.name)
-def test_nothing_is_said_of_cross_entropy(module: Path) -> None:
+def test_no_module_mentions_cross_entropy(module: Path) -> None:
     assert words_of_one_kernel(module.read_text(encoding="utf-8")) == []
 
 

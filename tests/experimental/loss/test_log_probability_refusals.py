@@ -121,7 +121,7 @@ REFUSALS = [
     ),
     Refusal(
         "in place of nothing",
-        "inplace must be False without the gradient of input, which it is about, got True",
+        "inplace must be False without the gradient of input, which it stores, got True",
         {"grad_input_wanted": False, "grad_target_wanted": True, "inplace": True},
     ),
     Refusal("columns", "columns must be an integer of at least 128, got 127", {"columns": 127}),
@@ -133,7 +133,7 @@ REFUSALS = [
     ),
     Refusal(
         "columns beyond SBUF",
-        "3 buffers of 16384 columns take 472064 bytes of an SBUF partition with what stands beside them, which has "
+        "3 buffers of 16384 columns take 472064 bytes of an SBUF partition with the tiles beside them, which has "
         "212984; pass columns=512 and buffers=3",
         {"columns": 16384},
         ("kl_div_forward",),

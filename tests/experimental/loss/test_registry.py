@@ -23,7 +23,7 @@ from nkilib.verify.kernels.registry import cases
 from tests.torch.functions.losses import LOSSES as WRITTEN_BY_HAND
 
 CHECKOUT = Path(__file__).resolve().parents[3]
-PAGE = (CHECKOUT / "docs" / "losses.md").read_text(encoding="utf-8")
+PAGE = (CHECKOUT / "docs" / "reference" / "losses.md").read_text(encoding="utf-8")
 # By hand, in the table of the tests of PyTorch; those that have tests of their own are not in it.
 EXPECTED = {row.name for row in WRITTEN_BY_HAND} | {"cross_entropy", "linear_cross_entropy"}
 # Their arguments are their own: DTensors, further results, hidden states.
@@ -45,30 +45,30 @@ BESIDE = {
     "mse_loss_forward_backward",
 }
 DIRECTIONS = ("_forward", "_backward", "_mixture")
-every_kind = pytest.mark.parametrize("kind", LOSSES, ids=lambda kind: kind.name)
+every_entry = pytest.mark.parametrize("entry", LOSSES, ids=lambda entry: entry.name)
 TIMES = [
-    pytest.param(kind, launch, dtype, id=f"{kind.name} {launch.label} {dtype}")
-    for kind in LOSSES
-    for launch in kind.launches
+    pytest.param(entry, launch, dtype, id=f"{entry.name} {launch.label} {dtype}")
+    for entry in LOSSES
+    for launch in entry.launches
     for dtype in launch.bound
 ]
 # A kind of each skeleton and loop, but for one of which a launch takes a minute; its tests have shorter ones.
-ONE_OF_EACH = {kind.name if type(kind) is Loss else type(kind).__name__: kind for kind in LOSSES if kind.launches}
+ONE_OF_EACH = {entry.name if type(entry) is Loss else type(entry).__name__: entry for entry in LOSSES if entry.launches}
 ONE_OF_EACH.pop("linear_cross_entropy")
 
 
-def test_all_kinds_are_there_once() -> None:
-    names = [kind.name for kind in LOSSES]
+def test_every_definition_is_listed_once() -> None:
+    names = [entry.name for entry in LOSSES]
     assert not set(names) - EXPECTED, "give the new ones a row in tests/torch/functions/losses.py"
     assert not EXPECTED - set(names), "nkilib/experimental/loss/registry.py has no row of them"
     assert len(names) == len(set(names)), "two rows have one name"
 
 
-@every_kind
-def test_a_kind_has_kernels_that_promise_and_are_verified(kind: Loss) -> None:
-    for kernel, direction in ((kind.forward, "forward"), (kind.backward, "backward")):
+@every_entry
+def test_a_loss_has_kernels_with_guarantees_that_are_verified(entry: Loss) -> None:
+    for kernel, direction in ((entry.forward, "forward"), (entry.backward, "backward")):
         name = kernel.__name__
-        assert name.removeprefix("extended_") == f"{kind.name}_{direction}"
+        assert name.removeprefix("extended_") == f"{entry.name}_{direction}"
         assert getattr(loss, name, None) is kernel, f"export {name} in nkilib/experimental/loss/__init__.py"
         assert public_kernels()[name] is kernel
         assert guarantee_of(kernel) is not None, f"{name}: state its guarantee where it is made launchable"
@@ -77,35 +77,35 @@ def test_a_kind_has_kernels_that_promise_and_are_verified(kind: Loss) -> None:
         assert is_inline, f"name {name} in nkilib/experimental/loss/inline.py"
 
 
-@every_kind
-def test_a_kind_has_its_function_and_module_of_pytorch(kind: Loss) -> None:
-    for name in (kind.name, kind.module):
+@every_entry
+def test_a_loss_has_its_function_and_module_of_pytorch(entry: Loss) -> None:
+    for name in (entry.name, entry.module):
         assert hasattr(nkilib.torch, name), f"export {name} in nkilib/torch/__init__.py"
-    ours = inspect.signature(getattr(nkilib.torch, kind.name)).parameters
-    assert issubclass(getattr(nkilib.torch, kind.module), torch.nn.Module)
-    assert set(kind.options) <= ours.keys() and "reduction" in ours
-    if kind.name in OWN_ARGUMENTS:
+    ours = inspect.signature(getattr(nkilib.torch, entry.name)).parameters
+    assert issubclass(getattr(nkilib.torch, entry.module), torch.nn.Module)
+    assert set(entry.options) <= ours.keys() and "reduction" in ours
+    if entry.name in OWN_ARGUMENTS:
         return
-    assert set(kind.differentiated) <= ours.keys()
-    assert hasattr(F, kind.name), f"{kind.name} must be a loss of torch.nn.functional, which its tests compare with"
-    theirs = inspect.signature(getattr(F, kind.name)).parameters
+    assert set(entry.differentiated) <= ours.keys()
+    assert hasattr(F, entry.name), f"{entry.name} must be a loss of torch.nn.functional, which its tests compare with"
+    theirs = inspect.signature(getattr(F, entry.name)).parameters
     positional = [each for each in ours.values() if each.kind is not inspect.Parameter.KEYWORD_ONLY]
     assert [each.name for each in positional] == [name for name in theirs if name not in LEGACY]
     for each in positional:
         assert each.default == theirs[each.name].default, each.name
-    built = inspect.signature(getattr(nkilib.torch, kind.module)).parameters
-    expected = set(inspect.signature(getattr(torch.nn, kind.module)).parameters) - LEGACY
+    built = inspect.signature(getattr(nkilib.torch, entry.module)).parameters
+    expected = set(inspect.signature(getattr(torch.nn, entry.module)).parameters) - LEGACY
     assert expected <= built.keys()
 
 
-@every_kind
-def test_a_kind_has_its_docs_and_its_tests(kind: Loss) -> None:
-    is_on_page = f"| `{kind.name}` |" in PAGE
+@every_entry
+def test_a_loss_has_its_docs_and_its_tests(entry: Loss) -> None:
+    is_on_page = f"| `{entry.name}` |" in PAGE
     assert is_on_page, "run `python -m tools.write_tables`"
-    for place in kind.tests:
+    for place in entry.tests:
         sources = "".join(path.read_text(encoding="utf-8") for path in (CHECKOUT / place).rglob("*.py"))
-        goes_through_a_table = "elementwise_kinds import KINDS" in sources
-        assert "def test_" in sources and (kind.name in sources or goes_through_a_table), place
+        goes_through_a_table = "elementwise_entries import ENTRIES" in sources
+        assert "def test_" in sources and (entry.name in sources or goes_through_a_table), place
 
 
 def test_the_faces_have_the_kernels_of_the_registry_and_those_named_here() -> None:
@@ -124,9 +124,9 @@ def test_the_page_has_the_tables_that_are_printed() -> None:
         assert is_on_page, "run `python -m tools.write_tables`"
 
 
-def test_times_are_held_to_little_more_than_they_are() -> None:
+def test_times_are_checked_against_little_more_than_they_are() -> None:
     """By the figures of the page, which the sweep compares with the model: a loose goal would hide a slower kernel."""
-    launches = {(f"`{kind.name}`", launch.label): launch for kind in LOSSES for launch in kind.launches}
+    launches = {(f"`{entry.name}`", launch.label): launch for entry in LOSSES for launch in entry.launches}
     rows = [tuple(line.strip("| ").split(" | ")) for line in PAGE.splitlines()]
     timed = [row for row in rows if row[:2] in launches]
     assert len(timed) > 20
@@ -136,17 +136,17 @@ def test_times_are_held_to_little_more_than_they_are() -> None:
             assert figure <= held <= 1.2 * figure, (name, label, dtype)
 
 
-@pytest.mark.parametrize("kind", ONE_OF_EACH.values(), ids=lambda kind: kind.name)
-def test_a_launch_of_the_registry_runs(kind: Loss) -> None:
+@pytest.mark.parametrize("entry", ONE_OF_EACH.values(), ids=lambda entry: entry.name)
+def test_a_launch_of_the_registry_runs(entry: Loss) -> None:
     """The sweep runs all of them."""
-    launch = kind.launches[-1]
-    assert over_bound(kind, launch, "bfloat16") <= launch.bound["bfloat16"]
+    launch = entry.launches[-1]
+    assert over_bound(entry, launch, "bfloat16") <= launch.bound["bfloat16"]
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(("kind", "launch", "dtype"), TIMES)
-def test_modelled_times(kind: Loss, launch: ModelledLaunch, dtype: str) -> None:
+@pytest.mark.parametrize(("entry", "launch", "dtype"), TIMES)
+def test_modelled_times(entry: Loss, launch: ModelledLaunch, dtype: str) -> None:
     """Each launch is within the time over the bound that it is held to, and the page says the figure."""
-    found = over_bound(kind, launch, dtype)
+    found = over_bound(entry, launch, dtype)
     assert found <= launch.bound[dtype]
     assert f", {found:.2f}" in PAGE

@@ -195,14 +195,14 @@ def _check_extended(size: Size, logits: Any, targets: Any, tiling: dict[str, int
         if "exact_maximum" in tiling:
             more["exact_maximum"] = tiling["exact_maximum"]
         return extended_checks.check_forward(logits, targets, options, launch, **more)["loss"]
-    truth = extended_forward_reference(logits, targets, dtype, options)
+    expected = extended_forward_reference(logits, targets, dtype, options)
     draw = np.random.default_rng(7)
     upstream = extended_checks.Upstream(
         *(draw.standard_normal(len(logits)).astype(np.float32) for _ in range(2)),
         entropy=draw.standard_normal(len(logits)).astype(np.float32) if name == "entropy" else None,
     )
-    further = {"entropy_hbm": truth.entropy.astype(np.float32)} if name == "entropy" else {}
-    lse = truth.lse.astype(np.float32)
+    further = {"entropy_hbm": expected.entropy.astype(np.float32)} if name == "entropy" else {}
+    lse = expected.lse.astype(np.float32)
     return extended_checks.check_backward(logits, targets, lse, upstream, options, launch, **further)
 
 

@@ -16,18 +16,18 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.ctc.backward import _TILES as BACKWARD_TILES
 from nkilib.experimental.loss.ctc.gradient import PIECE_COLUMNS
-from nkilib.experimental.loss.ctc.host.truth import (
+from nkilib.experimental.loss.ctc.host.reference import (
     ctc_loss_bound,
     ctc_loss_gradient_bound,
     ctc_loss_gradient_reference,
     reduced,
     reduction_factors,
 )
-from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, kept_bytes, kept_turns, runs
+from nkilib.experimental.loss.ctc.occupancies import BANK_COLUMNS, kept_bytes, kept_wavefronts, runs
 from nkilib.experimental.loss.ctc.plan import BatchShape, Plan
 from nkilib.experimental.loss.ctc.sweeps import _TILES as FORWARD_TILES
-from nkilib.experimental.loss.ctc.turns import run_turns
 from nkilib.experimental.loss.ctc.validation import fitting_plan
+from nkilib.experimental.loss.ctc.wavefronts import run_wavefronts
 from nkilib.nki import nl
 from tests.experimental.loss.ctc.test_ctc_loss import Batch, batch_of
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
@@ -57,11 +57,11 @@ def plan_of(size: Size) -> Plan:
 
 
 def _has_loop(plan: Plan, is_forward: bool) -> bool:
-    """Whether turns are iterations of a loop of the device: goes through them."""
+    """Whether wavefronts are iterations of a loop of the device: goes through them."""
     loops: list[int] = []
-    per_trip = FORWARD_TILES if is_forward else max(BACKWARD_TILES, kept_turns(plan.blocks))
+    per_iteration = FORWARD_TILES if is_forward else max(BACKWARD_TILES, kept_wavefronts(plan.blocks))
     with patch.object(nl, "fori_loop", lambda start, end, body, step: loops.append(end)):
-        run_turns(plan, is_forward, per_trip, lambda turn: None)
+        run_wavefronts(plan, is_forward, per_iteration, lambda wavefront: None)
     return bool(loops)
 
 
@@ -153,20 +153,20 @@ def _batch_of(size: Size) -> Batch:
 def check_launch(size: Size) -> tuple[Any, ...]:
     """Losses and, of a backward, the gradient, which it returns."""
     batch = _batch_of(size)
-    truth, lengths, cores = batch.truth, (batch.input_lengths, batch.target_lengths), size["cores"]
+    reference, lengths, cores = batch.reference, (batch.input_lengths, batch.target_lengths), size["cores"]
     loss, nll, alpha = ctc_loss_forward[cores](*batch, reduction="none", dtype=nl.float32)
-    exact = reduced(truth.losses, batch.target_lengths, "none", False)
-    assert_within(f"losses of {size}", loss, exact, ctc_loss_bound(truth, *lengths, "none"))
+    exact = reduced(reference.losses, batch.target_lengths, "none", False)
+    assert_within(f"losses of {size}", loss, exact, ctc_loss_bound(reference, *lengths, "none"))
     mean, *_ = ctc_loss_forward[cores](*batch, zero_infinity=True)
-    exact = reduced(truth.losses, batch.target_lengths, "mean", True)
-    assert_within(f"mean of {size}", mean, exact, ctc_loss_bound(truth, *lengths, "mean"))
+    exact = reduced(reference.losses, batch.target_lengths, "mean", True)
+    assert_within(f"mean of {size}", mean, exact, ctc_loss_bound(reference, *lengths, "mean"))
     if size["direction"] == "forward":
         return (loss,)
     upstream = np.linspace(-1.5, 2.0, size["sequences"]).astype(np.float32)
     gradient = ctc_loss_backward[cores](*batch, nll, alpha, upstream, reduction="none", zero_infinity=True)
     factors = reduction_factors(batch.target_lengths, "none") * upstream.astype(np.float64)
-    exact = ctc_loss_gradient_reference(batch.log_probs, truth, batch.input_lengths, factors, True)
-    bound = ctc_loss_gradient_bound(batch.log_probs, truth, batch.input_lengths, factors, exact)
+    exact = ctc_loss_gradient_reference(batch.log_probs, reference, batch.input_lengths, factors, True)
+    bound = ctc_loss_gradient_bound(batch.log_probs, reference, batch.input_lengths, factors, exact)
     assert_within(f"gradient of {size}", gradient, exact, bound)
     return loss, gradient
 

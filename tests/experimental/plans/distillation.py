@@ -12,13 +12,13 @@ from typing import Any
 from nkilib.core.rows.batches import GROUP_BATCHES_MAX
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, kernels
-from nkilib.experimental.loss.distillation.host.tiling import gradient_group, mixture_plan
-from nkilib.experimental.loss.distillation.host.truth import (
+from nkilib.experimental.loss.distillation.host.reference import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
     distillation_reference,
 )
+from nkilib.experimental.loss.distillation.host.tiling import gradient_group, mixture_plan
 from nkilib.experimental.loss.distillation.options import Launch
 from nkilib.nki import nl
 from nkilib.simulator import spec

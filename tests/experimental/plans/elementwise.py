@@ -19,17 +19,17 @@ from nkilib.core.partial_sums import levels
 from nkilib.core.rows.sizes import PARTITIONS
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss.skeletons.elementwise import run
-from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 from nkilib.experimental.loss.skeletons.elementwise.stream import Launch
 from nkilib.experimental.loss.skeletons.elementwise.tiles import flat_tiles, matrix_tiles
 from nkilib.experimental.loss.skeletons.elementwise.tiling import piece_columns
 from nkilib.nki import nl
 from nkilib.simulator import spec
-from nkilib.verify.kernels.elementwise_kinds import KINDS
+from nkilib.verify.kernels.elementwise_entries import ENTRIES
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, arguments_of, assert_within, count_class, cut_class, on_core
 
-_OF_NAME = {kind.name: kind for kind in KINDS}
+_OF_NAME = {entry.name: entry for entry in ENTRIES}
 # Rows and columns; a row alone is a stream.
 _SHAPES = (
     *((1, columns) for columns in (1, 100, 128, 1000, 65536, 10**5, 2**20, 10**6, 3 * 10**6, 2**23, 10**7, 10**8)),
@@ -61,13 +61,13 @@ _STEPS = {
     "summed": f"{run.__name__}.forward_of_core",
     "stored": f"{run.__name__}.forward_of_core",
     "backward": f"{run.__name__}.backward_of_core",
-    "both": f"{run.__name__}.both_of_core",
+    "both": f"{run.__name__}.forward_backward_of_core",
 }
 
 
 def _kernel_of(size: Size) -> Any:
-    kind = _OF_NAME[size["kind"]]
-    return {"backward": kind.backward, "both": kind.both}.get(size["launch"], kind.forward)
+    entry = _OF_NAME[size["kind"]]
+    return {"backward": entry.backward, "both": entry.both}.get(size["launch"], entry.forward)
 
 
 def _reduction_of(size: Size) -> str:
@@ -84,9 +84,9 @@ def _weight_part(size: Size, name: str) -> tuple[slice, slice]:
 
 def _shapes_of(size: Size) -> dict[str, Any]:
     """Tensors without data, as arguments of the kernel."""
-    shape, kind = (size["rows"], size["columns"]), _OF_NAME[size["kind"]]
-    given: dict[str, Any] = {f"{name}_hbm": None for name in kind.absent}
-    for name in kind.tensors:
+    shape, entry = (size["rows"], size["columns"]), _OF_NAME[size["kind"]]
+    given: dict[str, Any] = {f"{name}_hbm": None for name in entry.absent}
+    for name in entry.tensors:
         part = _weight_part(size, name)
         given[f"{name}_hbm"] = spec(tuple(len(range(n)[p]) for n, p in zip(shape, part, strict=True)), size["dtype"])
     return given
@@ -101,10 +101,10 @@ def launch_of(size: Size) -> Launch:
 
 
 def _flags_of(size: Size) -> dict[str, bool]:
-    kind = _OF_NAME[size["kind"]]
-    if len(kind.gradients) == 1:  # the only gradient has no flag
+    entry = _OF_NAME[size["kind"]]
+    if len(entry.gradients) == 1:  # the only gradient has no flag
         return {}
-    return {f"grad_{name}_wanted": name in _wanted(size) for name in kind.gradients}
+    return {f"grad_{name}_wanted": name in _wanted(size) for name in entry.gradients}
 
 
 def _wanted(size: Size) -> list[str]:
@@ -192,21 +192,21 @@ def check(size: Size) -> None:
 
 def check_with_tiling(size: Size, **tiling: Any) -> tuple[Any, ...]:
     """A launch with any tiling; returns its results. Types alternate, where the plan is of one."""
-    kind, reduction, shape = _OF_NAME[size["kind"]], _reduction_of(size), (size["rows"], size["columns"])
-    made = kind.made((1, min(_MADE, size["rows"] * size["columns"])), (TYPES[size["dtype"]],))
+    entry, reduction, shape = _OF_NAME[size["kind"]], _reduction_of(size), (size["rows"], size["columns"])
+    made = entry.made((1, min(_MADE, size["rows"] * size["columns"])), (TYPES[size["dtype"]],))
     parts = {name: np.resize(tensor, shape)[_weight_part(size, name)] for name, tensor in made.items()}
     given = {name: np.ascontiguousarray(part) for name, part in parts.items()}
     tensors = {name: np.broadcast_to(tensor, shape) for name, tensor in given.items()}
-    arguments = {**kind.arguments(given), **tiling, "reduction": reduction}
+    arguments = {**entry.arguments(given), **tiling, "reduction": reduction}
     exact: list[Any] = []
     if size["launch"] == "stored":
-        exact.append(truth.losses(kind.truth, tensors, TYPES[size["dtype"]]))
+        exact.append(reference.losses(entry.reference, tensors, TYPES[size["dtype"]]))
     elif size["launch"] in ("summed", "both"):
-        exact.append(truth.reduced(kind.truth, tensors, reduction, tiling["columns"]))
+        exact.append(reference.reduced(entry.reference, tensors, reduction, tiling["columns"]))
     if size["launch"] in ("backward", "both"):
         upstream = np.full((1,), -1.75, np.float32)
         arguments |= {"grad_loss_hbm": upstream, **_flags_of(size)}
-        gradients = truth.gradients(kind.truth, tensors, upstream, reduction)
+        gradients = reference.gradients(entry.reference, tensors, upstream, reduction)
         exact += [gradients[name] for name in _wanted(size)]
     results = _kernel_of(size)[size["cores"]](**arguments)
     results = results if isinstance(results, tuple) else (results,)

@@ -145,7 +145,7 @@ def standing(plan: BackwardPlan) -> str:
         return "X^T and W^T stream"
     if plan.streams_weight:
         return "W^T streams by X^T"
-    if plan.buffers.takes_turns:
+    if plan.buffers.shares_memory:
         return "X^T takes turns with X and W"
     return "X^T stays" if plan.keeps_inputs else "X^T streams"
 
@@ -192,11 +192,11 @@ def way_through_classes(found: Planned) -> tuple[str, str]:
         return "cover, " + ("its own" if all(cover.is_exact for cover in found.covers) else "shared"), "nothing"
     lead, blocks = found.blocks[0].lead, found.blocks[0].blocks
     before = "lead, " if lead > 0 else ""
-    if blocks.trips == 0:
+    if blocks.iterations == 0:
         return f"{before}unrolled, {several(blocks.count)}", "nothing"
     ahead = 0 if blocks.opening is None else blocks.opening.size
     loaded = "nothing" if ahead == 0 else "all" if ahead == blocks.size else "some"
-    return f"{before}trips of {several(blocks.blocks_per_trip)}", loaded
+    return f"{before}trips of {several(blocks.blocks_per_iteration)}", loaded
 
 
 def branches_of_classes(size: Size) -> Branches:
@@ -210,8 +210,8 @@ def branches_of_classes(size: Size) -> Branches:
         # With and without a block before the loop: test_backward.test_inputs_that_stream_beside_the_weight. No small
         # launch takes both by default.
         way = way.removeprefix("lead, ")
-    if plan.streams_weight or plan.buffers.takes_turns or found.is_shortened:
-        special = standing(plan) if plan.streams_weight or plan.buffers.takes_turns else "others"
+    if plan.streams_weight or plan.buffers.shares_memory or found.is_shortened:
+        special = standing(plan) if plan.streams_weight or plan.buffers.shares_memory else "others"
         return {"classes": way, "logits": special, "shortened": found.is_shortened}
     return {
         "classes": way,
@@ -302,13 +302,13 @@ def _checked(size: Size, variant: Variant, tiling: dict[str, int]) -> set[Backwa
             **arguments_of(problem),
             **tiling,
         )
-    truths, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
+    references, bounds = linear_backward_reference(problem, upstream), linear_gradient_bounds(problem, upstream)
     for name, result in zip(wanted, results, strict=True):
         found, bound = np.asarray(result, dtype=np.float64), getattr(bounds, name)
         if name == "weight" and start is not None:
             bound = bound + _ROUNDOFF * (np.abs(start) + np.abs(found))
             found = found - start
-        off = np.abs(found - getattr(truths, name))
+        off = np.abs(found - getattr(references, name))
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"
     return {call.args[1] for call in made.call_args_list}
 

@@ -171,10 +171,10 @@ def check_one_launch(size: Size, **tiling: int) -> None:
         assert of_gradients(size).plan in [call.args[1] for call in made.call_args_list]
     forward = linear_forward_reference(problem)
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
-    truths = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
+    references = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
     bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
     for name, result in zip(("loss", "lse", *wanted), results, strict=True):
-        off = np.abs(np.asarray(result, dtype=np.float64) - truths[name])
+        off = np.abs(np.asarray(result, dtype=np.float64) - references[name])
         assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"
 
 

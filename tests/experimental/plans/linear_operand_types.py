@@ -233,14 +233,14 @@ def check(size: Size) -> None:
         upstream = replace(upstream, grad_loss=np.full(size["positions"], scale, np.float32))
         options["grad_scale"] = float(scale)
     results = _KERNELS[size["direction"]][2](given.input, given.weight, given.targets, **options)
-    truths, bounds = vars(linear_forward_reference(rounded)), linear_forward_bounds(rounded)
-    truths = truths | linear_backward_reference(rounded, upstream)._asdict()
+    references, bounds = vars(linear_forward_reference(rounded)), linear_forward_bounds(rounded)
+    references = references | linear_backward_reference(rounded, upstream)._asdict()
     of_types = {f"{name}_dtype": DTYPES[size[name]] for name in ("input", "weight")}
     bounds = bounds | linear_gradient_bounds(rounded, upstream, **of_types)._asdict()
     names = {FORWARD: ("loss", "lse"), BACKWARD: ("input", "weight")}
     of_kernel = names.get(size["direction"], (*names[FORWARD], *names[BACKWARD]))
     for name, result in zip(of_kernel, results, strict=True):
-        off = np.abs(np.asarray(result, np.float64) - truths[name])
+        off = np.abs(np.asarray(result, np.float64) - references[name])
         assert name not in names[BACKWARD] or result.dtype == DTYPES[size[name]]
         assert (off <= bounds[name]).all(), f"{name}: {np.nanmax(off / bounds[name])} of its bound"
 

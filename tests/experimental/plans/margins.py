@@ -21,13 +21,13 @@ from nkilib.experimental.loss import (
     multilabel_margin_loss_backward,
     multilabel_margin_loss_forward,
 )
-from nkilib.experimental.loss.multi_margin.host import truth as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin.host import reference as multi_margin_bounds
+from nkilib.experimental.loss.multi_margin.host.reference import MultiMarginReference
 from nkilib.experimental.loss.multi_margin.host.tiling import BUFFERS, choose_multi_margin_tiling
-from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth
 from nkilib.experimental.loss.multilabel_margin import backward as multilabel_backward
 from nkilib.experimental.loss.multilabel_margin import forward as multilabel_forward
-from nkilib.experimental.loss.multilabel_margin.host import truth as multilabel_bounds
-from nkilib.experimental.loss.multilabel_margin.host.truth import MultilabelMarginTruth
+from nkilib.experimental.loss.multilabel_margin.host import reference as multilabel_bounds
+from nkilib.experimental.loss.multilabel_margin.host.reference import MultilabelMarginReference
 from nkilib.experimental.loss.multilabel_margin.launch import Launch
 from nkilib.experimental.loss.skeletons.indexed.positions import Shape, blocks_of
 from nkilib.simulator import spec
@@ -122,22 +122,22 @@ def check_multi_margin_with_tiling(size: Size, **tiling: int) -> list[Any]:
     weight = draw.uniform(0.5, 2.0, (size["classes"],)).astype(np.float32)
     results = []
     for p in (1, 2):
-        truth = MultiMarginTruth.of(x, targets, weight, p, _MARGIN)
+        reference = MultiMarginReference.of(x, targets, weight, p, _MARGIN)
         given = {"class_weight_hbm": weight, "p": p, "margin": _MARGIN, **tiling}
-        losses = truth.losses()
+        losses = reference.losses()
         stored = multi_margin_loss_forward[size["cores"]](x, targets, reduction="none", **given)
-        bound = multi_margin_bounds.loss_bounds(x, truth, _MARGIN) + rounding(losses, x.dtype)
+        bound = multi_margin_bounds.loss_bounds(x, reference, _MARGIN) + rounding(losses, x.dtype)
         assert_within(f"losses of {size}, p = {p}", stored, losses, bound)
         mean = multi_margin_loss_forward[size["cores"]](x, targets, reduction="mean", **given)
         factor = reduction_factor(x.shape[:1], "mean")
         exact = np.array([factor * losses.sum()])
-        bound = factor * multi_margin_bounds.sum_bound(x, truth, _MARGIN) + UNIT * np.abs(exact)
+        bound = factor * multi_margin_bounds.sum_bound(x, reference, _MARGIN) + UNIT * np.abs(exact)
         assert_within(f"mean of {size}, p = {p}", mean, exact, bound)
         upstream = draw.standard_normal((size["rows"],)).astype(np.float32)
         gradient = multi_margin_loss_backward[size["cores"]](x, targets, upstream, reduction="none", **given)
         of_rows = upstream.astype(np.float64)
-        bound = multi_margin_bounds.gradient_bounds(x, truth, _MARGIN, of_rows)
-        assert_within(f"gradient of {size}, p = {p}", gradient, truth.gradient(of_rows), bound)
+        bound = multi_margin_bounds.gradient_bounds(x, reference, _MARGIN, of_rows)
+        assert_within(f"gradient of {size}, p = {p}", gradient, reference.gradient(of_rows), bound)
         results += [stored, mean, gradient]
     return results
 
@@ -148,22 +148,22 @@ def check_multilabel(size: Size) -> list[Any]:
     x = draw.standard_normal((size["rows"], size["classes"]), np.float32).astype(TYPES[size["dtype"]])
     targets = draw.integers(0, size["classes"], x.shape).astype(np.int32)
     targets[np.arange(len(x)), np.minimum(np.arange(len(x)) % 4, size["classes"] - 1)] = -1
-    truth, cores = MultilabelMarginTruth.of(x, targets), size["cores"]
+    reference, cores = MultilabelMarginReference.of(x, targets), size["cores"]
     if size["direction"] == "backward":
         upstream = draw.standard_normal(len(x)).astype(np.float32)
         gradient = multilabel_margin_loss_backward[cores](x, targets, upstream, reduction="none")
         of_rows = upstream.astype(np.float64)
-        bound = multilabel_bounds.gradient_bounds(x, truth, of_rows)
-        assert_within(f"gradient of {size}", gradient, truth.gradient(of_rows), bound)
+        bound = multilabel_bounds.gradient_bounds(x, reference, of_rows)
+        assert_within(f"gradient of {size}", gradient, reference.gradient(of_rows), bound)
         return [gradient]
-    losses = truth.losses()
+    losses = reference.losses()
     stored = multilabel_margin_loss_forward[cores](x, targets, reduction="none")
-    bound = multilabel_bounds.loss_bounds(x, truth) + rounding(losses, x.dtype)
+    bound = multilabel_bounds.loss_bounds(x, reference) + rounding(losses, x.dtype)
     assert_within(f"losses of {size}", stored, losses, bound)
     mean = multilabel_margin_loss_forward[cores](x, targets, reduction="mean")
     factor = reduction_factor(x.shape[:1], "mean")
     exact = np.array([factor * losses.sum()])
-    bound = factor * multilabel_bounds.sum_bound(x, truth) + UNIT * np.abs(exact)
+    bound = factor * multilabel_bounds.sum_bound(x, reference) + UNIT * np.abs(exact)
     assert_within(f"mean of {size}", mean, exact, bound)
     return [stored, mean]
 

@@ -15,7 +15,7 @@ import numpy as np
 from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.nll.class_tiles import ClassTiling, is_streamed
-from nkilib.experimental.loss.nll.host.truth import (
+from nkilib.experimental.loss.nll.host.reference import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
@@ -115,31 +115,31 @@ def check_with_tiling(size: Size, streamed: bool | None = None) -> tuple[Any, ..
     targets[1::7] = _IGNORED
     weight = draw.uniform(0.5, 2.0, (size["classes"],)).astype(np.float32)
     given: dict[str, Any] = {"class_weight_hbm": weight, "ignore_index": _IGNORED}
-    truth = nll_loss_reference(x, targets, weight, _IGNORED)
+    reference = nll_loss_reference(x, targets, weight, _IGNORED)
     way = is_streamed(Shape(*shape), getattr(nl, size["dtype"])) if streamed is None else streamed
     results = []
     for reduction in ("none", "mean"):
         options = {**given, "reduction": reduction, "streamed": streamed}
         loss, total = nll_loss_forward[size["cores"]](x, targets, **options)
-        exact = truth.reduced(reduction)
-        bound = nll_loss_bound(truth, shape, reduction, x.dtype, way)
+        exact = reference.reduced(reduction)
+        bound = nll_loss_bound(reference, shape, reduction, x.dtype, way)
         assert_within(f"{reduction} of {size}", loss.reshape(exact.shape), exact, bound)
-        weights = np.array([truth.weights.sum()])
+        weights = np.array([reference.weights.sum()])
         assert_within(f"total weight of {size}", total, weights, 2.0**-18 * weights)
-        results += [loss, total, _check_gradient(size, x, targets, options, truth)]
+        results += [loss, total, _check_gradient(size, x, targets, options, reference)]
     return tuple(results)
 
 
-def _check_gradient(size: Size, x: Any, targets: Any, options: dict[str, Any], truth: Any) -> Any:
+def _check_gradient(size: Size, x: Any, targets: Any, options: dict[str, Any], reference: Any) -> Any:
     draw = np.random.default_rng(4)
     grad_loss, upstream = draw.standard_normal(targets.shape).astype(np.float32), None
     if options["reduction"] == "mean":
-        grad_loss, total = np.array([1.25], np.float32), np.array([truth.weights.sum()], np.float32)
+        grad_loss, total = np.array([1.25], np.float32), np.array([reference.weights.sum()], np.float32)
         options = {**options, "total_weight_hbm": total}
         upstream = grad_loss.astype(np.float64) / total.astype(np.float64)
     gradient = nll_loss_backward[size["cores"]](x, targets, grad_loss, **options)
     exact = nll_loss_gradient_reference(
-        x, targets, truth.weights, grad_loss.astype(np.float64) if upstream is None else upstream
+        x, targets, reference.weights, grad_loss.astype(np.float64) if upstream is None else upstream
     )
     assert_within(f"gradient of {size}", gradient, exact, nll_loss_gradient_bound(exact, x.dtype))
     return gradient

@@ -71,7 +71,7 @@ def _reached(where: str, stop: Any, kernel: Any, given: dict[str, Any]) -> Any:
 
 
 def assert_within(what: str, came: Any, exact: Any, bound: Any) -> None:
-    """Every number is as far from the truth as its bound at most."""
+    """Every number is as far from the reference as its bound at most."""
     worst = error_over_bound(np.asarray(came), np.asarray(exact), np.asarray(bound)).max()
     assert worst <= 1.0, f"{what}: the worst error is {worst:.3g} times its bound"
 

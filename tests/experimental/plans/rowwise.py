@@ -15,15 +15,15 @@ from nkilib.core.tiling import div_ceil
 from nkilib.experimental.loss import cosine_embedding as cosine_kernels
 from nkilib.experimental.loss.multilabel_soft_margin import kernels as multilabel_soft_margin_kernels
 from nkilib.experimental.loss.skeletons.rowwise.geometry import PARTITIONS, RowLaunch
-from nkilib.experimental.loss.skeletons.rowwise.host import truth
+from nkilib.experimental.loss.skeletons.rowwise.host import reference
 from nkilib.experimental.loss.triplet_margin import kernels as triplet_kernels
 from nkilib.nki import nl
 from nkilib.simulator import spec
-from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
+from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
 from tests.experimental.plans.coverage import Branches, Limits, PlanFamily, Size
 from tests.experimental.plans.on_core import TYPES, assert_within, count_class, cut_class, on_core, result_of
 
-_OF_NAME: dict[str, RowwiseKind] = {kind.name: kind for kind in KINDS}
+_OF_NAME: dict[str, RowwiseEntry] = {entry.name: entry for entry in ENTRIES}
 _MODULES = {
     "triplet_margin_loss": triplet_kernels,
     "cosine_embedding_loss": cosine_kernels,
@@ -39,36 +39,36 @@ _SHRUNK_COLUMNS = (1, 2, 9, 64, 100, 300, 512, 513, 768, 1024, 1100, 2048, 3000,
 
 def _arguments_without_data(size: Size) -> dict[str, Any]:
     """Of the kernel."""
-    kind, rows = _OF_NAME[size["kind"]], size["rows"]
+    entry, rows = _OF_NAME[size["kind"]], size["rows"]
     shape, is_forward = (rows, size["columns"]), size["launch"] != "backward"
-    made = kind.made((2, 1))
+    made = entry.made((2, 1))
     given: dict[str, Any] = {
-        name: value for name, value in kind.options.items() if is_forward or name not in kind.of_forward
+        name: value for name, value in entry.options.items() if is_forward or name not in entry.of_forward
     }
     for name, tensor in made.items():
-        if is_forward or name not in kind.of_forward:
+        if is_forward or name not in entry.of_forward:
             of_tensor = (rows,) if tensor.ndim == 1 else (rows if tensor.shape[0] > 1 else 1, shape[1])
             given[f"{name}_hbm"] = spec(of_tensor, size["dtype"] if tensor.ndim == 2 else nl.float32)
     if is_forward:
         return {**given, "reduction": "mean"}
-    if kind.has_coefficients:
+    if entry.has_coefficients:
         numbers = {"triplet_margin_loss": 2, "cosine_embedding_loss": 3}[size["kind"]]
         given["coefficients_hbm"] = spec((numbers, rows), nl.float32)
-    flags = {f"grad_{name}_wanted": True for name in kind.gradients}
+    flags = {f"grad_{name}_wanted": True for name in entry.gradients}
     return {**given, **flags, "grad_loss_hbm": spec((1,), nl.float32), "reduction": "mean"}
 
 
 def _kernel_of(size: Size) -> Any:
-    kind = _OF_NAME[size["kind"]]
-    return kind.backward if size["launch"] == "backward" else kind.forward
+    entry = _OF_NAME[size["kind"]]
+    return entry.backward if size["launch"] == "backward" else entry.forward
 
 
 def launch_of(size: Size) -> RowLaunch:
     """The plan that the kernel makes."""
-    kind, kernel = _OF_NAME[size["kind"]], _kernel_of(size)
+    entry, kernel = _OF_NAME[size["kind"]], _kernel_of(size)
     given = _arguments_without_data(size)
     tiling = result_of(f"{_MODULES[size['kind']].__name__}.checked_tiling", kernel, **given)
-    matrices = (given[f"{name}_hbm"] for name in kind.tensors if f"{name}_hbm" in given)
+    matrices = (given[f"{name}_hbm"] for name in entry.tensors if f"{name}_hbm" in given)
     return RowLaunch(tuple(matrix for matrix in matrices if len(matrix.shape) == 2), tiling)
 
 
@@ -96,11 +96,11 @@ def branches(size: Size) -> Branches:
 
 def _sizes(rows: tuple[int, ...], columns: tuple[int, ...], dtypes: tuple[str, ...]) -> Iterator[Size]:
     launches = ("forward", "backward")
-    for kind, launch, dtype, of_rows, of_columns in product(_MODULES, launches, dtypes, rows, columns):
+    for entry, launch, dtype, of_rows, of_columns in product(_MODULES, launches, dtypes, rows, columns):
         for cores in (1, 2):
             if of_rows * of_columns <= 2**30:
                 yield {
-                    "kind": kind,
+                    "kind": entry,
                     "launch": launch,
                     "dtype": dtype,
                     "rows": of_rows,
@@ -136,22 +136,25 @@ def check(size: Size) -> None:
 
 def check_with_tiling(size: Size, **tiling: int) -> tuple[Any, ...]:
     """A launch with any tiling; returns its results. A forward stores its losses, and sums them in another launch."""
-    kind, shape = _OF_NAME[size["kind"]], (size["rows"], size["columns"])
-    tensors = kind.made(shape, (TYPES[size["dtype"]],))
+    entry, shape = _OF_NAME[size["kind"]], (size["rows"], size["columns"])
+    tensors = entry.made(shape, (TYPES[size["dtype"]],))
     if size["launch"] == "backward":
         upstream = np.full((1,), -1.75, np.float32)
-        gradients = truth.gradients(kind.truth, tensors, upstream, "mean")
-        arguments = kind.backward_arguments(tensors, upstream)
-        results = kind.backward[size["cores"]](**arguments, reduction="mean", **tiling)
-        exact = [gradients[name] for name in kind.gradients]
+        gradients = reference.gradients(entry.reference, tensors, upstream, "mean")
+        arguments = entry.backward_arguments(tensors, upstream)
+        results = entry.backward[size["cores"]](**arguments, reduction="mean", **tiling)
+        exact = [gradients[name] for name in entry.gradients]
         results = results if isinstance(results, tuple) else (results,)
     else:
         launches = (
-            kind.forward[size["cores"]](**kind.arguments(tensors), reduction=reduction, **tiling)
+            entry.forward[size["cores"]](**entry.arguments(tensors), reduction=reduction, **tiling)
             for reduction in ("none", "mean")
         )
         results = tuple(returned[0] if isinstance(returned, tuple) else returned for returned in launches)
-        exact = [truth.losses(kind.truth, tensors, results[0].dtype), truth.reduced(kind.truth, tensors, "mean")]
+        exact = [
+            reference.losses(entry.reference, tensors, results[0].dtype),
+            reference.reduced(entry.reference, tensors, "mean"),
+        ]
     for number, (came, known) in enumerate(zip(results, exact, strict=True)):
         assert_within(f"result {number} of {size}", came, known.value, known.error)
     return results

@@ -67,7 +67,7 @@ def _rows_name(plan: RowPlan) -> str:
 def _batches_name(batches: list[RowBatch], plan: RowPlan) -> str:
     if len(batches) == 1:
         return "one"
-    is_alike = len({(batch.lines, batch.each) for batch in batches}) == 1
+    is_alike = len({(batch.lines, batch.rows_each) for batch in batches}) == 1
     count = "more than tiles" if len(batches) > plan.batches_on_chip else "several"
     return count if is_alike else f"{count}, with a rest"
 

@@ -49,7 +49,7 @@ def plan_of(launched: Launched, core: int) -> ShortPlan:
 
 
 def _band_name(band: Band) -> str:
-    if band.each > 1:
+    if band.outer_each > 1:
         return "several outer places a partition"
     return "an outer place a partition" if band.blocks == 1 else "blocks of inner places"
 

@@ -87,7 +87,7 @@ _OF_ELEMENTS = [
 
 @pytest.mark.parametrize("shape", [(150, 1100), (3000, 20)])
 @pytest.mark.parametrize(("kind", "launch", "weights"), _OF_ELEMENTS)
-def test_losses_of_elements(kind: str, launch: str, weights: str, shape: tuple[int, int]) -> None:
+def test_elementwise_losses(kind: str, launch: str, weights: str, shape: tuple[int, int]) -> None:
     size: Size = {"kind": kind, "launch": launch, "weights": weights, "dtype": "bfloat16", "cores": 2}
     size |= {"rows": shape[0], "columns": shape[1]}
     tilings = ((512, 2), (512, 3), (200, 2), (700, 3), (1536, 2), (3072, 3))
@@ -101,7 +101,7 @@ def test_losses_of_elements(kind: str, launch: str, weights: str, shape: tuple[i
 @pytest.mark.parametrize(
     "kind", ["triplet_margin_loss", "cosine_embedding_loss", "multilabel_soft_margin_loss, weighted"]
 )
-def test_losses_of_rows(kind: str, launch: str) -> None:
+def test_row_wise_losses(kind: str, launch: str) -> None:
     size: Size = {"kind": kind, "launch": launch, "dtype": "float32", "cores": 2}
     long: Size = {**size, "rows": 300, "columns": 700}
     short: Size = {**size, "rows": 1500, "columns": 9}

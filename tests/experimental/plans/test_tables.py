@@ -51,13 +51,13 @@ def test_launch_of_a_row(family: PlanFamily, row: Row) -> None:
 
 
 @every_family
-def test_a_table_has_what_a_sample_of_sizes_meets(family: PlanFamily) -> None:
+def test_a_table_has_what_a_sample_of_sizes_takes(family: PlanFamily) -> None:
     assert not family.missing(wide=False), _STALE
 
 
 @pytest.mark.sweep
 @every_family
-def test_a_table_has_what_all_sizes_meet(family: PlanFamily) -> None:
+def test_a_table_has_what_all_sizes_take(family: PlanFamily) -> None:
     assert not family.missing(wide=True), _STALE
 
 

@@ -20,11 +20,11 @@ AXIS = 1
 FORWARD = {False: softmax.softmax_forward, True: softmax.log_softmax_forward}
 BACKWARD = {False: softmax.softmax_backward, True: softmax.log_softmax_backward}
 
-_FORWARD_TRUTH = {
+_FORWARD_REFERENCE = {
     False: (reference.softmax_reference, bounds.softmax_bound),
     True: (reference.log_softmax_reference, bounds.log_softmax_bound),
 }
-_BACKWARD_TRUTH = {
+_BACKWARD_REFERENCE = {
     False: (reference.softmax_backward_reference, bounds.softmax_backward_bound),
     True: (reference.log_softmax_backward_reference, bounds.log_softmax_backward_bound),
 }
@@ -39,19 +39,19 @@ def logits(shape: tuple[int, ...], dtype: Any, seed: int = 0, scale: float = 3.0
 
 def saved_output(shape: tuple[int, ...], dtype: Any, is_log: bool, seed: int = 1) -> Array:
     """What the forward would have saved."""
-    exact, _ = _FORWARD_TRUTH[is_log]
+    exact, _ = _FORWARD_REFERENCE[is_log]
     return exact(logits(shape, np.float32, seed), AXIS).astype(dtype)
 
 
 def worst_of_forward(x: Array, is_log: bool, result: Array) -> float:
     """The largest error as a share of its bound."""
-    exact, bound = _FORWARD_TRUTH[is_log]
+    exact, bound = _FORWARD_REFERENCE[is_log]
     return _worst(result, exact(x, AXIS), bound(x, AXIS, result.dtype))
 
 
 def worst_of_backward(grad: Array, output: Array, is_log: bool, result: Array) -> float:
     """The largest error as a share of its bound."""
-    exact, bound = _BACKWARD_TRUTH[is_log]
+    exact, bound = _BACKWARD_REFERENCE[is_log]
     return _worst(result, exact(grad, output, AXIS), bound(grad, output, AXIS, result.dtype))
 
 

@@ -5,7 +5,7 @@
 
 The dry run uses the plan, the schedule, the pipeline and the ring buffers of the kernels. A tile holds only the name of
 the data that was written to it last, so a launch of thousands of instructions takes milliseconds. A read fails if
-another load, turn or item has overwritten the data.
+another load, strip or item has overwritten the data.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class View(NamedTuple):
 
 def name(item: Item) -> tuple[int, int, int, int]:
     """Return numbers that identify an item among all items of a core."""
-    return item.window.number, item.part.number, item.turn.number, item.segment.number
+    return item.window.number, item.part.number, item.strip.number, item.segment.number
 
 
 @dataclass
@@ -117,7 +117,7 @@ class DryResults:
         """Return nothing: the dry run writes an item only in :meth:`finish`."""
         return None
 
-    def turn_back(self, item: Item, piece_sbuf: Any) -> Any:
+    def transpose_back(self, item: Item, piece_sbuf: Any) -> Any:
         """Return nothing: the dry run keeps no transposed results."""
         return None
 
@@ -131,7 +131,7 @@ class DryResults:
         read(view, view.holds)
         self.written[of_part].add(name(item))
         if item.ends_part:
-            expected = len(item.window.turns()) * len(item.part.segments)
+            expected = len(item.window.strips()) * len(item.part.segments)
             assert len(self.written[of_part]) == expected, f"part {of_part} is stored before it is complete"
             self.stored[of_part] += 1
 
@@ -154,7 +154,7 @@ class DryArithmetic:
         begun, made: the tiles between the halves of the first pass, and between the halves of the second pass.
         waiting: the views that were written for a later phase and not read yet.
         gathered: the items whose first pass has ended.
-        combined: the number of stages that were issued for each group, by window and turn.
+        combined: the number of stages that were issued for each group, by window and strip.
         issued: everything that was issued, in order.
     """
 
@@ -191,8 +191,8 @@ class DryArithmetic:
 
     def prepare(self, item: Item, views: dict[int, Any]) -> None:
         """The first half of the second pass."""
-        turn = 0 if self.loop.whole_windows else item.turn.number
-        assert self.combined[item.window.number, turn] == self.loop.stages
+        strip = 0 if self.loop.whole_windows else item.strip.number
+        assert self.combined[item.window.number, strip] == self.loop.stages
         self._read(item, views, Phase.PREPARE)
         self.waiting["made", name(item)] = self.made.take(name(item))
 
@@ -207,14 +207,14 @@ class DryArithmetic:
         self.issued.append((phase.name, name(item)))
         is_forward = len(self.loop.phases) == 1
         for reader, phases in enumerate(self.loop.phases):
-            # The forward reads what it turned for the first half of the first pass in the second half again.
+            # The second half of the first pass of the forward reads again what was transposed for the first half.
             if phase in phases or (is_forward and phase is Phase.GATHER):
                 read(views[reader], self._wanted(item, phase))
 
     def _wanted(self, item: Item, phase: Phase) -> Any:
         """What a view must hold: a transposed copy of the item in PSUM, or else the load of the phase's own pass."""
         plan = self.loop.plan
-        if plan.layout is Layout.TURNED:
+        if plan.layout is Layout.TENSOR_TRANSPOSED:
             return name(item)
         return LoadKey(item.window.number, item.part.number, phase.visit if plan.is_read_twice else 0)
 
@@ -265,7 +265,7 @@ def dry_run(loop: ColumnLoop) -> DryRun:
 
         tiles: list[Any] = [Tile() for _ in range(plan.buffers_of(passes))]
         ring = LoadRing(loads_of(plan.windows, plan.parts, passes, plan.is_read_twice), tiles, fill)
-        banks = _banks(loop, phases) if plan.layout is Layout.TURNED else {}
+        banks = _banks(loop, phases) if plan.layout is Layout.TENSOR_TRANSPOSED else {}
         sources.append(DrySource(ring, banks))
     results = DryResults(sources[0] if loop.overwrites else None, Tiles.make(OWN_TILES))
     readers = [Reader(source, phases) for source, phases in zip(sources, loop.phases, strict=True)]

@@ -21,7 +21,7 @@ DTYPES = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16), np.dtype(np.float3
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel, its truth and its bound."""
+    """A kernel, its reference and its bound."""
 
     function: Any
     reference: Callable[..., Any]

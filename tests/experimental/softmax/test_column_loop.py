@@ -31,7 +31,7 @@ BFLOAT16, FLOAT32, WIDENED, MIXED = TYPES
 
 # Kilobytes of SBUF, None for all, and the phases in which an item waits. A narrower window comes to a part before the
 # second pass over the window before has freed a place; and where a wider window follows on it, its second pass before
-# the first one over that. Columns in parts on chip, or read twice; turned, or transposed.
+# the first one over that. Columns in parts on chip, or read twice; transposed by Tensor, or by DMA.
 _FIRST = {Phase.BEGIN}
 _FIRST_HALVES = {Phase.BEGIN, Phase.GATHER}
 WAITING = {
@@ -140,7 +140,7 @@ def test_a_dry_run_notices_an_item_that_does_not_wait(monkeypatch: pytest.Monkey
 
 
 def test_a_dry_run_notices_a_load_that_takes_the_place_of_what_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LoadRing, "_has_place", lambda self: True)
+    monkeypatch.setattr(LoadRing, "_has_free_slot", lambda self: True)
     with pytest.raises(AssertionError):
         dry_run(_waiting_loop())
 
@@ -157,7 +157,7 @@ def test_a_dry_run_notices_a_place_that_is_free_before_its_results_are_stored(mo
 def test_a_dry_run_notices_a_pass_that_reads_the_load_of_the_other_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     with shrunk(PlanLimits(sbuf_bytes=90 * 1024)):
         loop = loop_of(WAITING["forward of three passes transposed"][0], 0)
-    assert loop.plan.layout is Layout.TRANSPOSED
+    assert loop.plan.layout is Layout.DMA_TRANSPOSED
     assert loop.plan.is_read_twice
     # With a tile for every load, the load of the first pass is still there in the second pass.
     loop = replace(loop, plan=replace(loop.plan, buffers=2 * len(loop.plan.windows) * len(loop.plan.parts)))

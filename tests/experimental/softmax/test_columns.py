@@ -17,7 +17,8 @@ from tests.experimental.softmax.columns import (
     worst_of_forward,
 )
 
-# Turned by Tensor, transposed by DMA, an outer place a partition; several segments; windows and turns with a rest.
+# Transposed by Tensor, transposed by DMA, one outer index per partition; several segments; windows and strips with a
+# remainder.
 SHAPES = [(3, 300, 200), (2, 1500, 140), (2, 130, 256), (5, 100, 7), (140, 70, 3), (1, 2, 2), (3, 1, 5), (9, 40, 20)]
 
 

@@ -64,7 +64,7 @@ def test_any_shape_and_types(is_log, outer, count, inner, dtypes, cores):
 @IS_LOG
 def test_small_chunks(is_log):
     assert _worst((3, 6, 130), (np.float32,) * 3, is_log, chunk_size=13) <= 1.0
-    # Fewer elements than a column has: columns are turned.
+    # Fewer elements than a column has: columns are transposed.
     assert _worst((3, 6, 130), (np.float32,) * 3, is_log, chunk_size=5) <= 1.0
 
 
@@ -135,7 +135,7 @@ def test_in_place(is_log):
 @pytest.mark.parametrize("direction", ["forward", "backward"])
 @pytest.mark.parametrize("kind", Kind)
 def test_few_instructions_take_large_tensors(kind, direction):
-    # Turned, this takes 36,000 instructions, and ten times as long or more.
+    # Transposed, this takes 36,000 instructions, and ten times as long or more.
     found = profile_softmax_launch((8, 21, 65536), 1, "float32", kind, direction)
     assert sum(found.instruction_counts.values()) <= 1000
     assert found.fraction_of_bound <= 2.0

@@ -67,7 +67,7 @@ def test_three_tiles_do_where_the_passes_of_a_window_overlap() -> None:
 def test_columns_in_parts_have_tiles_for_what_is_loaded_and_stored_meanwhile() -> None:
     loop = forward_loop(Sizes(1, 8192, 256), Kind.LOG_SOFTMAX, nl.float32, nl.float32, None, 1, 0)
     plan = loop.plan
-    assert plan.layout is Layout.TURNED and plan.has_parts and not plan.is_read_twice
+    assert plan.layout is Layout.TENSOR_TRANSPOSED and plan.has_parts and not plan.is_read_twice
     assert plan.buffers == len(plan.parts) + 6
     assert not dry_run(loop).waits
 

@@ -19,7 +19,7 @@ from tests.experimental.softmax.row_checks import KERNELS
 BFLOAT16, FLOAT32, WIDENED, MIXED = TYPES
 each_kernel = pytest.mark.parametrize("kernel", KERNELS)
 
-# Columns that are turned, strided and short; rows that are tiny, short, in pieces, and on several partitions.
+# Columns that are transposed, strided and short; rows that are tiny, short, in pieces, and on several partitions.
 SHAPES = [(2, 1100, 140), (130, 70, 3), (3, 40, 130), (260, 24, 1), (130, 200, 1), (5, 3000, 1), (2, 40003, 1)]
 # From pieces of a few elements to more than a plan takes by itself; 40 is the whole of a short column.
 CHUNK_SIZES = (None, 24, 40, 128, 333, 512, 1000, 2048, 5000)
@@ -87,13 +87,13 @@ def test_no_limit_and_no_layout_changes_a_bit_of_columns(kernel: str, types: tup
 
 
 @each_kernel
-def test_columns_of_every_layout_have_the_same_bits(kernel: str) -> None:
-    """A few columns of a tensor alone: strided, where those beside others are turned."""
+def test_columns_of_every_layout_are_bitwise_identical(kernel: str) -> None:
+    """A few columns alone in a tensor are strided, where columns beside others are transposed."""
     launched = Launched(kernel, 130, 100, 130, FLOAT32, 2)
     inputs = inputs_of(launched)
     whole = launch(launched, inputs)
     few = launched._replace(inner=3)
     part = launch(few, [np.ascontiguousarray(array[:, :, 5:8]) for array in inputs])
     assert loop_of(few, 1).plan.layout is Layout.STRIDED
-    assert loop_of(launched, 1).plan.layout is Layout.TURNED
+    assert loop_of(launched, 1).plan.layout is Layout.TENSOR_TRANSPOSED
     assert part.tobytes() == np.ascontiguousarray(whole[:, :, 5:8]).tobytes()

@@ -138,7 +138,7 @@ def test_undocumented_values_of_the_environment_are_refused(
     assert refused(ValueError, Options.from_environment) == message
 
 
-def test_options_are_made_once_while_nothing_changes_and_anew_when_something_does(
+def test_options_are_rebuilt_only_when_something_changes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     first = current_options()

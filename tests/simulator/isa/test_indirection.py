@@ -172,7 +172,7 @@ def test_every_type_is_gathered_bit_by_bit(dtype: Any) -> None:
     np.testing.assert_array_equal(result.view(np.uint8), gathered(array, index, 16).view(np.uint8))
 
 
-def test_a_type_held_in_float32_is_gathered_and_scattered_too() -> None:
+def test_a_type_stored_as_float32_is_gathered_and_scattered_too() -> None:
     array = np.arange(32, dtype=np.float32).reshape(16, 2).astype(ml_dtypes.bfloat16)
     index = np.ones((16, 1), np.int32)
 

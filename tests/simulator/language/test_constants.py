@@ -149,7 +149,7 @@ def test_a_constant_is_not_written() -> None:
     assert "tensor 'constant' [1, 2] float32 in shared_hbm is a read-only input and cannot be written" in refusal(body)
 
 
-def test_low_precision_held_wide() -> None:
+def test_low_precision_stored_as_float32() -> None:
     """`NKI_PRECISE_FP=0` keeps bfloat16 in float32."""
     with nkilib.simulator.using(precise_fp=False):
         result = execute(lambda: store(nl.shared_constant(np.array([[1.5, -2]], ml_dtypes.bfloat16))))

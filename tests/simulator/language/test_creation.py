@@ -51,7 +51,7 @@ def test_ndarray_is_dense_and_unwritten(buffer: Any) -> None:
     run(kernel)
 
 
-def test_ndarray_is_in_sbuf_unless_told_otherwise() -> None:
+def test_ndarray_is_in_sbuf_by_default() -> None:
     assert run(lambda: nl.ndarray((2, 2), "float32").buffer) is nl.sbuf
 
 

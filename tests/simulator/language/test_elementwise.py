@@ -25,7 +25,7 @@ from .calls import EPSILON, call, check_call, outcome, wide
 
 F32, I32 = np.float32, np.int32
 
-# Truth in float64.
+# Reference in float64.
 BINARY = {
     "add": np.add,
     "subtract": np.subtract,
@@ -77,29 +77,29 @@ def test_two_tiles(name: str) -> None:
 @pytest.mark.parametrize("name", BINARY)
 @pytest.mark.parametrize("number", [3.0, -0.5, 2])
 def test_a_number_on_either_side(name: str, number: float) -> None:
-    function, truth = getattr(nl, name), BINARY[name]
+    function, reference = getattr(nl, name), BINARY[name]
     budget = 2 if name == "divide" else 0
-    assert close(call(lambda x: function(x, number), X), truth(wide(X), number), budget)
-    assert close(call(lambda y: function(number, y), Y), truth(number, wide(Y)), budget)
+    assert close(call(lambda x: function(x, number), X), reference(wide(X), number), budget)
+    assert close(call(lambda y: function(number, y), Y), reference(number, wide(Y)), budget)
 
 
 @pytest.mark.parametrize("name", BINARY)
 def test_one_element_a_partition_on_either_side(name: str) -> None:
-    function, truth, budget = getattr(nl, name), BINARY[name], 2 if name == "divide" else 0
+    function, reference, budget = getattr(nl, name), BINARY[name], 2 if name == "divide" else 0
     column = np.array([[2.0], [-0.75]], F32)
-    assert close(call(lambda x, y: function(x, y), X, column), truth(wide(X), column), budget)
-    assert close(call(lambda x, y: function(x, y), column, Y), truth(wide(column), wide(Y)), budget)
+    assert close(call(lambda x, y: function(x, y), X, column), reference(wide(X), column), budget)
+    assert close(call(lambda x, y: function(x, y), column, Y), reference(wide(column), wide(Y)), budget)
 
 
 @pytest.mark.parametrize("name", BITWISE)
 @pytest.mark.parametrize("dtype", [np.int32, np.uint8, np.int16], ids=lambda dtype: dtype.__name__)
 def test_bits(name: str, dtype: Any) -> None:
     x, y = np.array([[12, 7, 100], [1, 0, 85]], dtype), np.array([[1, 3, 2], [0, 5, 1]], dtype)
-    function, truth = getattr(nl, name), BITWISE[name]
+    function, reference = getattr(nl, name), BITWISE[name]
     for got, expected in (
-        (outcome(lambda x, y: function(x, y), x, y), truth(x, y)),
-        (outcome(lambda x: function(x, 3), x), truth(x, dtype(3))),
-        (outcome(lambda y: function(96, y), y), truth(dtype(96), y)),
+        (outcome(lambda x, y: function(x, y), x, y), reference(x, y)),
+        (outcome(lambda x: function(x, 3), x), reference(x, dtype(3))),
+        (outcome(lambda y: function(96, y), y), reference(dtype(96), y)),
     ):
         assert got.values.tolist() == expected.astype(dtype).tolist()
         assert got.dtype == np.dtype(dtype).name and got.engines == {"vector": 1}
@@ -165,12 +165,12 @@ def test_integers_divide_into_floats() -> None:
 def test_the_error_of_a_quotient() -> None:
     """A reciprocal and a product are rounded, each by 2^-24 of the value at most."""
     x, y = normal(64, 300, seed=15), normal(64, 300, seed=16)
-    for result, truth in (
+    for result, reference in (
         (call(nl.divide, x, y), wide(x) / wide(y)),
         (call(lambda x: nl.divide(x, 0.7), x), wide(x) / 0.7),
         (call(lambda y: nl.divide(0.7, y), y), 0.7 / wide(y)),
     ):
-        assert np.all(np.abs(wide(result) - truth) <= 2.01 * EPSILON * np.abs(truth) + 2.0**-149)
+        assert np.all(np.abs(wide(result) - reference) <= 2.01 * EPSILON * np.abs(reference) + 2.0**-149)
 
 
 @pytest.mark.parametrize("name", ["mod", "fmod"])
@@ -503,7 +503,7 @@ def test_a_comparison_can_be_asserted(name: str) -> None:
     )
 
 
-def test_what_is_computed_of_a_comparison_has_no_truth_value() -> None:
+def test_what_is_computed_of_a_comparison_has_no_reference_value() -> None:
     for body in (lambda: bool(nl.copy(nl.equal(tile(2, 4), 0))), lambda: bool(nl.add(nl.equal(tile(2, 4), 0), 1))):
         assert "the values of a tensor are not known while the kernel is being built" in refusal(body)
 

@@ -76,9 +76,9 @@ def test_attention() -> None:
     q, k, v = (normal(16, 32, seed=seed) for seed in (5, 6, 7))
     scores = wide(q).T @ wide(k)
     powers = np.exp(scores - scores.max(axis=1, keepdims=True))
-    truth = (powers / powers.sum(axis=1, keepdims=True)) @ wide(v).T
+    reference = (powers / powers.sum(axis=1, keepdims=True)) @ wide(v).T
     # Scores up to 20 are rounded by 2^-20 before the exponential.
-    assert np.all(np.abs(wide(call(attention, q, k, v)) - truth) <= 2.0**-18)
+    assert np.all(np.abs(wide(call(attention, q, k, v)) - reference) <= 2.0**-18)
 
 
 @given(st.integers(1, 128), st.integers(1, 128))

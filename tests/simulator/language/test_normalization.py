@@ -34,16 +34,16 @@ def softmax(x: Any, axis: Any) -> npt.NDArray[np.float64]:
 def test_softmax(partitions: int, scale: float, target: str) -> None:
     """The exponent's rounding is |x - max| * 2^-24, and a sum of 500 terms, a reciprocal and two products follow."""
     x = normal(partitions, 500, seed=6, scale=scale)
-    result, truth = wide(call(nl.softmax, x, target=target)), softmax(x, -1)
-    assert np.all(np.abs(result - truth) <= truth * EPSILON * (8 * scale + 16) + 2.0**-126)
+    result, reference = wide(call(nl.softmax, x, target=target)), softmax(x, -1)
+    assert np.all(np.abs(result - reference) <= reference * EPSILON * (8 * scale + 16) + 2.0**-126)
 
 
 @pytest.mark.parametrize("axis", [2, -1, (1, 2), [-1], (-1, -2)], ids=repr)
 def test_axes_of_softmax(axis: Any) -> None:
     x = normal(3, 4, 5, seed=7)
     result = call(lambda x: nl.softmax(x, axis), x)
-    truth = softmax(x, tuple(axis) if isinstance(axis, tuple | list) else axis)
-    assert result.shape == x.shape and np.all(np.abs(wide(result) - truth) <= 32 * EPSILON * truth)
+    reference = softmax(x, tuple(axis) if isinstance(axis, tuple | list) else axis)
+    assert result.shape == x.shape and np.all(np.abs(wide(result) - reference) <= 32 * EPSILON * reference)
 
 
 def test_softmax_of_large_and_of_masked_values() -> None:
@@ -60,8 +60,8 @@ def test_softmax_example_of_the_documentation() -> None:
 
 def test_softmax_over_several_but_not_all_free_dimensions() -> None:
     x = normal(3, 2, 4, 5, seed=15)
-    result, truth = call(lambda x: nl.softmax(x, (2, 3)), x), softmax(x, (2, 3))
-    assert np.all(np.abs(wide(result) - truth) <= 32 * EPSILON * truth)
+    result, reference = call(lambda x: nl.softmax(x, (2, 3)), x), softmax(x, (2, 3))
+    assert np.all(np.abs(wide(result) - reference) <= 32 * EPSILON * reference)
 
 
 def test_types_of_softmax() -> None:
@@ -89,16 +89,16 @@ def test_rms_norm(weight: tuple[int, int], target: str) -> None:
     """A weight of one partition is that of all of them."""
     x, w = normal(4, 60, seed=9, scale=3), normal(*weight, seed=10)
     result = call(lambda x, w: nl.rms_norm(x, w, axis=1, n=60), x, w, target=target)
-    truth = rms_norm(x, w, 1, 60)
-    assert np.all(np.abs(wide(result) - truth) <= 32 * EPSILON * np.abs(truth))
+    reference = rms_norm(x, w, 1, 60)
+    assert np.all(np.abs(wide(result) - reference) <= 32 * EPSILON * np.abs(reference))
 
 
 def test_rms_norm_over_one_and_over_two_dimensions() -> None:
     x, w = normal(3, 4, 5, seed=11), normal(3, 4, 5, seed=12)
     for axis, n in ((2, 5), (-1, 5), ((1, 2), 20)):
-        truth = rms_norm(x, w, axis, n)
+        reference = rms_norm(x, w, axis, n)
         result = call(lambda x, w: nl.rms_norm(x, w, axis, n), x, w)  # noqa: B023
-        assert np.all(np.abs(wide(result) - truth) <= 32 * EPSILON * np.abs(truth))
+        assert np.all(np.abs(wide(result) - reference) <= 32 * EPSILON * np.abs(reference))
 
 
 def test_rms_norm_divides_by_n_and_adds_epsilon() -> None:
@@ -118,16 +118,16 @@ def test_rms_norm_example_of_the_documentation() -> None:
 def test_types_of_rms_norm() -> None:
     """The tiles in between are float32 unless compute_dtype says otherwise; then their rounding shows."""
     x, w = normal(4, 64, seed=13).astype(ml_dtypes.bfloat16), normal(4, 64, seed=14).astype(ml_dtypes.bfloat16)
-    truth = rms_norm(x, w, 1, 64)
+    reference = rms_norm(x, w, 1, 64)
     result = outcome(lambda x, w: nl.rms_norm(x, w, 1, 64), x, w)
     assert result.dtype == nl.bfloat16
-    assert np.all(np.abs(wide(result.values) - truth) <= 1.01 * 2.0**-8 * np.abs(truth))
+    assert np.all(np.abs(wide(result.values) - reference) <= 1.01 * 2.0**-8 * np.abs(reference))
     wide_result = outcome(lambda x, w: nl.rms_norm(x, w, 1, 64, dtype=nl.float32), x, w)
     assert wide_result.dtype == nl.float32
-    assert np.all(np.abs(wide(wide_result.values) - truth) <= 32 * EPSILON * np.abs(truth))
+    assert np.all(np.abs(wide(wide_result.values) - reference) <= 32 * EPSILON * np.abs(reference))
     narrow = outcome(lambda x, w: nl.rms_norm(x, w, 1, 64, dtype=nl.float32, compute_dtype=nl.bfloat16), x, w)
-    error = np.abs(wide(narrow.values) - truth)
-    assert np.all(error <= 2.0**-6 * np.abs(truth)) and error.max() > 2.0**-12
+    error = np.abs(wide(narrow.values) - reference)
+    assert np.all(error <= 2.0**-6 * np.abs(reference)) and error.max() > 2.0**-12
 
 
 @rules(

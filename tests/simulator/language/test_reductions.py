@@ -92,10 +92,10 @@ def test_one_partition_and_all_of_them(name: str) -> None:
     for partitions in (1, 128):
         x = normal(partitions, 300, seed=4) if name != "prod" else np.exp(normal(partitions, 300, seed=4, scale=0.1))
         result = wide(call(lambda x: getattr(nl, name)(x, 1), x))[:, 0]
-        truth = getattr(np, name)(wide(x), axis=1)
-        scale = {"sum": np.abs(wide(x)).sum(1), "mean": np.abs(wide(x)).mean(1), "prod": 32 * np.abs(truth)}
+        reference = getattr(np, name)(wide(x), axis=1)
+        scale = {"sum": np.abs(wide(x)).sum(1), "mean": np.abs(wide(x)).mean(1), "prod": 32 * np.abs(reference)}
         exact = name in ("max", "min", "all")
-        assert np.all(np.abs(result - truth) <= (0 if exact else 16 * EPSILON * scale.get(name, np.abs(truth))))
+        assert np.all(np.abs(result - reference) <= (0 if exact else 16 * EPSILON * scale.get(name, np.abs(reference))))
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3, 1e4])
@@ -103,8 +103,8 @@ def test_the_variance_of_values_far_from_zero(offset: float) -> None:
     """The distances from the mean are taken before they are squared: an offset of 1e4 costs the mean's rounding only,
     |offset| * 2^-23 in a distance, squared. The mean of squares minus the square of the mean would lose all digits."""
     x = (normal(4, 1000, seed=5) + offset).astype(F32)
-    result, truth = wide(call(lambda x: nl.var(x, 1), x)), np.var(wide(x), axis=1, keepdims=True)
-    assert np.all(np.abs(result - truth) <= 64 * EPSILON + (offset * 2.0**-22) ** 2)
+    result, reference = wide(call(lambda x: nl.var(x, 1), x)), np.var(wide(x), axis=1, keepdims=True)
+    assert np.all(np.abs(result - reference) <= 64 * EPSILON + (offset * 2.0**-22) ** 2)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())

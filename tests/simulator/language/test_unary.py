@@ -38,10 +38,10 @@ def test_activation_functions(name: str, target: str) -> None:
 def test_angles_of_any_size(name: str, scale: float, target: str) -> None:
     """Sine and cosine within 2^-21; the error of the tangent grows with its derivative 1 + tan^2."""
     x = normal(16, 200, seed=3, scale=scale / 3)
-    truth = getattr(np, name)(wide(x))
+    reference = getattr(np, name)(wide(x))
     got = wide(call(lambda x: getattr(nl, name)(x), x, target=target))
-    budget = 2.0**-21 * (2 * (1 + truth**2) if name == "tan" else 1)
-    assert np.all(np.abs(got - truth) <= budget)
+    budget = 2.0**-21 * (2 * (1 + reference**2) if name == "tan" else 1)
+    assert np.all(np.abs(got - reference) <= budget)
 
 
 def test_the_operator_sin_is_right_on_one_turn_only_and_the_function_everywhere() -> None:

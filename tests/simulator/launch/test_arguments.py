@@ -299,7 +299,7 @@ def test_a_read_only_array_can_be_read_and_not_written(make: Any, precise_fp: bo
     assert not x.any()
 
 
-def test_a_read_only_array_that_is_held_in_float32_cannot_be_written_either() -> None:
+def test_a_read_only_array_that_is_stored_as_float32_cannot_be_written_either() -> None:
     x = read_only(np.zeros((3, 4), ml_dtypes.bfloat16))
     message = refused(NkiValidationError, lambda: run(fill_one, x, precise_fp=False))
     assert without_place(message, "nisa.dma_copy") == (

@@ -342,7 +342,7 @@ def _line_of(profiled: Any) -> str:
     return str(loop).partition("(")[2].removesuffix(")")
 
 
-def test_stated_trips_stand_for_a_bound() -> None:
+def test_stated_trips_replace_a_bound() -> None:
     kernel = skipping(rows_of_sum, trips={"body": 2})
     found = profile(kernel, spec((4, 3), nl.float32), spec((1, 1), nl.float32))
     assert list(found.trips.values()) == [2]

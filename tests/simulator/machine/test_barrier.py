@@ -95,7 +95,7 @@ def test_a_core_may_end_after_the_last_barrier() -> None:
     assert first.ended().passed == 1 and first.error is None
 
 
-def test_cores_that_meet_receive_what_the_others_brought() -> None:
+def test_cores_that_synchronise_receive_the_tensors_of_the_others() -> None:
     barrier = CoreBarrier(3)
     received: dict[int, list[Any]] = {}
 
@@ -110,7 +110,7 @@ def test_cores_that_meet_receive_what_the_others_brought() -> None:
     assert {number: sorted(others) for number, others in received.items()} == {0: [1, 2], 1: [0, 2], 2: [0, 1]}
 
 
-def test_cores_at_unlike_places_are_both_told() -> None:
+def test_cores_at_unlike_places_are_both_named() -> None:
     barrier = CoreBarrier(2)
     first = Waiter(barrier)
     first.join(0.05)

@@ -82,7 +82,7 @@ def gathered(x: Any, rows: Any) -> Any:
     return out
 
 
-def test_an_observer_is_told_in_the_order_of_the_program() -> None:
+def test_an_observer_is_called_in_program_order() -> None:
     watcher = Watching()
     rows = np.array([[5], [0], [7]], np.int32)
     with watching(watcher):

@@ -111,7 +111,7 @@ def operands() -> tuple[Any, Any, Any]:
     return x, w, exact.reshape(TILES, ROWS).T
 
 
-def test_groups_that_take_turns_in_a_bank_are_refused_with_both_matmuls_and_the_bank() -> None:
+def test_groups_that_alternate_in_a_bank_are_refused_with_both_matmuls_and_the_bank() -> None:
     x, w, _ = operands()
     with pytest.raises(PsumGroupError) as caught:
         interleaved(x, w)
@@ -308,7 +308,7 @@ def test_what_other_engines_write_starts_none_and_ends_none() -> None:
 
 
 @pytest.mark.parametrize("columns", [slice(0, 16), slice(0, 4)], ids=["whole", "part"])
-def test_after_another_engine_has_written_the_elements_none_starts_anew(columns: slice) -> None:
+def test_after_another_engine_has_written_the_elements_no_accumulation_restarts(columns: slice) -> None:
     def body() -> Any:
         sums = psum(8, 16)
         product(sums[:, :4])
@@ -401,7 +401,7 @@ def test_a_tensor_of_several_banks_has_a_group_in_each() -> None:
     assert "in [128, 256] float32, bytes 1024 to 2048: a bank" in message
 
 
-def test_tensors_at_the_same_bank_share_it_where_their_partitions_meet() -> None:
+def test_tensors_at_the_same_bank_share_it_where_their_partitions_overlap() -> None:
     def body(partition: int, bank: int) -> None:
         one, two = psum(64, 4, address=(0, 2048)), psum(32, 8, address=(partition, 2048 * bank))
         for step in range(2):
@@ -453,7 +453,7 @@ def test_a_start_in_other_partitions_hides_no_earlier_one() -> None:
     assert "has started another group in this bank, in [32, 4] float32" in refused(body)
 
 
-def test_views_of_other_types_meet_in_their_bytes() -> None:
+def test_views_of_other_types_overlap_in_their_bytes() -> None:
     """The upper half of the first float32 of each partition is the second bfloat16, with which a group starts."""
 
     def body(goes_on: Callable[[Any], Any]) -> None:

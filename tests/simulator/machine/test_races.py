@@ -94,7 +94,7 @@ def test_a_core_may_access_again_what_it_wrote() -> None:
     assert on_two_cores(kernel)[:, 0].tolist() == [1] * 4 + [2] * 4
 
 
-def test_rows_in_turns_do_not_meet() -> None:
+def test_interleaved_rows_do_not_overlap() -> None:
     """A bounding box would call it a race: both cores reach from the first rows to the last."""
 
     def kernel(shared: Any, core: int) -> None:
@@ -104,7 +104,7 @@ def test_rows_in_turns_do_not_meet() -> None:
     assert on_two_cores(kernel)[:, 5].tolist() == [1, 2] * 4
 
 
-def test_columns_in_turns_do_not_meet_but_every_second_and_every_third_do() -> None:
+def test_interleaved_columns_do_not_overlap_but_every_second_and_every_third_do() -> None:
     assert on_two_cores(lambda shared, core: write(shared[:, core::2]))[7].tolist() == [1, 2] * 3
 
     def kernel(shared: Any, core: int) -> None:
@@ -113,7 +113,7 @@ def test_columns_in_turns_do_not_meet_but_every_second_and_every_third_do() -> N
     assert "core 0 writes element [0, 4]" in race(kernel)
 
 
-def test_neighbouring_elements_of_two_bytes_do_not_meet() -> None:
+def test_neighbouring_elements_of_two_bytes_do_not_overlap() -> None:
     def kernel(shared: Any) -> Any:
         core = nl.program_id(0)
         nisa.dma_copy(shared[:, core::2], tile(4, 3, dtype=nl.bfloat16, value=1 + core))
@@ -122,7 +122,7 @@ def test_neighbouring_elements_of_two_bytes_do_not_meet() -> None:
     assert nki.jit(kernel)[2](np.zeros((4, 6), nl.bfloat16.numpy))[3].tolist() == [1, 2] * 3
 
 
-def test_views_of_another_type_meet_where_their_bytes_do() -> None:
+def test_views_of_another_type_overlap_where_their_bytes_do() -> None:
     """The low halves of float32 elements are no race with the high halves, the whole elements are one with either."""
 
     def halves(shared: Any, core: int) -> None:
@@ -348,7 +348,7 @@ def test_a_barrier_on_one_tensor_orders_no_other() -> None:
     assert "race on tensor 'other'" in race(kernel)
 
 
-def test_barriers_on_different_tensors_do_not_meet() -> None:
+def test_barriers_on_different_tensors_do_not_match() -> None:
     def kernel(shared: Any, core: int) -> None:
         other = nl.ndarray((8, 6), nl.float32, nl.shared_hbm)
         nisa.core_barrier(other if core else shared, CORES)

@@ -12,21 +12,21 @@ from typing import Any
 import pytest
 
 from nkilib.simulator.machine.waits import Waits
-from nkilib.simulator.machine.world import Comer, Term, World
+from nkilib.simulator.machine.world import Participant, Term, World
 from nkilib.simulator.terms.errors import BarrierError, CoreAbortedError
 from tests.simulator.frame import refused
 
 SECONDS = 20.0
 
 
-def comer(rank: int, *members: int, core: int | None = 0, item: object = None, op: str = "add") -> Comer:
-    return Comer(rank, core, members, "sum", f"kernel.py:{rank}", (Term("op", op),), item)
+def comer(rank: int, *members: int, core: int | None = 0, item: object = None, op: str = "add") -> Participant:
+    return Participant(rank, core, members, "sum", f"kernel.py:{rank}", (Term("op", op),), item)
 
 
 class Thread(threading.Thread):
     """A core of a world, and what came of it."""
 
-    def __init__(self, world: World, *comers: Comer) -> None:
+    def __init__(self, world: World, *comers: Participant) -> None:
         super().__init__(daemon=True, name=f"rank {comers[0].rank}")
         self.met: list[Mapping[int, Any]] = []
         self.error: BaseException | None = None
@@ -53,7 +53,7 @@ def test_members_get_what_all_brought() -> None:
     assert [thread.ended().met for thread in threads] == [[{0: 0, 1: 10, 2: 20}]] * 3
 
 
-def test_cores_of_unlike_numbers_do_not_meet() -> None:
+def test_cores_of_unlike_numbers_do_not_synchronise() -> None:
     world = World(2, 2, None)
     threads = [Thread(world, comer(rank, 0, 1, core=core, item=core)) for rank in range(2) for core in range(2)]
     assert [thread.ended().met for thread in threads] == [[{0: core, 1: core}] for _ in range(2) for core in range(2)]

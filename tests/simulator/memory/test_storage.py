@@ -57,7 +57,7 @@ def test_a_read_only_array_makes_a_read_only_storage() -> None:
 
 
 @pytest.mark.parametrize("dtype", ALL_DTYPES, ids=str)
-def test_without_precise_floating_point_low_precision_types_are_held_in_float32(dtype: DType) -> None:
+def test_without_precise_floating_point_low_precision_types_are_stored_as_float32(dtype: DType) -> None:
     is_low = dtype in (nl.bfloat16, nl.float8_e4m3, nl.float8_e4m3fn, nl.float8_e5m2)
     precise, wide = make((2, 3), dtype), make((2, 3), dtype, precise_fp=False)
     assert (precise.nbytes, precise.numpy_dtype, precise.is_widened) == (6 * dtype.itemsize, dtype.numpy, False)

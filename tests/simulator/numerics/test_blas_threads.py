@@ -71,7 +71,7 @@ def test_a_launch_takes_one_thread(cores: int, openblas: FakeThreads) -> None:
     assert openblas.get() == 8
 
 
-def test_numpy_has_an_openblas_whose_threads_can_be_told() -> None:
+def test_numpy_has_an_openblas_whose_threads_can_be_set() -> None:
     """In numpy's own builds; of another BLAS there is nothing to see."""
     threads = blas_threads._openblas()
     if threads is None:

@@ -103,7 +103,7 @@ def test_floats_keep_nan_and_what_they_can_hold(dtype: DType) -> None:
     np.testing.assert_array_equal(stored(values, dtype).astype(np.float32), values)
 
 
-def test_a_float_type_held_in_float32_is_not_rounded() -> None:
+def test_a_float_type_stored_as_float32_is_not_rounded() -> None:
     destination = np.zeros(1, np.float32)
     store_float(destination, np.array([1.0000001], np.float32), nl.bfloat16)
     assert destination[0] == np.float32(1.0000001)

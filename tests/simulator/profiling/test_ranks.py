@@ -94,7 +94,7 @@ def test_a_kernel_by_itself() -> None:
     assert made.untimed == {"all_reduce": 1} and ", rank " not in made.title
 
 
-def test_without_collectives_nothing_is_said() -> None:
+def test_without_collectives_there_is_no_note() -> None:
     def kernel(x: Any) -> Any:
         result = nl.ndarray(x.shape, x.dtype, nl.shared_hbm)
         nisa.dma_copy(result, x)

@@ -115,7 +115,7 @@ def test_trips_behind_the_end_of_a_tensor_are_refused() -> None:
         profile(silent, *shapes(), trips=9)
 
 
-def test_a_loop_with_no_trip_hides_those_in_its_body() -> None:
+def test_a_loop_without_iterations_hides_the_loops_in_its_body() -> None:
     @nki.jit
     def kernel(count: Any) -> None:
         flag = nl.ndarray((1, 1), INT32)

@@ -12,7 +12,7 @@ from typing import Any
 from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.replay.code import CodeWatch
 from nkilib.simulator.replay.errors import ReplayFailed, Unplannable
-from nkilib.simulator.replay.key import Given
+from nkilib.simulator.replay.key import Candidate
 
 
 @dataclass
@@ -41,11 +41,11 @@ class Plan:
     """Doubles its first array, if what decides is what it was when it was recorded."""
 
     wanted: Any
-    decides: Callable[[Given], Any]
+    decides: Callable[[Candidate], Any]
     nbytes: int
     runs: int = 0
 
-    def run(self, given: Given) -> Any:
+    def run(self, given: Candidate) -> Any:
         if self.decides(given) != self.wanted:
             raise ReplayFailed("another value")
         self.runs += 1
@@ -65,7 +65,7 @@ class Planner:
         recorded, built: how often.
     """
 
-    decides: Callable[[Given], Any] = lambda given: 0
+    decides: Callable[[Candidate], Any] = lambda given: 0
     nbytes: int = 1000
     refusal: str = ""
     recording_error: Exception | None = None
@@ -78,7 +78,7 @@ class Planner:
         kernel: Kernel,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        given: Given,
+        given: Candidate,
         watch: CodeWatch,
         written: frozenset[int],
     ) -> Recorded:
@@ -88,7 +88,7 @@ class Planner:
         stream = None if self.refusal else Stream(self.decides(given))
         return Recorded(result, stream, self.refusal, self.recording_error)
 
-    def build(self, recorded: Recorded, given: Given) -> Plan:
+    def build(self, recorded: Recorded, given: Candidate) -> Plan:
         stream = recorded.stream
         assert stream is not None
         if self.error is not None:

@@ -22,7 +22,7 @@ from nkilib.nki import nki, nl
 from nkilib.simulator import packed, spec, using
 from nkilib.simulator.hardware.options import current_options
 from nkilib.simulator.launch.kernel import Kernel
-from nkilib.simulator.replay.key import Given, Refusal, given_of
+from nkilib.simulator.replay.key import Candidate, Refusal, candidate_of
 from nkilib.simulator.terms.compilation import CompileConfig
 from nkilib.simulator.terms.objects import NKIObject
 
@@ -84,14 +84,14 @@ def another(x: Any = None, y: Any = None) -> Any:
 KERNEL: Kernel = nki.jit(function)
 
 
-def given(*args: Any, kernel: Kernel = KERNEL, **kwargs: Any) -> Given:
-    found = given_of(kernel, current_options(), args, kwargs)
-    assert isinstance(found, Given), found
+def given(*args: Any, kernel: Kernel = KERNEL, **kwargs: Any) -> Candidate:
+    found = candidate_of(kernel, current_options(), args, kwargs)
+    assert isinstance(found, Candidate), found
     return found
 
 
 def reason(*args: Any, kernel: Kernel = KERNEL, **kwargs: Any) -> str:
-    found = given_of(kernel, current_options(), args, kwargs)
+    found = candidate_of(kernel, current_options(), args, kwargs)
     assert isinstance(found, Refusal)
     return found.reason
 

@@ -20,7 +20,7 @@ from nkilib.simulator.launch.kernel import Kernel
 from nkilib.simulator.launch.place import Place
 from nkilib.simulator.replay.counts import TALLIES, LaunchCounts
 from nkilib.simulator.replay.entries import MOST_COUNTED, MOST_KEYS, MOST_PLANS, MOST_VARIANTS, MOST_WAITING
-from nkilib.simulator.replay.key import Given
+from nkilib.simulator.replay.key import Candidate
 from nkilib.simulator.replay.launch import Launches
 from tests.simulator.replay.planners import Planner
 
@@ -69,7 +69,7 @@ def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
     yield Bench(request.node.name, Planner())
 
 
-def first_value(given: Given) -> float:
+def first_value(given: Candidate) -> float:
     return float(given.arrays[0].flat[0])
 
 
@@ -136,7 +136,7 @@ def test_a_refusal_of_the_recorder_is_the_reason(bench: Bench) -> None:
     bench.planner.refusal = ""
 
 
-def test_what_cannot_be_planned_is_said(bench: Bench) -> None:
+def test_launches_that_cannot_be_planned_are_reported(bench: Bench) -> None:
     bench.planner.decides = lambda given: "unplannable"
     assert [bench(X) for _ in range(5)] == ["today", "today", "recorded", "recorded", "today"]
     assert bench.counts.reasons == {"it is not to be planned": 2}
@@ -177,7 +177,7 @@ def test_an_error_of_a_plan_is_raised_and_the_plan_is_not_used_again(bench: Benc
     for _ in range(5):
         bench(X)
 
-    def decides(given: Given) -> Any:
+    def decides(given: Candidate) -> Any:
         raise ZeroDivisionError
 
     bench.planner.built[0].decides = decides
@@ -253,7 +253,7 @@ def test_a_launch_of_another_thread_that_runs_the_same_plan_runs_as_today(bench:
         bench(X)
     is_in, may_go = Event(), Event()
 
-    def decides(given: Given) -> int:
+    def decides(given: Candidate) -> int:
         is_in.set()
         may_go.wait(10)
         return 0

@@ -31,7 +31,7 @@ def check(program: Program) -> bool:
 
 
 @pytest.mark.parametrize("sizes", COUNTS)
-def test_replayed_kernels_leave_the_same_bits(sizes: str) -> None:
+def test_replayed_kernels_leave_bitwise_identical_results(sizes: str) -> None:
     planned = []
 
     @settings(max_examples=COUNTS[sizes], phases=PHASES)
@@ -105,7 +105,7 @@ def test_wrong_steps_are_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> No
     assert "seed 3" in complaint(DOUBLED, report) and "shrunk to 7 lines" in complaint(DOUBLED, report)
 
 
-def test_cores_may_meet_where_rows_are_worked_on_in_blocks() -> None:
+def test_cores_may_synchronise_where_rows_are_worked_on_in_blocks() -> None:
     lines = ("nisa.core_barrier(a0, (0, 1))", "h0 = a0[nl.program_id(0) * 4 : nl.program_id(0) * 4 + 4]")
     body = ("t1 = nl.ndarray((4, 8), nl.float32, nl.sbuf)", "nisa.dma_copy(t1, h0)", "nisa.dma_copy(h0, t1)")
     program = Program(5, "tiny", 2, (Argument("a0", (8, 8), "float32"),), lines + body)

@@ -37,7 +37,7 @@ def test_the_shortest_run_counts() -> None:
     assert ways.is_side_by_side
 
 
-def test_small_rounds_run_in_turns() -> None:
+def test_small_rounds_run_alternately() -> None:
     ways = _Ways(may_pay=False)
     for _ in range(5):
         assert not ways.is_side_by_side

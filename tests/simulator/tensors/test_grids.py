@@ -156,7 +156,7 @@ def test_blocks_with_a_gap_keep_their_tiles() -> None:
     assert not grid.is_data_representable
 
 
-def test_tiles_are_grouped_anew() -> None:
+def test_tiles_are_regrouped() -> None:
     grid = nl.blocks(blocks_of(), block_shape=(3, 4))
     assert grid.shape == (1, 2) and grid.tile_shape == (128, 256)
     assert np.array_equal(grid[0, 0].data.array, ARRAY[:, :1024])

@@ -93,7 +93,7 @@ def test_views_share_storage() -> None:
     ],
     ids=["part", "result"],
 )
-def test_a_value_has_no_truth_value(make: Any, name: str) -> None:
+def test_a_value_has_no_reference_value(make: Any, name: str) -> None:
     expected = (
         f"{name}: the values of a tensor are not known while the kernel is being built; "
         "nisa.register_load brings one into a register, and 'is not None' asks whether there is a tensor"
@@ -479,7 +479,7 @@ def test_constraints_of_view(constraint: Constraint) -> None:
     constraint.check()
 
 
-def test_bits_of_a_type_held_in_float32_cannot_be_read() -> None:
+def test_bits_of_a_type_stored_as_float32_cannot_be_read() -> None:
     wide = Storage((4, 6), nl.bfloat16, nl.sbuf, "", precise_fp=False)
     t = NkiTensor((4, 6), nl.bfloat16, wide)
     message = "tensor [4, 6] bfloat16 in sbuf is held in float32 because NKI_PRECISE_FP=0; its bits cannot be read as"

@@ -71,7 +71,7 @@ def test_a_barrier_holds_up_its_engine_and_its_data_only() -> None:
     assert load.start_us == 0.0 < barrier.end_us
 
 
-def test_with_data_the_cores_meet_at_the_same_time_as_without() -> None:
+def test_with_data_the_cores_synchronise_at_the_same_time_as_without() -> None:
     x = np.zeros((2, 128, N), np.float32)
 
     def filled(x: Any) -> None:

@@ -243,7 +243,7 @@ def test_streams_that_drift_apart_run_whole() -> None:
 
 @pytest.mark.parametrize("buffers", [2, 3, 4])
 @pytest.mark.parametrize("model", ["draining", "overlapping"])
-def test_buffers_that_take_turns(buffers: int, model: str) -> None:
+def test_buffers_used_round_robin(buffers: int, model: str) -> None:
     """What a body that rotates its buffers would do: a period of as many iterations."""
 
     def body(x: Any, flag: Any, count: int) -> None:
@@ -280,7 +280,7 @@ def test_meetings_are_not_left_out() -> None:
     assert run == 2 * 2 * 40
 
 
-def test_cores_with_unlike_loops_meet_behind_them() -> None:
+def test_cores_with_unlike_loops_synchronise_behind_them() -> None:
     def body(x: Any, flag: Any, count: int) -> None:
         tile = nl.ndarray((ROWS, 512), FP32)
         if nl.program_id(0) == 0:

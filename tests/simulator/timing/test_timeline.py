@@ -150,7 +150,7 @@ def test_triggers_of_a_queue_are_apart_and_the_engines_are_shared() -> None:
     assert nanoseconds(second) == pytest.approx((600.0, 1000 + 2 * rows))
 
 
-def test_names_places_and_operands_are_told() -> None:
+def test_names_places_and_operands_are_reported() -> None:
     def body() -> None:
         a, b = tiles(2, columns=8, partitions=4)
         nisa.tensor_copy(b, a, name="here")

@@ -68,7 +68,7 @@ def test_a_neuron_tensor_without_the_real_nki_says_so() -> None:
     assert "tensors on neuron need the real NKI, and nkilib runs on its simulator here" in error
 
 
-def test_another_native_device_is_told_what_is_supported() -> None:
+def test_another_native_device_is_refused_with_the_supported_ones() -> None:
     error = run_fresh(REFUSED.format(name="other"), "simulator").error
     assert "cpu (simulated), neuron (the native device of torch-neuronx) or xla" in error and "got other" in error
 

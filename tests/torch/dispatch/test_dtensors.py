@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[type[Exception], Refused, str]] = {
     "the targets of all ranks": (
         ValueError,
         lambda mesh: cross_entropy(sharded(mesh, 0), T, reduction="sum"),
-        r"this rank has the shape \(3, 11\), and a plain target must be that of these rows, got shape \(6,\)",
+        r"a DTensor, has the shape \(3, 11\), and a plain target must belong to these rows, got shape \(6,\)",
     ),
     "targets placed otherwise": (
         NotImplementedError,

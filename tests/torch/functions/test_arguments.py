@@ -44,7 +44,7 @@ def test_what_is_no_number(value: Any) -> None:
         ours.huber_loss(X, T, delta=value)
 
 
-def test_a_number_in_a_tensor_is_told_how_to_be_one() -> None:
+def test_a_number_in_a_tensor_is_refused_with_the_remedy() -> None:
     with pytest.raises(TypeError, match=r"must be float, not Tensor; pass delta\.item\(\)"):
         ours.huber_loss(X, T, delta=torch.tensor(0.5))
 

@@ -106,7 +106,7 @@ def test_without_gradients_there_is_the_loss_alone() -> None:
 def test_a_second_backward_is_refused() -> None:
     loss = chunked_loss(HIDDEN.clone().requires_grad_(), TARGET, new_head(), sum_of_losses, 2)
     loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match="its gradients have been handed on, and their memory with them"):
+    with pytest.raises(RuntimeError, match="its gradients have been passed on, and their memory with them"):
         loss.backward()
 
 

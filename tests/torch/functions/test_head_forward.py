@@ -93,7 +93,9 @@ def test_layers_that_do_more_than_a_product_are_refused() -> None:
 def test_a_sharded_module_hands_its_gradient_to_no_sum() -> None:
     module = fully_shard(LinearCrossEntropyLoss(WIDTH, CLASSES))
     hidden, target = make_logits(TOKENS, WIDTH), make_targets(TOKENS, classes=CLASSES)
-    with pytest.raises(NotImplementedError, match="grad_weight_sum is not supported where fully_shard was given"):
+    with pytest.raises(
+        NotImplementedError, match="grad_weight_sum is not supported where fully_shard shards this module"
+    ):
         module(hidden, target, grad_weight_sum=torch.zeros(CLASSES, WIDTH))
 
 

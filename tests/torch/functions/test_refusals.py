@@ -247,7 +247,7 @@ def test_a_target_far_outside_of_int32_does_not_wrap_into_range() -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps", "xpu"])
-def test_another_device_is_told_what_is_supported(device: str) -> None:
+def test_another_device_is_refused_with_the_supported_ones(device: str) -> None:
     with FakeTensorMode(), pytest.raises(NotImplementedError, match=rf"cpu .*, neuron .* or xla .*, got {device}"):
         cross_entropy(torch.empty(2, 3, device=device), torch.empty(2, dtype=torch.int64, device=device))
 

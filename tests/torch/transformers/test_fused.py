@@ -313,7 +313,9 @@ def test_it_is_undone_once_and_may_come_again() -> None:
     for _ in range(2):
         undo = fuse_linear_loss(stock)
         assert isinstance(stock.train()(**padded_batch()).logits, NoLogits)
-        with pytest.raises(ValueError, match="has been fused already; undo that by what fuse_linear_loss returned"):
+        with pytest.raises(
+            ValueError, match="has been fused already; undo it by the object that fuse_linear_loss returned"
+        ):
             fuse_linear_loss(stock)
         undo()
         undo()

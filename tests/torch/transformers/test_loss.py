@@ -252,7 +252,7 @@ def test_refusals() -> None:
     with pytest.raises(ValueError, match=message):
         causal_lm_loss(logits, labels[:, :4], 11)
     for name in ("weight", "reduction", "normalizer", "return_outputs", "class_dim"):
-        with pytest.raises(TypeError, match=f"causal_lm_loss: {name} cannot be handed on to cross_entropy"):
+        with pytest.raises(TypeError, match=f"causal_lm_loss: {name} cannot be passed on to cross_entropy"):
             causal_lm_loss(logits, labels, 11, **{name: None})
     with pytest.raises(IndexError, match="Target 11 is out of bounds"):
         causal_lm_loss(logits, labels.fill_(11), 11)

@@ -51,20 +51,20 @@ def errors(run: Run, exact: Run, names: tuple[str, ...], products: torch.dtype, 
     assert len(run.losses) == len(exact.losses) and len(run.results) == len(exact.results)
     assert len(run.gradients) == len(exact.gradients)
     found = [
-        Error(f"loss {step}", abs(ours - truth), VALUE)
-        for step, (ours, truth) in enumerate(zip(run.losses, exact.losses, strict=True))
+        Error(f"loss {step}", abs(ours - reference), VALUE)
+        for step, (ours, reference) in enumerate(zip(run.losses, exact.losses, strict=True))
     ]
-    for call, (ours, truth) in enumerate(zip(run.results, exact.results, strict=True)):
-        for name, value, expected in zip(names, ours, truth, strict=False):
+    for call, (ours, reference) in enumerate(zip(run.results, exact.results, strict=True)):
+        for name, value, expected in zip(names, ours, reference, strict=False):
             assert (value is None) == (expected is None)
             if value is not None and expected is not None:
                 assert value.dtype == torch.float32 and value.shape == expected.shape
                 found.append(Error(f"{name} {call}", float((value - expected).abs().max()), VALUE))
     for step, (gradients, expected) in enumerate(zip(run.gradients, exact.gradients, strict=True)):
         assert gradients.keys() == expected.keys()
-        for name, truth in expected.items():
-            assert gradients[name].dtype == truth.dtype
-            norm, row = shares(gradients[name], truth)
+        for name, reference in expected.items():
+            assert gradients[name].dtype == reference.dtype
+            norm, row = shares(gradients[name], reference)
             further = later if step else 0.0
             found.append(Error(f"norm of {name} {step}", norm, NORM[products] + further))
             found.append(Error(f"row of {name} {step}", row, ROW[products] + further))
@@ -77,12 +77,12 @@ def shares(gradient: Tensor, exact: Tensor) -> tuple[float, float]:
     A row counts at least as the root mean square of all: what positions add to a row may cancel, and the row is then
     off by what these parts are off by, however little is left of them.
     """
-    truth = exact.double()
-    assert truth.norm() > 0
-    error = gradient.double() - truth
-    rows, sizes = torch.atleast_2d(error).norm(dim=-1), torch.atleast_2d(truth).norm(dim=-1)
+    reference = exact.double()
+    assert reference.norm() > 0
+    error = gradient.double() - reference
+    rows, sizes = torch.atleast_2d(error).norm(dim=-1), torch.atleast_2d(reference).norm(dim=-1)
     typical = sizes.square().mean().sqrt()
-    return float(error.norm() / truth.norm()), float((rows / sizes.clamp(min=typical)).max())
+    return float(error.norm() / reference.norm()), float((rows / sizes.clamp(min=typical)).max())
 
 
 def too_large(ours: list[Error], theirs: list[Error]) -> Iterator[str]:

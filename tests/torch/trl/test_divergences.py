@@ -111,9 +111,9 @@ def test_results_are_float32_and_gradients_of_their_operand(
     expected = ExactDivergences.apply(*exact, beta, *FULL)
     with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
         found = DIVERGENCES.current.apply(*ours, beta, *FULL)
-    for value, truth in zip(found, expected, strict=True):
+    for value, reference in zip(found, expected, strict=True):
         assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
-        assert float((value - truth).detach().abs().max()) <= VALUE and float(truth.detach().std()) > 0.01
+        assert float((value - reference).detach().abs().max()) <= VALUE and float(reference.detach().std()) > 0.01
     assert [each.requires_grad for each in found] == [True, False]
     total(found[0]).backward()
     total(expected[0]).backward()
@@ -168,8 +168,8 @@ def test_either_model_may_lack_a_bias(missing: tuple[int, ...]) -> None:
     given = [None if number in missing else each for number, each in enumerate(operands(FLOAT32))]
     found = DIVERGENCES.current.apply(*given, 0.5, *FULL)
     expected = ExactDivergences.apply(*given, 0.5, *FULL)
-    for value, truth in zip(found, expected, strict=True):
-        assert float((value - truth).detach().abs().max()) <= VALUE
+    for value, reference in zip(found, expected, strict=True):
+        assert float((value - reference).detach().abs().max()) <= VALUE
 
 
 @pytest.mark.parametrize("cap", [0.0, -3.0])

@@ -84,9 +84,9 @@ def test_results_are_float32_and_gradients_of_their_operand(
     expected = ExactScores.apply(*exact, *options)
     with nullcontext() if autocast is None else torch.autocast("cpu", autocast):
         found = SCORES.current.apply(*ours, *options)
-    for value, truth in zip(found[:4], expected[:4], strict=True):
+    for value, reference in zip(found[:4], expected[:4], strict=True):
         assert value.dtype == FLOAT32 and value.shape == (POSITIONS,)
-        assert float((value - truth).abs().max()) <= VALUE and float(truth.std()) > 0.01
+        assert float((value - reference).abs().max()) <= VALUE and float(reference.std()) > 0.01
     assert found[4].dtype == torch.bool and torch.equal(found[4], expected[4])
     total(found).backward()
     total(expected).backward()

@@ -91,8 +91,8 @@ def assert_as_good(case: Case, directory: Path) -> None:
     ours_off, theirs_off = (errors(each, exact, names, products(case), later_budget(case)) for each in (ours, theirs))
     bad = list(too_large(ours_off, theirs_off))
     assert not bad, "\n".join(bad)
-    for results, truth in zip(ours.results, exact.results, strict=True):
-        for is_top1, expected in zip(results[len(names) :], truth[len(names) :], strict=True):
+    for results, reference in zip(ours.results, exact.results, strict=True):
+        for is_top1, expected in zip(results[len(names) :], reference[len(names) :], strict=True):
             assert (is_top1 is None) == (expected is None)
             assert is_top1 is None or torch.equal(is_top1, expected)
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from nkilib.verify.kernels import extended
-from nkilib.verify.kernels.case import Case, Truth
+from nkilib.verify.kernels.case import Case, Reference
 from nkilib.verify.kernels.registry import cases
 from nkilib.verify.launching import argument_name
 from nkilib.verify.observation import Array, Observation
@@ -47,15 +47,15 @@ def test_every_public_kernel_has_cases_that_set_every_argument(kernel: Any) -> N
 def test_both_numbers_of_cores_and_special_rows_are_there() -> None:
     assert {case.cores for case in CASES.values()} == {1, 2}
     assert len(CASES) == len(list(cases())), "names are unique"
-    for kind in ("cross_entropy_forward", "cross_entropy_backward"):
-        for name in (kind, f"extended_{kind}"):
+    for entry in ("cross_entropy_forward", "cross_entropy_backward"):
+        for name in (entry, f"extended_{entry}"):
             for dtype in ("float32", "bfloat16"):
                 assert f"{name}: special rows, {dtype}" in CASES
 
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", CASES)
-def test_the_simulator_meets_the_case(name: str) -> None:
+def test_the_simulator_reaches_the_case(name: str) -> None:
     """Small ones are met in `test_on_stand_in` too, by the same arithmetic."""
     verdict = CASES[name].judge(observed(name), is_device=False)
     assert verdict.status is Status.AS_EXPECTED, verdict.text
@@ -179,16 +179,16 @@ def test_a_case_says_what_it_is() -> None:
 
 
 def test_results_beyond_float32_are_infinite() -> None:
-    truth = Truth(np.array([1e39, -1e39, 1.0]), np.full(3, 1e-6))
-    assert truth.worst_error(np.array([np.inf, -np.inf, 1.0], np.float32)) <= 1.0
-    assert truth.worst_error(np.array([3e38, -np.inf, 1.0], np.float32)) == np.inf
+    reference = Reference(np.array([1e39, -1e39, 1.0]), np.full(3, 1e-6))
+    assert reference.worst_error(np.array([np.inf, -np.inf, 1.0], np.float32)) <= 1.0
+    assert reference.worst_error(np.array([3e38, -np.inf, 1.0], np.float32)) == np.inf
 
 
-def test_an_option_that_the_oracle_does_not_know_is_held_by_its_classes() -> None:
+def test_an_option_that_the_oracle_does_not_know_is_checked_by_its_classes() -> None:
     """Until it does: the launch is listed by itself."""
     case = CASES["extended_cross_entropy_forward: no option, float32"]
     unknown = {**case.arguments(), "logit_softcap": 1.0}
-    assert extended.has_truth(unknown) and extended.forward_truths(unknown)
+    assert extended.has_reference(unknown) and extended.forward_references(unknown)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(extended, "_RECIPE", extended._RECIPE - {"logit_softcap"})
-        assert not extended.has_truth(unknown) and extended.forward_truths(unknown) == {}
+        assert not extended.has_reference(unknown) and extended.forward_references(unknown) == {}

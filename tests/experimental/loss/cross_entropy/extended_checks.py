@@ -30,7 +30,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernels are launched; nothing of it changes the truth."""
+    """How the kernels are launched; nothing of it changes the reference."""
 
     dtype: Any
     cores: int = 2
@@ -96,7 +96,7 @@ def check_forward(
 ) -> dict[str, Array]:
     """Run the forward, hold every result against the oracle, and return them by name."""
     results = forward(logits, targets, options, launch, **more)
-    truth = extended_forward_reference(logits, targets, launch.dtype, options)
+    expected = extended_forward_reference(logits, targets, launch.dtype, options)
     bounds = extended_forward_bounds(logits, targets, launch.dtype, options)
     for name, values in results.items():
         assert values.shape == logits.shape[:1], name
@@ -104,11 +104,11 @@ def check_forward(
             continue
         if name == "argmax":
             assert values.dtype == np.int32
-            np.testing.assert_array_equal(values, truth.argmax)
+            np.testing.assert_array_equal(values, expected.argmax)
             continue
         assert values.dtype == np.float32, name
         with np.errstate(over="ignore"):  # a sum beyond the range of float32 is infinite
-            exact = getattr(truth, name)
+            exact = getattr(expected, name)
             exact = np.where(np.isinf(exact.astype(np.float32)), np.copysign(np.inf, exact), exact)
         ratio = error_over_bound(values, exact, bounds[name]).max()
         assert ratio <= 1.0, f"{name}: worst error is {ratio:.3g} times the bound"
@@ -152,11 +152,11 @@ def assert_gradient(
 ) -> None:
     """Errors of a gradient are within ``extended_gradient_bound``."""
     given = BackwardInputs(lse, upstream.loss, upstream.lse, upstream.logprob, entropy, upstream.entropy)
-    truth = extended_backward_reference(logits, targets, dtype, options, given)
+    expected = extended_backward_reference(logits, targets, dtype, options, given)
     bounds = extended_gradient_bound(logits, targets, dtype, options, given)
     if BF16 in (dtype, gradient.dtype):
-        bounds = bounds + bfloat16_allowance(truth)
+        bounds = bounds + bfloat16_allowance(expected)
     if FP16 in (dtype, gradient.dtype):
-        bounds = bounds + float16_allowance(truth)
-    ratio = error_over_bound(gradient, truth, bounds).max()
+        bounds = bounds + float16_allowance(expected)
+    ratio = error_over_bound(gradient, expected, bounds).max()
     assert ratio <= 1.0, f"gradient: worst error is {ratio:.3g} times the bound"

@@ -54,7 +54,7 @@ def test_hard_rows_stay_within_the_bounds(vocabulary: int, logits_dtype: Any, dt
 @pytest.mark.parametrize(("logits_dtype", "dtype"), DTYPE_PAIRS, ids=pair_name)
 @pytest.mark.parametrize("vocabulary", [2, 507, 32000])
 def test_lse_of_the_default_type_and_reduction_sum(vocabulary: int, logits_dtype: Any, dtype: Any) -> None:
-    """The published defaults: an LSE in ``dtype``; the backward's truth starts from that LSE."""
+    """The published defaults: an LSE in ``dtype``; the backward's reference starts from that LSE."""
     logits, targets = hard_batch(vocabulary, seed=1)
     logits = logits.astype(logits_dtype)
     options = {"cores": 2, **_tuning(vocabulary)}

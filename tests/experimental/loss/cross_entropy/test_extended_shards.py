@@ -59,7 +59,7 @@ def _inputs_for(options: ExtendedLoss) -> tuple[Array, Array]:
 def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
     options = OPTIONS[name]
     logits, targets = _inputs_for(options)
-    truth = extended_forward_reference(logits, targets, dtype, options)
+    exact = extended_forward_reference(logits, targets, dtype, options)
     launch = Launch(dtype, 2, 8, 1)
     found = [
         forward(
@@ -77,25 +77,25 @@ def test_shards_combine_to_the_whole(dtype: Any, name: str) -> None:
         for start, end in SHARDS
     ]
     lse = np.logaddexp.reduce([each["lse"].astype(np.float64) for each in found])
-    np.testing.assert_allclose(lse, truth.lse, rtol=1e-5)
+    np.testing.assert_allclose(lse, exact.lse, rtol=1e-5)
     for result in ("target_logit", "position_weight"):
         total = sum(each[result].astype(np.float64) for each in found)
-        np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-4, err_msg=result)
+        np.testing.assert_allclose(total, getattr(exact, result), rtol=1e-5, atol=1e-4, err_msg=result)
     weights = options.weights(VOCABULARY)
     maximum, log_sum, distance_sum, entropy = _combined(found, [weights[start:end].sum() for start, end in SHARDS])
-    np.testing.assert_allclose(maximum + log_sum, truth.lse, rtol=1e-5)
-    np.testing.assert_allclose(distance_sum, truth.distance_sum, rtol=1e-5)
-    np.testing.assert_allclose(entropy, truth.entropy, rtol=1e-5)
+    np.testing.assert_allclose(maximum + log_sum, exact.lse, rtol=1e-5)
+    np.testing.assert_allclose(distance_sum, exact.distance_sum, rtol=1e-5)
+    np.testing.assert_allclose(entropy, exact.entropy, rtol=1e-5)
     for each, (start, end) in zip(found, SHARDS, strict=True):
         held = (targets >= start) & (targets < end) & (targets != options.ignore_index)
         assert (each["position_weight"][~held] == 0.0).all() and (each["target_logit"][~held] == 0.0).all()
         rounded = logits.astype(dtype)[:, start:end]
         np.testing.assert_array_equal(each["argmax"], start + rounded.argmax(axis=1))
-    _check_gradients(logits, targets, truth.lse.astype(np.float32), options, launch)
+    _check_gradients(logits, targets, exact.lse.astype(np.float32), options, launch)
 
 
 def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array, Array, Array, Array]:
-    """Maximum, log-sum, sum of distances and entropy of all shards, as ``docs/kernels.md`` combines them."""
+    """Combine maximum, log-sum, sum of distances and entropy of shards as docs/explanation/cross_entropy.md does."""
     parts = [{name: values.astype(np.float64) for name, values in each.items()} for each in found]
     maximum = np.max([each["maximum"] for each in parts], axis=0)
     shares = [np.exp(each["maximum"] - maximum + each["log_sum"]) for each in parts]
@@ -114,7 +114,7 @@ def _combined(found: list[dict[str, Array]], factors: list[Any]) -> tuple[Array,
 def _check_gradients(logits: Array, targets: Array, lse: Array, options: ExtendedLoss, launch: Launch) -> None:
     rng = np.random.default_rng(1)
     loss, of_lse, of_logprob = rng.standard_normal((3, POSITIONS)).astype(np.float32)
-    truth = extended_backward_reference(
+    exact = extended_backward_reference(
         logits, targets, launch.dtype, options, BackwardInputs(lse, loss, of_lse, of_logprob)
     )
     weights = options.weights(VOCABULARY)
@@ -137,16 +137,16 @@ def _check_gradients(logits: Array, targets: Array, lse: Array, options: Extende
     ]
     tolerance = 2.0**-8 if launch.dtype == BF16 else 1e-5
     found = np.concatenate([part.astype(np.float64) for part in parts], axis=1)
-    np.testing.assert_allclose(found, truth, rtol=tolerance, atol=1e-6)
+    np.testing.assert_allclose(found, exact, rtol=tolerance, atol=1e-6)
 
 
 def test_shards_of_probabilities() -> None:
     logits, _ = _inputs()
     y = np.random.default_rng(2).random((POSITIONS, VOCABULARY)).astype(np.float32)
     options = OPTIONS["everything"]
-    truth = extended_forward_reference(logits, y, FP32, options)
+    exact = extended_forward_reference(logits, y, FP32, options)
     loss = np.random.default_rng(1).standard_normal(POSITIONS).astype(np.float32)
-    lse = truth.lse.astype(np.float32)
+    lse = exact.lse.astype(np.float32)
     expected = extended_backward_reference(logits, y, FP32, options, BackwardInputs(lse, loss))
     found = []
     for start, end in SHARDS:
@@ -162,10 +162,10 @@ def test_shards_of_probabilities() -> None:
         np.testing.assert_allclose(gradient, expected[:, start:end], rtol=1e-4, atol=1e-5)
     for result in ("target_logit", "position_weight"):
         total = sum(each[result].astype(np.float64) for each in found)
-        np.testing.assert_allclose(total, getattr(truth, result), rtol=1e-5, atol=1e-3, err_msg=result)
+        np.testing.assert_allclose(total, getattr(exact, result), rtol=1e-5, atol=1e-3, err_msg=result)
     maximum, log_sum, distance_sum, _ = _combined(found, [each["position_weight"] for each in found])
-    of_targets = distance_sum + truth.position_weight * log_sum
-    np.testing.assert_allclose(of_targets + options.lse_square_scale * (maximum + log_sum) ** 2, truth.loss, rtol=1e-5)
+    of_targets = distance_sum + exact.position_weight * log_sum
+    np.testing.assert_allclose(of_targets + options.lse_square_scale * (maximum + log_sum) ** 2, exact.loss, rtol=1e-5)
 
 
 def test_what_is_given_is_not_summed_again() -> None:

@@ -100,7 +100,7 @@ def test_special_rows_have_the_class_of_torch(chunk_size: int) -> None:
 
 
 @pytest.mark.parametrize("exact_maximum", SHARES.values(), ids=SHARES)
-def test_the_same_bits_on_one_core_and_two(exact_maximum: bool) -> None:
+def test_results_are_bitwise_identical_on_one_core_and_two(exact_maximum: bool) -> None:
     logits, targets = half_batch()
     first, second = (
         forward(logits, targets, cores=cores, dtype=as_nl(FP16), exact_maximum=exact_maximum, **TILING)
@@ -192,7 +192,7 @@ def test_a_gradient_beyond_the_range_is_infinite() -> None:
 def test_tiles_of_float16_are_for_its_logits_alone() -> None:
     """Other logits may be beyond its range."""
     logits, targets = normal_batch(3, 8)
-    message = "dtype must be nl.bfloat16 or nl.float32 for logits of float32, which float16 ends before, got float16"
+    message = "dtype must be nl.bfloat16 or nl.float32 for logits of float32, whose range exceeds float16, got float16"
     with pytest.raises(AssertionError, match=f"cross_entropy_forward: {message}; use one of the two"):
         forward(logits, targets, cores=1, dtype=as_nl(FP16), positions_per_batch=3, chunk_size=8)
 

@@ -60,18 +60,18 @@ def check_scores(logits: Array, targets: Array, options: ExtendedLoss, launch: L
     """Loss, lse and entropy of one form against float64."""
     found = forward(logits, targets, options, launch, **SCORES, exact_maximum=exact)
     with np.errstate(all="ignore"):
-        truth = extended_forward_reference(logits, targets, launch.dtype, options)
+        expected = extended_forward_reference(logits, targets, launch.dtype, options)
         z = options.scores(logits, launch.dtype)
         maximum, size = np.abs(z.max(axis=1)), 0.0 if options.temperature == 1.0 else 2.0
-        of_z = size * UNIT * (maximum + truth.entropy)
-        allowed = UNITS * UNIT * (2.0 * LOG_SUM_MAX + truth.entropy)
+        of_z = size * UNIT * (maximum + expected.entropy)
+        allowed = UNITS * UNIT * (2.0 * LOG_SUM_MAX + expected.entropy)
         bounds = {
-            "loss": UNITS * UNIT * np.maximum(LOG_SUM_MAX, truth.loss) + of_z,
-            "lse": UNITS * UNIT * np.maximum(LOG_SUM_MAX, maximum + truth.entropy) + of_z,
-            "entropy": allowed + 2.0 * (1.0 + truth.entropy) * of_z,
+            "loss": UNITS * UNIT * np.maximum(LOG_SUM_MAX, expected.loss) + of_z,
+            "lse": UNITS * UNIT * np.maximum(LOG_SUM_MAX, maximum + expected.entropy) + of_z,
+            "entropy": allowed + 2.0 * (1.0 + expected.entropy) * of_z,
         }
         for name, bound in bounds.items():
-            ratio = error_over_bound(found[name], getattr(truth, name), bound)
+            ratio = error_over_bound(found[name], getattr(expected, name), bound)
             assert ratio.max() <= 1.0, f"{name}: {ratio} times the bound"
     return found
 

@@ -148,13 +148,13 @@ def test_cores_with_unlike_numbers_of_such_rows_run_equally_often(of_core_0: int
         (FP32, np.nan, 1),
     ],
 )
-def test_what_makes_a_row_be_done_anew(dtype: Any, value: float, trips: int) -> None:
+def test_causes_for_which_a_row_is_recomputed(dtype: Any, value: float, trips: int) -> None:
     logits, targets = batch_with(40, 7, value)
     assert trips_of(logits, targets, dtype=as_nl(dtype), **TILING) == trips
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32], ids=str)
-def test_what_does_not_make_a_row_be_done_anew(dtype: Any) -> None:
+def test_causes_for_which_a_row_is_not_recomputed(dtype: Any) -> None:
     """The largest logit at the target, wherever that is; all equal; sorted downwards; a first chunk of -inf."""
     logits, targets = batch_with(5, 0)
     targets[0] = 299
@@ -167,7 +167,7 @@ def test_what_does_not_make_a_row_be_done_anew(dtype: Any) -> None:
     check_forward(logits, targets, dtype, FP32, cores=2, **TILING, **SHIFT)
 
 
-def test_rows_of_minus_infinity_alone_are_done_anew() -> None:
+def test_rows_of_minus_infinity_alone_are_recomputed() -> None:
     logits, targets = batch_with(5, 0)
     targets[0] = 299
     assert trips_of(logits, targets, **TILING) == 0
@@ -175,7 +175,7 @@ def test_rows_of_minus_infinity_alone_are_done_anew() -> None:
     assert trips_of(logits, targets, **TILING) == 1
 
 
-def test_rows_beside_those_that_are_done_anew_keep_every_bit() -> None:
+def test_rows_beside_recomputed_rows_keep_every_bit() -> None:
     """Whether there are such rows or not; and all rows of them are those of the exact form, which float64 confirms."""
     ordinary, targets = batch_with(64, [])
     some, _ = batch_with(64, range(0, 64, 3))

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from benchmarks._program_size import program_instructions
 from nkilib.experimental.loss import ctc_loss_backward, ctc_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.ctc.host.truth import (
+from nkilib.experimental.loss.ctc.host.reference import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_bound,
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
     target_lengths: Any
 
     @property
-    def truth(self) -> CtcLosses:
+    def reference(self) -> CtcLosses:
         targets = np.zeros((len(self.input_lengths), 1), np.int32) if self.targets is None else self.targets
         return ctc_loss_reference(self.log_probs, targets, self.input_lengths, self.target_lengths)
 
@@ -69,23 +69,23 @@ def launched(batch: Batch, upstream: Any, cores: int = 2, **options: Any) -> lis
 
 
 def check(batch: Batch, reduction: str = "none", zero_infinity: bool = False) -> None:
-    """Losses and gradients are within their bounds, and infinite and NaN where the truth is."""
+    """Losses and gradients are within their bounds, and infinite and NaN where the reference is."""
     sequences = batch.log_probs.shape[1]
     upstream = np.linspace(-1.5, 2.0, sequences if reduction == "none" else 1).astype(np.float32)
     loss, _, _, gradient = launched(batch, upstream, reduction=reduction, zero_infinity=zero_infinity)
-    found, lengths = batch.truth, (batch.input_lengths, batch.target_lengths)
+    found, lengths = batch.reference, (batch.input_lengths, batch.target_lengths)
     exact = reduced(found.losses, batch.target_lengths, reduction, zero_infinity)
     bound = ctc_loss_bound(found, *lengths, reduction, batch.log_probs.dtype)
     assert error_over_bound(loss, exact, bound).max() <= 1.0
     factors = reduction_factors(batch.target_lengths, reduction) * upstream.astype(np.float64)
-    truth = ctc_loss_gradient_reference(batch.log_probs, found, batch.input_lengths, factors, zero_infinity)
-    allowed = ctc_loss_gradient_bound(batch.log_probs, found, batch.input_lengths, factors, truth)
+    reference = ctc_loss_gradient_reference(batch.log_probs, found, batch.input_lengths, factors, zero_infinity)
+    allowed = ctc_loss_gradient_bound(batch.log_probs, found, batch.input_lengths, factors, reference)
     assert gradient.dtype == batch.log_probs.dtype
-    assert error_over_bound(gradient, truth, allowed).max() <= 1.0
-    if np.isfinite(truth).all() and np.abs(truth).max() > 0.01:  # a wrong result is none
+    assert error_over_bound(gradient, reference, allowed).max() <= 1.0
+    if np.isfinite(reference).all() and np.abs(reference).max() > 0.01:  # a wrong result is none
         reversed_in_time = [gradient[::-1]] if len(gradient) > 1 else []
         for wrong in (np.zeros_like(gradient), -gradient, *reversed_in_time):
-            assert error_over_bound(wrong, truth, allowed).max() > 1.0
+            assert error_over_bound(wrong, reference, allowed).max() > 1.0
 
 
 LAYOUTS = {
@@ -181,7 +181,7 @@ def test_alphas_are_those_of_pytorch() -> None:
         np.testing.assert_allclose(found[exact > -INF], exact[exact > -INF], rtol=1e-5, atol=1e-5)
 
 
-def test_the_same_bits_on_one_core_and_two_and_on_every_run() -> None:
+def test_results_are_bitwise_identical_on_one_core_and_two_and_on_every_run() -> None:
     batch, one = batch_of(50, 67, 6, 5), np.array([1.5], np.float32)
     first, *others = (launched(batch, one, cores) for cores in (1, 2, 2))
     for other in others:

@@ -45,7 +45,7 @@ _REFUSALS = (
     ),
     Refusal(
         "ignore_index",
-        "ignore_index must be an int32, got 4294967296; use a label that is none, as -100",
+        "ignore_index must be an int32, got 4294967296; use a label that is no class, such as -100",
         {"ignore_index": 2**32},
     ),
     Refusal(

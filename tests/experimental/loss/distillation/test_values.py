@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nkilib.experimental.loss.distillation import distillation_backward, distillation_forward, options
-from nkilib.experimental.loss.distillation.host.truth import (
+from nkilib.experimental.loss.distillation.host.reference import (
     distillation_bound,
     distillation_gradient_bound,
     distillation_gradient_reference,
@@ -45,7 +45,7 @@ def _assert_right(student: Any, teacher: Any, beta: float = 0.0, temperature: fl
 @pytest.mark.parametrize(
     "types", [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float32"), ("float32", "bfloat16")]
 )
-def test_the_truth_within_the_bound(beta: float, types: tuple[str, str]) -> None:
+def test_the_reference_within_the_bound(beta: float, types: tuple[str, str]) -> None:
     student, teacher = pair(1, (131, 700), types)
     _assert_right(student, teacher, beta, 2.0, chunk_size=300)
 
@@ -64,7 +64,7 @@ def test_any_shape(positions: int, classes: int, beta: float, temperature: float
 
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("positions", [1, 3])
-def test_rows_whose_maximum_comes_late_are_computed_anew(beta: float, positions: int) -> None:
+def test_rows_whose_maximum_comes_late_are_recomputed(beta: float, positions: int) -> None:
     student, teacher = pair(2, (positions, 1200))
     student[0, 1100], teacher[-1, 900] = 90.0, 130.0
     _assert_right(student, teacher, beta)
@@ -141,7 +141,7 @@ def test_bits_do_not_depend_on_cores_nor_on_other_rows(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_in_place_gives_the_same_bits(beta: float) -> None:
+def test_in_place_results_are_bitwise_identical(beta: float) -> None:
     student, teacher = pair(9, (3, 500), ("bfloat16", "bfloat16"))
     results, expected = _launch(student, teacher, beta=beta)
     given_student = student.copy()
@@ -215,7 +215,7 @@ def test_a_vocabulary_of_262144(beta: float) -> None:
 
 
 @pytest.mark.parametrize("beta", BETAS)
-def test_positions_in_parts_have_the_same_bits(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_in_parts_are_bitwise_identical(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = pair(10, (513, 600), ("bfloat16", "float32"))
     student[[1, 300, 512], 590] = 100.0  # Computed anew, the last one as the only position of its part.
     labels = np.where(np.arange(513) % 7 == 0, -100, 1).astype(np.int32)

@@ -64,7 +64,7 @@ def upstream_of(
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernels are launched; nothing of it changes the truth.
+    """How the kernels are launched; nothing of it changes the reference.
 
     Attributes:
         cores: of the launch.
@@ -148,9 +148,9 @@ def check_backward(problem: LinearProblem, launch: Launch, upstream: ScoreInputs
     return found
 
 
-def check_gradients(found: dict[str, Array], truths: LinearGradients, bounds: LinearGradients) -> None:
+def check_gradients(found: dict[str, Array], references: LinearGradients, bounds: LinearGradients) -> None:
     """Each is within its bound."""
     for name, values in found.items():
-        off = np.abs(values.astype(np.float64) - getattr(truths, name))
+        off = np.abs(values.astype(np.float64) - getattr(references, name))
         bound = getattr(bounds, name)
         assert (off <= bound).all(), f"{name}: {np.nanmax(off / bound)} of its bound, {np.isnan(off).sum()} NaN"

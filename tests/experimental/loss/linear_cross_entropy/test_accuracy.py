@@ -49,13 +49,13 @@ class Computed:
     input: Array
     weight: Array
 
-    def errors(self, truth: Computed) -> Errors:
-        """Against the truth."""
-        worst = np.linalg.norm(self.weight - truth.weight, axis=1) / np.linalg.norm(truth.weight, axis=1)
+    def errors(self, expected: Computed) -> Errors:
+        """Against the reference."""
+        worst = np.linalg.norm(self.weight - expected.weight, axis=1) / np.linalg.norm(expected.weight, axis=1)
         return Errors(
-            abs(self.loss - truth.loss) / truth.loss,
-            _relative(self.input, truth.input),
-            _relative(self.weight, truth.weight),
+            abs(self.loss - expected.loss) / expected.loss,
+            _relative(self.input, expected.input),
+            _relative(self.weight, expected.weight),
             float(worst.max()),
         )
 
@@ -70,8 +70,8 @@ class Errors:
     worst_row: float
 
 
-def _relative(found: Array, truth: Array) -> float:
-    return float(np.linalg.norm(found - truth) / np.linalg.norm(truth))
+def _relative(found: Array, expected: Array) -> float:
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
 
 
 @cache
@@ -81,7 +81,7 @@ def problem(kind: str) -> LinearProblem:
 
 
 @cache
-def truth(kind: str) -> Computed:
+def expected(kind: str) -> Computed:
     """In float64."""
     given, scale = problem(kind), 1.0 / SIZES.positions
     forward = linear_forward_reference(given)
@@ -121,7 +121,7 @@ def _leaf(values: Array) -> Any:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_errors_are_those_of_float32_logits_and_less(kind: str, form: str) -> None:
-    errors, usual = computed(kind, form).errors(truth(kind)), of_torch(kind).errors(truth(kind))
+    errors, usual = computed(kind, form).errors(expected(kind)), of_torch(kind).errors(expected(kind))
     assert errors.loss <= OF_LOSS
     assert errors.input <= usual.input and errors.weight <= usual.weight
     assert errors.worst_row <= OF_WORST_ROW < usual.worst_row
@@ -129,7 +129,7 @@ def test_errors_are_those_of_float32_logits_and_less(kind: str, form: str) -> No
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_both_forms_have_the_same_accuracy(kind: str) -> None:
-    two, one = (computed(kind, form).errors(truth(kind)) for form in FORMS)
+    two, one = (computed(kind, form).errors(expected(kind)) for form in FORMS)
     assert one.input == pytest.approx(two.input, rel=0.05)
     assert one.weight == pytest.approx(two.weight, rel=0.05)
 
@@ -145,14 +145,14 @@ def test_float32_with_steep_logits() -> None:
     exact, bounds = linear_backward_reference(given, of_exact_lse), linear_gradient_bounds(given, of_exact_lse)
     for name, values in zip(("input", "weight"), found, strict=False):
         right = np.asarray(values, np.float64)
-        truth_of_it, allowed = getattr(exact, name), getattr(bounds, name)
-        assert (np.abs(right - truth_of_it) <= allowed).all(), name
+        reference_of_it, allowed = getattr(exact, name), getattr(bounds, name)
+        assert (np.abs(right - reference_of_it) <= allowed).all(), name
         for wrong in (0.0 * right, -right, right[::-1]):
-            assert (np.abs(wrong - truth_of_it) > allowed).mean() > 0.5, name
+            assert (np.abs(wrong - reference_of_it) > allowed).mean() > 0.5, name
 
 
 def test_wrong_results_have_errors() -> None:
-    right, exact = computed("normal", FORMS[0]), truth("normal")
+    right, exact = computed("normal", FORMS[0]), expected("normal")
     for wrong in (
         Computed(0.0, 0.0 * right.input, 0.0 * right.weight),
         Computed(-right.loss, -right.input, -right.weight),

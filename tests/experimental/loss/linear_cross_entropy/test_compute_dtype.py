@@ -51,7 +51,7 @@ def problem_of(types: tuple[Any, Any], layout: str = "vd", sizes: Sizes | None =
 
 
 def rounded(problem: LinearProblem, compute: Any) -> LinearProblem:
-    """What the products see. The bias of the truth is float32, of the numbers of the type."""
+    """What the products see. The bias of the reference is float32, of the numbers of the type."""
     assert problem.bias is not None
     bias = problem.bias.astype(compute).astype(np.float32)
     return replace(problem, input=problem.input.astype(compute), weight=problem.weight.astype(compute), bias=bias)
@@ -80,10 +80,10 @@ def test_results_are_those_of_rounded_operands(types: tuple[Any, Any], compute: 
     layout = ("vd", "dv")[(PAIRS.index(types) + TYPES.index(compute)) % 2]
     problem = problem_of(types, layout)
     plain = rounded(problem, compute)
-    truth, bounds = vars(linear_forward_reference(plain)), linear_forward_bounds(plain)
+    exact, bounds = vars(linear_forward_reference(plain)), linear_forward_bounds(plain)
     loss, lse = forward(problem, compute_dtype=compute)
     for name, found in (("loss", loss), ("lse", lse)):
-        assert (np.abs(found - truth[name]) <= bounds[name]).all(), name
+        assert (np.abs(found - exact[name]) <= bounds[name]).all(), name
     upstream = upstream_of(plain, lse)
     found = backward(problem, upstream, compute_dtype=compute)
     expected = linear_backward_reference(plain, upstream)
@@ -129,7 +129,7 @@ def test_float32_gradients_of_bfloat16_products_lack_the_rounding_of_results() -
     plain = replace(problem, input=problem.input.astype(BF16), weight=problem.weight.astype(BF16))
     upstream = upstream_of(plain, linear_forward_reference(plain).lse.astype(np.float32))
     expected = linear_backward_reference(plain, upstream)
-    for found, truth in zip(backward(problem, upstream, compute_dtype=BF16), expected, strict=False):
-        norm = np.linalg.norm(truth)
-        assert 1.2e-3 < np.linalg.norm(found - truth) / norm <= 1.8e-3
-        assert np.linalg.norm(found.astype(BF16).astype(np.float64) - truth) / norm > 2.1e-3
+    for found, exact in zip(backward(problem, upstream, compute_dtype=BF16), expected, strict=False):
+        norm = np.linalg.norm(exact)
+        assert 1.2e-3 < np.linalg.norm(found - exact) / norm <= 1.8e-3
+        assert np.linalg.norm(found.astype(BF16).astype(np.float64) - exact) / norm > 2.1e-3

@@ -74,7 +74,7 @@ def test_small_gradients_are_rounded_once_and_lose_no_more_than_that(largest: fl
     found, *unrounded = small_gradients(largest, layout, cores)
     found.check()
     for name, sums in zip(("input", "weight"), unrounded, strict=True):
-        exact, rounded = getattr(found.truth, name), np.asarray(found.found[name])
+        exact, rounded = getattr(found.expected, name), np.asarray(found.found[name])
         assert np.median(np.abs(exact)) < 2.0**-14  # below the normal numbers
         np.testing.assert_array_equal(rounded, sums.astype(FP16))
         size = np.linalg.norm(exact)
@@ -99,7 +99,7 @@ def test_gradients_beyond_the_range_are_infinite_and_no_nan() -> None:
     found = launched(
         problem, replace(upstream, grad_loss=upstream.grad_loss * np.float32(1e7)), grad_input_float32=True
     )
-    weight, exact = np.float32(found.found["weight"]), found.truth.weight
+    weight, exact = np.float32(found.found["weight"]), found.expected.weight
     np.testing.assert_array_equal(np.isinf(weight), np.abs(weight) > 65504)
     assert np.isinf(weight).any() and not np.isnan(weight).any()
     clearly = np.abs(exact) > 1.1 * END

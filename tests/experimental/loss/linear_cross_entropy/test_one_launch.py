@@ -41,16 +41,16 @@ NAMES = ("loss", "lse", "input", "weight", "bias")
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch gave beside the truth and how far it may be off, by the names of ``NAMES``."""
+    """What a launch gave beside the reference and how far it may be off, by the names of ``NAMES``."""
 
     found: dict[str, Any]
-    truth: dict[str, Any]
+    expected: dict[str, Any]
     bounds: dict[str, Any]
 
     def check(self) -> None:
         """All that was returned is within its bounds."""
         for name, found in self.found.items():
-            off = np.abs(np.asarray(found, dtype=np.float64) - self.truth[name])
+            off = np.abs(np.asarray(found, dtype=np.float64) - self.expected[name])
             assert (off <= self.bounds[name]).all(), (name, np.nanmax(off / self.bounds[name]))
 
 
@@ -64,9 +64,9 @@ def launched(problem: LinearProblem, cores: int = 2, **kwargs: Any) -> Launched:
     scale = kwargs["grad_scale_hbm"][0] if "grad_scale_hbm" in kwargs else scale
     forward = linear_forward_reference(problem)
     upstream = BackwardInputs(forward.lse.astype(np.float32), np.full(len(problem.targets), scale, np.float32))
-    truths = {"loss": forward.loss, "lse": forward.lse} | linear_backward_reference(problem, upstream)._asdict()
+    references = {"loss": forward.loss, "lse": forward.lse} | linear_backward_reference(problem, upstream)._asdict()
     bounds = linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
-    return Launched(dict(zip(NAMES, found, strict=False)), truths, bounds)
+    return Launched(dict(zip(NAMES, found, strict=False)), references, bounds)
 
 
 # Every option in the dtype that models are trained in, and all together in the others; hard inputs: test_hard_rows.

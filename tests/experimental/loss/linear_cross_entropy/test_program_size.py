@@ -64,7 +64,7 @@ def test_the_plan_of_the_backward(
         cover = planned_cover(plan, shares, core, positions)
         if cover is not None:
             assert plan.instructions(positions, cover.size) <= limit
-            assert cover.first <= cover.own.first and cover.own.end <= cover.first + cover.trips * cover.size
+            assert cover.first <= cover.own.first and cover.own.end <= cover.first + cover.iterations * cover.size
             continue
         short = plan_of_program(plan, shares, positions)
         assert planned_blocks(short, shares, core, positions).instructions(short, positions) <= limit

@@ -93,11 +93,11 @@ def problem(request: pytest.FixtureRequest) -> LinearProblem:
 
 
 @pytest.fixture(scope="module")
-def truths_and_bounds(problem: LinearProblem) -> Iterator[tuple[Results, Results]]:
+def references_and_bounds(problem: LinearProblem) -> Iterator[tuple[Results, Results]]:
     """Of all results."""
     forward, upstream = linear_forward_reference(problem), _upstream(problem)
-    truths = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
-    yield truths, linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
+    references = {"loss": forward.loss, "lse": forward.lse, **linear_backward_reference(problem, upstream)._asdict()}
+    yield references, linear_forward_bounds(problem) | linear_gradient_bounds(problem, upstream)._asdict()
 
 
 @pytest.mark.parametrize(
@@ -109,16 +109,16 @@ def test_results_do_not_depend_on_the_tiling(
     launch: Launch,
     tilings: tuple[tuple[int | None, int | None], ...],
     problem: LinearProblem,
-    truths_and_bounds: tuple[Results, Results],
+    references_and_bounds: tuple[Results, Results],
 ) -> None:
-    """Every result is within its bound of the truth, and so are any two within the sum of theirs of each other."""
-    truths, bounds = truths_and_bounds
+    """Every result is within its bound of the reference, and so are any two within the sum of theirs of each other."""
+    references, bounds = references_and_bounds
     found = []
     for number, blocks in enumerate(tilings):
         results = launch(problem, 2 - number % 2, dict(zip(("position_block", "class_block"), blocks, strict=True)))
         found.append({name: np.asarray(result, dtype=np.float64) for name, result in results.items()})
         for name, result in found[-1].items():
-            off = np.abs(result - truths[name])
+            off = np.abs(result - references[name])
             assert (off <= bounds[name]).all(), f"{blocks}: {name}: {np.nanmax(off / bounds[name])} of its bound"
     for one, other in combinations(found, 2):
         for name, result in one.items():

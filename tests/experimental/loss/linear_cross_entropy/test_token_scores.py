@@ -100,8 +100,8 @@ def test_shards_of_the_vocabulary() -> None:
         logits += found["target_logit"]
         gradients = Launch().gradients(part, upstream, grad_input_float32=True, **shard)
         classes = slice(first, last)
-        truths = scores_backward_reference(problem, upstream, classes)
-        check_gradients(gradients, truths, scores_gradient_bounds(problem, upstream, classes))
+        references = scores_backward_reference(problem, upstream, classes)
+        check_gradients(gradients, references, scores_gradient_bounds(problem, upstream, classes))
     assert error_over_bound(logits, expected["target_logit"], bounds["target_logit"]).max() <= 1.0
 
 
@@ -175,8 +175,8 @@ def test_a_sum_of_dw_and_single_gradients() -> None:
     start = np.random.default_rng(8).standard_normal(problem.weight.shape).astype(np.float32)
     total = start.copy()
     launched = Launch().gradients(problem, upstream, grad_weight_sum_hbm=total, grad_input_wanted=False)
-    truth, bounds = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
-    off = np.abs(launched["weight"].astype(np.float64) - start - truth.weight)
+    exact, bounds = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
+    off = np.abs(launched["weight"].astype(np.float64) - start - exact.weight)
     assert (off <= bounds.weight + 2.0**-23 * np.abs(launched["weight"])).all()
     check_backward(problem, Launch(), upstream, grad_weight_wanted=False)
 
@@ -188,13 +188,13 @@ def test_wrong_results_exceed_the_bounds() -> None:
     for wrong in (0.0 * expected["logprob"], -expected["logprob"], expected["logprob"][::-1]):
         assert np.median(error_over_bound(wrong, expected["logprob"], bounds["logprob"])) > 10
     upstream = upstream_of(problem, expected["lse"].astype(np.float32))
-    truths, allowed = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
+    references, allowed = scores_backward_reference(problem, upstream), scores_gradient_bounds(problem, upstream)
     assert upstream.grad_logprob is not None
     less = upstream.grad_logprob.copy()
     less[:, 5] = 0.0
     without = scores_backward_reference(problem, replace(upstream, grad_logprob=less))
     for name in ("input", "weight"):
-        truth, bound = getattr(truths, name), getattr(allowed, name)
-        assert (np.abs(getattr(without, name) - truth) > bound).mean() > 0.3, name
-        for wrong in (0.0 * truth, -truth, truth[::-1]):
-            assert np.median(np.abs(wrong - truth) / bound) > 10
+        exact, bound = getattr(references, name), getattr(allowed, name)
+        assert (np.abs(getattr(without, name) - exact) > bound).mean() > 0.3, name
+        for wrong in (0.0 * exact, -exact, exact[::-1]):
+            assert np.median(np.abs(wrong - exact) / bound) > 10

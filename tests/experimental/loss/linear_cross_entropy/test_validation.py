@@ -229,7 +229,8 @@ OF_TILING = [
     *(
         Refusal(
             f"{name} {size!r}",
-            f"{name} must be a positive multiple of 128 or None, got {size}; None takes what choose_linear_tiling says",
+            f"{name} must be a positive multiple of 128 or None, got {size}; "
+            "None takes the value of choose_linear_tiling",
             {name: size},
         )
         for name in ("position_block", "class_block")
@@ -238,7 +239,7 @@ OF_TILING = [
     Refusal(
         "class_block over a bank",
         "class_block must be at most 512, what a bank of PSUM holds, got 640; "
-        "None takes what choose_linear_tiling says",
+        "None takes the value of choose_linear_tiling",
         {"class_block": 640},
         FORWARD,
     ),

@@ -129,7 +129,7 @@ def worst_errors(found: dict[str, Array], problem: PairProblem) -> dict[str, flo
 
 
 def worst_error(found: Array, exact: Array, bound: Array) -> float:
-    """The largest error as a share of its bound; where the truth is infinite, 0 for the same and else infinite."""
+    """The largest error as a share of its bound; where the reference is infinite, 0 for the same and else infinite."""
     with np.errstate(invalid="ignore"):
         same = np.isinf(exact) & (found.astype(np.float64) == exact)
         errors = np.where(same, 0.0, np.abs(found.astype(np.float64) - exact) / bound)
@@ -138,8 +138,8 @@ def worst_error(found: Array, exact: Array, bound: Array) -> float:
 
 def check_forward(problem: PairProblem, launch: Launch = USUAL, **options: Any) -> dict[str, Array]:
     """Launch a forward and hold every result to its bound, which those that are wrong throughout exceed."""
-    found, truth = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
-    for name, worst in worst_errors(found, truth).items():
+    found, expected = launched_forward(problem, launch, **options), rounded(problem, launch.compute_dtype)
+    for name, worst in worst_errors(found, expected).items():
         assert worst <= 1.0, (name, worst)
     return found
 
@@ -214,27 +214,27 @@ def check_backward(
     problem: PairProblem, launch: Launch = USUAL, adds: bool = False, **options: Any
 ) -> dict[str, Array]:
     """Launch a backward, which may add dW to a sum, and hold every gradient to its bound."""
-    truth = rounded(problem, launch.compute_dtype)
-    upstream, start = upstream_of(truth), None
+    expected = rounded(problem, launch.compute_dtype)
+    upstream, start = upstream_of(expected), None
     if adds:
         start = np.random.default_rng(6).standard_normal(problem.student.weight.shape).astype(np.float32)
         options = {**options, "grad_weight_sum_hbm": start.copy()}
     found = launched_backward(problem, upstream, launch, **options)
-    for name, worst in gradient_errors(found, truth, upstream, added_to=start).items():
+    for name, worst in gradient_errors(found, expected, upstream, added_to=start).items():
         assert worst <= 1.0, (name, worst)
     return found
 
 
 def check_mixture(problem: PairProblem, launch: Launch = USUAL) -> MixtureSums:
     """Launch the sums of a mixture, with log-sum-exps of all classes of the problem, and hold them to their bounds."""
-    truth = rounded(problem, launch.compute_dtype)
-    statistics, _ = float32_statistics(truth)
+    expected = rounded(problem, launch.compute_dtype)
+    statistics, _ = float32_statistics(expected)
     given = arguments_of(problem)
     for name in ("labels_hbm", "row_weight_hbm", "ignore_index"):
         given.pop(name, None)
     returned = linear_distillation_mixture[launch.cores](**given, **vectors_of(statistics), **launch.options)
     found = MixtureSums(*map(np.asarray, returned))
-    exact, bounds = mixture_reference(truth, statistics), mixture_bounds(truth, statistics)
+    exact, bounds = mixture_reference(expected, statistics), mixture_bounds(expected, statistics)
     for name, value, other, bound in zip(MixtureSums._fields, found, exact, bounds, strict=True):
         worst = worst_error(value, other, bound)
         assert worst <= 1.0, (name, worst)

@@ -103,7 +103,7 @@ def test_products_that_run_twice_are_within_the_same_bounds(problem: PairProblem
 
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("dtype", (BF16, FP16, FP32), ids=str)
-def test_wrong_results_are_told(beta: float, dtype: np.dtype[Any]) -> None:
+def test_wrong_results_are_reported(beta: float, dtype: np.dtype[Any]) -> None:
     problem = pair_of(Sizes(60, 40, 56, 300), dtype=dtype, beta=beta, temperature=0.7)
     problem = replace(problem, labels=np.maximum(problem.labels, 0))
     names = RESULTS if beta > 0.0 else tuple(name for name in RESULTS if name != "moment")
@@ -112,7 +112,7 @@ def test_wrong_results_are_told(beta: float, dtype: np.dtype[Any]) -> None:
 
 @pytest.mark.parametrize("beta", BETAS)
 @pytest.mark.parametrize("dtype", (BF16, FP16, FP32), ids=str)
-def test_wrong_gradients_are_told(beta: float, dtype: np.dtype[Any]) -> None:
+def test_wrong_gradients_are_reported(beta: float, dtype: np.dtype[Any]) -> None:
     problem = pair_of(Sizes(40, 40, 56, 40), dtype=dtype, beta=beta, temperature=0.7, with_bias=True)
     upstream = upstream_of(problem, with_logprob=False)
     found = launched_backward(problem, upstream)

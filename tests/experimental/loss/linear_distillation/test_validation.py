@@ -25,7 +25,7 @@ from tests.experimental.refusals import (
 
 FORWARD = ("linear_distillation_forward",)
 TEACHER = COLUMNS // 2
-CHOOSER = "None takes what choose_linear_distillation_tiling says"
+CHOOSER = "None takes the value of choose_linear_distillation_tiling"
 
 
 def zeros(*shape: int, dtype: Any = np.float32) -> np.ndarray:

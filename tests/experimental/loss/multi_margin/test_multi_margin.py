@@ -17,7 +17,12 @@ from nkilib.core.host.exact import reduction_factor
 from nkilib.core.host.rounding import rounding
 from nkilib.experimental.loss import multi_margin_loss_backward, multi_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multi_margin.host.truth import MultiMarginTruth, gradient_bounds, loss_bounds, sum_bound
+from nkilib.experimental.loss.multi_margin.host.reference import (
+    MultiMarginReference,
+    gradient_bounds,
+    loss_bounds,
+    sum_bound,
+)
 from nkilib.simulator import OutOfRangeError, profile, recording, spec
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
@@ -35,9 +40,9 @@ def arguments(shape: tuple[int, int], type_name: str, is_weighted: bool, **optio
     }
 
 
-def truth_of(given: dict[str, Any]) -> MultiMarginTruth:
+def reference_of(given: dict[str, Any]) -> MultiMarginReference:
     names = ("input_hbm", "targets_hbm", "class_weight_hbm")
-    return MultiMarginTruth.of(*(given[name] for name in names), p=given["p"], margin=given["margin"])
+    return MultiMarginReference.of(*(given[name] for name in names), p=given["p"], margin=given["margin"])
 
 
 @settings(deadline=None, max_examples=16)
@@ -54,15 +59,15 @@ def test_losses_and_gradient(
     shape: tuple[int, int], type_name: str, is_weighted: bool, p: int, margin: float, reduction: str, inplace: bool
 ) -> None:
     given = arguments(shape, type_name, is_weighted, p=p, margin=margin, reduction=reduction, chunk_size=384)
-    truth, x = truth_of(given), given["input_hbm"]
+    reference, x = reference_of(given), given["input_hbm"]
     one, two = (multi_margin_loss_forward[cores](**given) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
-    losses, factor = truth.losses(), reduction_factor(shape[:1], reduction)
+    losses, factor = reference.losses(), reduction_factor(shape[:1], reduction)
     if reduction == "none":
-        exact, bound = losses, loss_bounds(x, truth, margin) + rounding(losses, x.dtype)
+        exact, bound = losses, loss_bounds(x, reference, margin) + rounding(losses, x.dtype)
     else:
         exact = np.array([factor * losses.sum()])
-        bound = factor * sum_bound(x, truth, margin) + 2.0**-23 * exact
+        bound = factor * sum_bound(x, reference, margin) + 2.0**-23 * exact
     assert error_over_bound(two, exact, bound).max() <= 1.0
     upstream = np.full(shape[0] if reduction == "none" else 1, -1.75, np.float32)
     gradients = []
@@ -72,19 +77,19 @@ def test_losses_and_gradient(
         assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace
     assert gradients[0].tobytes() == gradients[1].tobytes()
     scale = factor * upstream.astype(np.float64)
-    of_gradient = gradient_bounds(x, truth, margin, scale)
-    assert error_over_bound(gradients[0], truth.gradient(scale), of_gradient).max() <= 1.0
+    of_gradient = gradient_bounds(x, reference, margin, scale)
+    assert error_over_bound(gradients[0], reference.gradient(scale), of_gradient).max() <= 1.0
 
 
 @pytest.mark.parametrize("p", [1, 2])
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any, p: int) -> None:
     given = arguments((20, 20), "float32", True, p=p, margin=1.0, reduction="sum")
-    truth, one = truth_of(given), np.ones(1, np.float32)
+    reference, one = reference_of(given), np.ones(1, np.float32)
     right = multi_margin_loss_backward[2](**given, grad_loss_hbm=one)
-    bound = gradient_bounds(given["input_hbm"], truth, 1.0, one)
-    assert error_over_bound(right, truth.gradient(one), bound).max() <= 1.0
-    assert error_over_bound(change(right), truth.gradient(one), bound).max() > 100.0
+    bound = gradient_bounds(given["input_hbm"], reference, 1.0, one)
+    assert error_over_bound(right, reference.gradient(one), bound).max() <= 1.0
+    assert error_over_bound(change(right), reference.gradient(one), bound).max() > 100.0
 
 
 @pytest.mark.parametrize("p", [1, 2])

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from nkilib.core.host.rounding import rounding
 from nkilib.experimental.loss import multilabel_margin_loss_backward, multilabel_margin_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.multilabel_margin.host.truth import (
-    MultilabelMarginTruth,
+from nkilib.experimental.loss.multilabel_margin.host.reference import (
+    MultilabelMarginReference,
     gradient_bounds,
     loss_bounds,
     sum_bound,
@@ -54,15 +54,15 @@ def test_losses_and_gradient(
 ) -> None:
     given = arguments(shape, type_name, longest)
     x, factor = given["input_hbm"], 1.0 / shape[0] if reduction == "mean" else 1.0
-    truth = MultilabelMarginTruth.of(x, given["targets_hbm"])
+    reference = MultilabelMarginReference.of(x, given["targets_hbm"])
     one, two = (multilabel_margin_loss_forward[cores](**given, reduction=reduction) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
-    losses = truth.losses()
+    losses = reference.losses()
     if reduction == "none":
-        exact, bound = losses, loss_bounds(x, truth) + rounding(losses, x.dtype)
+        exact, bound = losses, loss_bounds(x, reference) + rounding(losses, x.dtype)
     else:
         exact = np.array([factor * losses.sum()])
-        bound = factor * sum_bound(x, truth) + 2.0**-23 * exact
+        bound = factor * sum_bound(x, reference) + 2.0**-23 * exact
     assert error_over_bound(two, exact, bound).max() <= 1.0
     upstream = np.full(shape[0] if reduction == "none" else 1, -1.75, np.float32)
     gradients = []
@@ -72,18 +72,18 @@ def test_losses_and_gradient(
         assert (gradients[-1].tobytes() == own["input_hbm"].tobytes()) is inplace or shape == (1, 1)
     assert gradients[0].tobytes() == gradients[1].tobytes()
     scale = factor * upstream.astype(np.float64)
-    of_gradient = gradient_bounds(x, truth, scale) + 2.0**-126
-    assert error_over_bound(gradients[0], truth.gradient(scale), of_gradient).max() <= 1.0
+    of_gradient = gradient_bounds(x, reference, scale) + 2.0**-126
+    assert error_over_bound(gradients[0], reference.gradient(scale), of_gradient).max() <= 1.0
 
 
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda gradient: gradient.T.copy()])
 def test_the_bound_tells_wrong_results(change: Any) -> None:
     given, one = arguments((20, 20), "float32", 5), np.ones(1, np.float32)
-    truth = MultilabelMarginTruth.of(given["input_hbm"], given["targets_hbm"])
+    reference = MultilabelMarginReference.of(given["input_hbm"], given["targets_hbm"])
     right = multilabel_margin_loss_backward[2](**given, grad_loss_hbm=one, reduction="sum")
-    bound = gradient_bounds(given["input_hbm"], truth, one) + 2.0**-126
-    assert error_over_bound(right, truth.gradient(one), bound).max() <= 1.0
-    assert error_over_bound(change(right), truth.gradient(one), bound).max() > 100.0
+    bound = gradient_bounds(given["input_hbm"], reference, one) + 2.0**-126
+    assert error_over_bound(right, reference.gradient(one), bound).max() <= 1.0
+    assert error_over_bound(change(right), reference.gradient(one), bound).max() > 100.0
 
 
 def test_classes_that_are_masked_and_targets_that_are_none() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from nkilib.experimental.loss import nll_loss_backward, nll_loss_forward
 from nkilib.experimental.loss.bounds import error_over_bound
 from nkilib.experimental.loss.nll.class_tiles import is_streamed
-from nkilib.experimental.loss.nll.host.truth import (
+from nkilib.experimental.loss.nll.host.reference import (
     nll_loss_bound,
     nll_loss_gradient_bound,
     nll_loss_gradient_reference,
@@ -61,13 +61,13 @@ def test_losses_and_gradient(
     one, two = (nll_loss_forward[cores](**given, **way) for cores in (1, 2))
     assert [each.tobytes() for each in one] == [each.tobytes() for each in two]
     loss, total_weight = two
-    truth = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in given.items()})
-    exact, bound = truth.reduced(reduction), nll_loss_bound(truth, shape, reduction, loss.dtype, streamed)
+    reference = nll_loss_reference(**{name.removesuffix("_hbm"): value for name, value in given.items()})
+    exact, bound = reference.reduced(reduction), nll_loss_bound(reference, shape, reduction, loss.dtype, streamed)
     assert error_over_bound(loss, exact.reshape(loss.shape), bound.reshape(loss.shape)).max() <= 1.0
-    np.testing.assert_allclose(total_weight[0], truth.weights.sum(), rtol=1e-5)
+    np.testing.assert_allclose(total_weight[0], reference.weights.sum(), rtol=1e-5)
     upstream = np.full(given["targets_hbm"].shape if reduction == "none" else (1,), -1.75, np.float32)
     scale = upstream.astype(np.float64) / (total_weight[0] if reduction == "mean" and total_weight[0] else 1.0)
-    expected = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], truth.weights, scale)
+    expected = nll_loss_gradient_reference(given["input_hbm"], given["targets_hbm"], reference.weights, scale)
     further = {"grad_loss_hbm": upstream, "total_weight_hbm": total_weight if reduction == "mean" else None}
     gradients = []
     for cores in (1, 2):

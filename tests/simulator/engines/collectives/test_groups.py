@@ -79,7 +79,7 @@ def test_by_itself_a_kernel_is_rank_0_of_one() -> None:
     assert np.array_equal(both[2](x), x)
 
 
-def test_by_itself_a_kernel_meets_nobody() -> None:
+def test_a_kernel_on_one_core_waits_for_nobody() -> None:
     kernel = around(lambda src, dst: ncc.all_reduce([src], [dst], all_of(4), nl.add), (2, 3), nl.private_hbm)
     message = refused(NkiValidationError, lambda: kernel(integers(0, 2, 3)))
     assert without_place(message, "nki.collectives.all_reduce") == (

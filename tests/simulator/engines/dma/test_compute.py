@@ -100,7 +100,7 @@ def test_scales_of_one(scales: Any) -> None:
         (np.array([[np.inf, np.nan]], np.float32), np.array([[-np.inf, 1]], np.float32), nl.float32, [np.nan, np.nan]),
     ],
 )
-def test_types_meet_in_float32_and_are_cast_at_the_end(first: Any, second: Any, dtype: Any, expected: Any) -> None:
+def test_types_are_combined_in_float32_and_cast_at_the_end(first: Any, second: Any, dtype: Any, expected: Any) -> None:
     """Integers too: 2^24 + 1 is no float32."""
 
     def body(x: Any, y: Any) -> Any:
@@ -111,7 +111,7 @@ def test_types_meet_in_float32_and_are_cast_at_the_end(first: Any, second: Any, 
     np.testing.assert_array_equal(launch(body, first, second).astype(np.float64)[0], expected)
 
 
-def test_low_precision_held_wide() -> None:
+def test_low_precision_stored_as_float32() -> None:
     """`NKI_PRECISE_FP=0`: the sum of two bfloat16 keeps what bfloat16 would lose."""
 
     def body(x: Any, y: Any) -> Any:
@@ -183,7 +183,7 @@ def test_what_was_added_up_counts_as_written() -> None:
     execute(body(4))
 
 
-def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_in_turns() -> None:
+def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_alternately() -> None:
     """What a sum overwrites as a whole is not needed any more; what it is added to is."""
 
     def kernel(is_update: bool) -> Body:

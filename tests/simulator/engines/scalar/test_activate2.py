@@ -296,11 +296,11 @@ def test_tiles_larger_than_a_block_of_rows() -> None:
         )
 
     activated, largest = run3(body, [values, scale, shift, slope], Result((128, WIDE), nl.bfloat16), Result((128, 1)))
-    truth = values.astype(np.float64) * scale - shift
-    truth = np.where(truth > 0, truth, truth * slope)
+    reference = values.astype(np.float64) * scale - shift
+    reference = np.where(reference > 0, reference, reference * slope)
     # Half a unit of bfloat16, and the rounding of three float32 steps on magnitudes below 32.
-    assert (np.abs(activated.astype(np.float64) - truth) <= 2**-8 * np.abs(truth) + 2**-17).all()
-    assert np.abs(largest[:, 0] - truth.max(axis=1)).max() <= 2**-17
+    assert (np.abs(activated.astype(np.float64) - reference) <= 2**-8 * np.abs(reference) + 2**-17).all()
+    assert np.abs(largest[:, 0] - reference.max(axis=1)).max() <= 2**-17
 
 
 # -- reductions ------------------------------------------------------------------------------------------------------

@@ -270,9 +270,9 @@ def test_reset_reduce_sums_the_activated_data_over_all_free_dimensions() -> None
         Result((4, 1)),
     )
     for row, activated, total in zip(values.reshape(4, 300), exponential, sums[:, 0], strict=True):
-        truth = [math.exp(float(x)) for x in row]
-        assert activated.tolist() == pytest.approx(truth, rel=4 * 2**-23)
-        assert float(total) == pytest.approx(math.fsum(truth), rel=16 * 2**-24)
+        reference = [math.exp(float(x)) for x in row]
+        assert activated.tolist() == pytest.approx(reference, rel=4 * 2**-23)
+        assert float(total) == pytest.approx(math.fsum(reference), rel=16 * 2**-24)
 
 
 def test_the_sum_is_of_float32_results_before_the_cast_into_dst() -> None:
@@ -332,7 +332,7 @@ def test_reduce_adds_to_what_the_registers_hold() -> None:
     assert _accumulate(*steps) == [3, 33, 333]
 
 
-def test_reset_reduce_forgets_what_the_registers_held() -> None:
+def test_reset_reduce_clears_the_registers() -> None:
     assert _accumulate((COMMAND.reset_reduce, 1), (COMMAND.reset_reduce, 10), (COMMAND.reduce, 1)) == [3, 30, 33]
 
 
@@ -486,8 +486,8 @@ def test_activation_reduce_is_activation_with_reset_reduce() -> None:
     assert first.tolist() == second.tolist()
     assert total.tolist() == same.tolist()
     for row, shift, got in zip(values, bias[:, 0], total[:, 0], strict=True):
-        truth = math.fsum(math.exp(0.25 * float(x) + float(shift)) for x in row)
-        assert float(got) == pytest.approx(truth, rel=16 * 2**-24)
+        reference = math.fsum(math.exp(0.25 * float(x) + float(shift)) for x in row)
+        assert float(got) == pytest.approx(reference, rel=16 * 2**-24)
 
 
 def test_activation_reduce_shares_the_registers_and_may_leave_the_sum_there() -> None:
@@ -530,6 +530,6 @@ def test_tiles_larger_than_a_block_of_rows() -> None:
         )
 
     activated, sums = run(body, [values, scale, bias], Result((128, WIDE), nl.bfloat16), Result((128, 1)))
-    truth = np.exp(values.astype(np.float64) * scale.astype(np.float64) + bias.astype(np.float64))
-    assert np.abs(activated.astype(np.float64) / truth - 1).max() <= 2**-8 + 2**-20
-    assert np.abs(sums[:, 0] / truth.sum(axis=1) - 1).max() <= 2**-20
+    reference = np.exp(values.astype(np.float64) * scale.astype(np.float64) + bias.astype(np.float64))
+    assert np.abs(activated.astype(np.float64) / reference - 1).max() <= 2**-8 + 2**-20
+    assert np.abs(sums[:, 0] / reference.sum(axis=1) - 1).max() <= 2**-20

@@ -140,7 +140,7 @@ def test_rules_on_two_cores(rule: Rule) -> None:
     check_rule_on_two_cores(rule)
 
 
-def test_the_cores_may_meet_on_a_tile_of_their_own() -> None:
+def test_the_cores_may_synchronise_on_a_tile_of_their_own() -> None:
     """As published kernels do at the end of an iteration. It orders nothing in shared HBM."""
 
     def kernel(*, on_tile: bool) -> Any:
@@ -159,7 +159,7 @@ def test_the_cores_may_meet_on_a_tile_of_their_own() -> None:
     assert execute(lambda: kernel(on_tile=False), cores=2).tolist() == [[2], [1]]
 
 
-def test_a_tile_and_a_shared_tensor_are_two_places_to_meet() -> None:
+def test_a_tile_and_a_shared_tensor_are_two_barriers() -> None:
     def kernel() -> None:
         meet(tile(2, 2) if nl.program_id(0) else shared(2, 2))
 

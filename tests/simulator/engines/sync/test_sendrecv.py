@@ -80,7 +80,7 @@ def test_bits_of_every_type(kind: Any) -> None:
     assert received[0].tobytes() == second.tobytes() and received[1].tobytes() == first.tobytes()
 
 
-def test_low_precision_held_wide() -> None:
+def test_low_precision_stored_as_float32() -> None:
     """`NKI_PRECISE_FP=0`: what is held in float32 crosses in float32."""
 
     def kernel() -> Any:
@@ -436,7 +436,7 @@ def test_a_core_that_fails_ends_the_waiting_one_and_its_error_is_raised(failing:
     assert type(error) is AssertionError and str(error).startswith("rows must be positive")
 
 
-def test_a_core_that_swallows_the_error_does_not_meet_a_core_that_has_left() -> None:
+def test_a_core_that_swallows_the_error_does_not_synchronise_with_a_core_that_has_left() -> None:
     """After its partner ended, the second call is refused like the first: nobody stays counted as waiting."""
 
     def kernel(core: int) -> None:

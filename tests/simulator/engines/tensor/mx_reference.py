@@ -3,7 +3,7 @@
 
 """The MX formats on the host, bit by bit after the "OCP Microscaling Formats (MX) Specification" 1.0.
 
-Independent of the simulator and of ml_dtypes: the truth of the tests of `quantize_mx` and `nc_matmul_mx`.
+Independent of the simulator and of ml_dtypes: the reference of the tests of `quantize_mx` and `nc_matmul_mx`.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Matrix:
 
 def check_product(result: Any, left: Matrix, right: Matrix) -> None:
     """Within float32 rounding of the exact sum, plus float64 rounding of 512 products in any order."""
-    truth = np.einsum("kiq,kjq->ij", left.values, right.values)
+    reference = np.einsum("kiq,kjq->ij", left.values, right.values)
     magnitude = np.einsum("kiq,kjq->ij", np.abs(left.values), np.abs(right.values))
-    assert np.abs(truth).max() > 0
-    assert (np.abs(result - truth) <= 2.0**-24 * np.abs(truth) + 512 * 2.0**-52 * magnitude).all()
+    assert np.abs(reference).max() > 0
+    assert (np.abs(result - reference) <= 2.0**-24 * np.abs(reference) + 512 * 2.0**-52 * magnitude).all()

@@ -97,8 +97,8 @@ def test_accumulation_is_float32() -> None:
     stationary = (1 + normal(128, 16, scale=0.1)).astype(ml_dtypes.bfloat16)
     moving = (1 + normal(128, 32, seed=1, scale=0.1)).astype(ml_dtypes.bfloat16)
     result = run(nisa.nc_matmul, [stationary, moving], Result((16, 32), nl.float32, PSUM))
-    truth = stationary.astype(np.float64).T @ moving.astype(np.float64)
-    assert np.abs(result / truth - 1).max() <= 128 * 2**-24
+    reference = stationary.astype(np.float64).T @ moving.astype(np.float64)
+    assert np.abs(result / reference - 1).max() <= 128 * 2**-24
 
 
 def test_a_strided_part_of_psum() -> None:

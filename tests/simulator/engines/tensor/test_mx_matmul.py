@@ -30,7 +30,7 @@ from ...kernels import (
 from ...made import Made, Psum, Sbuf
 from ...rules import Rule, broken, check_rule, legal, legal_kernel, rules
 from ...sentences import needs
-from .mx_truth import FIELDS, MX, MXFP8, SCALES, TABLES, Matrix, check_product
+from .mx_reference import FIELDS, MX, MXFP8, SCALES, TABLES, Matrix, check_product
 
 PSUM = nl.psum
 UNINITIALIZED = nkilib.simulator.UninitializedReadError
@@ -106,7 +106,7 @@ def test_product_by_hand() -> None:
     assert multiplied(stationary, moving).tolist() == [[32 * 255, 32 * 8]] * 2
 
 
-def test_the_elements_of_a_word_meet_in_order() -> None:
+def test_the_elements_of_a_word_are_combined_in_order() -> None:
     """(1, 2, 3, 4) . (1, 0, 0, 0), (0, 1, 0, 0), ...: each word has four elements, the first in the lowest bits."""
     one, two, three, four = 0x2, 0x4, 0x5, 0x6
     stationary, moving = filled(32, 2, 0, nl.float4_e2m1fn_x4), filled(32, 4, 0, nl.float4_e2m1fn_x4)
@@ -187,8 +187,10 @@ def test_a_product_fills_psum(dtype: Any, columns: int) -> None:
     stationary = random_matrix(32, 2, nl.float4_e2m1fn_x4, spread=0)
     moving = random_matrix(32, columns, nl.float4_e2m1fn_x4, seed=1, spread=0)
     result = multiplied(stationary, moving, dtype)
-    truth = np.einsum("kiq,kjq->ij", stationary.values, moving.values)
-    np.testing.assert_array_equal(result, truth.astype(dtype.numpy))  # multiples of 1/4 below 2**14: float32 is exact
+    reference = np.einsum("kiq,kjq->ij", stationary.values, moving.values)
+    np.testing.assert_array_equal(
+        result, reference.astype(dtype.numpy)
+    )  # multiples of 1/4 below 2**14: float32 is exact
 
 
 def test_several_free_dimensions_count_as_one() -> None:

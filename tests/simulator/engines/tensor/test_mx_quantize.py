@@ -20,7 +20,7 @@ from nkilib.nki import nisa, nl
 from ...kernels import Body, Result, Tile, engine_of, execute, normal, refusal, run, tile
 from ...rules import Rule, broken, check_rule, legal_kernel, rules
 from ...sentences import COPY_FIRST, needs
-from .mx_truth import LARGEST_EXPONENT, MXFP8, SCALES, TABLES, elements
+from .mx_reference import LARGEST_EXPONENT, MXFP8, SCALES, TABLES, elements
 
 PSUM = nl.psum
 UNINITIALIZED = nkilib.simulator.UninitializedReadError

@@ -94,11 +94,11 @@ LEFT, RIGHT = integers(DEPTH, TILES, ROWS), integers(DEPTH, TILES, COLUMNS)
 def test_any_steps_give_what_the_instructions_give_one_by_one(steps: list[Any]) -> None:
     waiting = outcome(LEFT, RIGHT, steps)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(matmul, "leave_waiting", lambda *_: False)
+        patch.setattr(matmul, "defer_product", lambda *_: False)
         assert outcome(LEFT, RIGHT, steps) == waiting
 
 
-def truth(left: Any, right: Any, tiles: int) -> Any:
+def reference(left: Any, right: Any, tiles: int) -> Any:
     return np.einsum("pkm,pkn->mn", left[:, :tiles].astype(np.float64), right[:, :tiles].astype(np.float64))
 
 
@@ -110,7 +110,7 @@ def test_an_operand_that_changes_counts_as_it_was_and_then_as_it_is(name: str, i
     read = [("read", every)] if is_read else []
     *_, result = run(LEFT, RIGHT, [*read, ("change", name, 0, 3), ("matmul", every, 0, True)])
     changed = {"stationary": LEFT, "moving": RIGHT} | {name: np.full_like(LEFT if name == "stationary" else RIGHT, 3)}
-    assert (result == truth(LEFT, RIGHT, 1) + truth(changed["stationary"], changed["moving"], 1)).all()
+    assert (result == reference(LEFT, RIGHT, 1) + reference(changed["stationary"], changed["moving"], 1)).all()
 
 
 @pytest.mark.parametrize("dtype", [BF16, np.float32], ids=["bf16", "fp32"])
@@ -130,7 +130,7 @@ def test_neighbours_are_cast_once_and_multiplied_tile_by_tile(dtype: Any, monkey
     for side in zip(*factors, strict=True):
         assert all(np.may_share_memory(side[0], factor) for factor in side)
     assert record.instruction_counts["nc_matmul"] == TILES
-    assert result.tolist() == truth(LEFT, RIGHT, TILES).tolist()
+    assert result.tolist() == reference(LEFT, RIGHT, TILES).tolist()
 
 
 def test_each_product_is_summed_by_itself() -> None:
@@ -153,7 +153,7 @@ def test_what_is_not_finite_spreads_over_its_row_and_column(factor: float) -> No
     every = (0, ROWS, 0, COLUMNS)
     (result,) = run(left, right, [("matmul", every, tile, True) for tile in (1, 2, 3)])
     with np.errstate(invalid="ignore"):
-        expected = truth(left, right, TILES)
+        expected = reference(left, right, TILES)
     assert np.isnan(result[5, 4])
     np.testing.assert_array_equal(result, expected)
 
@@ -189,8 +189,8 @@ def test_the_bits_are_the_same_on_both_cores_and_on_every_run() -> None:
     for _ in range(3):
         for result in two_sums[2](left, right, False):
             assert result.tobytes() == one.tobytes()
-    np.testing.assert_allclose(one, truth(left, right, TILES), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(one, reference(left, right, TILES), rtol=0, atol=1e-5)
 
 
 def test_operands_may_be_overwritten_between_the_products() -> None:
-    assert (two_sums[2](LEFT, RIGHT, True) == truth(LEFT, RIGHT, TILES)).all()
+    assert (two_sums[2](LEFT, RIGHT, True) == reference(LEFT, RIGHT, TILES)).all()

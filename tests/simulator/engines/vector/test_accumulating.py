@@ -541,9 +541,9 @@ def test_exponential_of_src_minus_a_constant() -> None:
         exponential(1.5, reduce_cmd=COMMAND.reset_reduce), [values], Result((3, 50)), Result((3, 1)), target="trn3"
     )
     for row, got, total in zip(values, result, sums[:, 0], strict=True):
-        truth = [math.exp(float(x) - 1.5) for x in row]
-        assert got.tolist() == pytest.approx(truth, rel=2**-19)  # float32 rounding of the difference, then exp
-        assert float(total) == pytest.approx(math.fsum(truth), rel=2**-19)
+        reference = [math.exp(float(x) - 1.5) for x in row]
+        assert got.tolist() == pytest.approx(reference, rel=2**-19)  # float32 rounding of the difference, then exp
+        assert float(total) == pytest.approx(math.fsum(reference), rel=2**-19)
 
 
 def test_exponential_of_src_minus_a_maximum_of_each_partition() -> None:

@@ -44,7 +44,7 @@ def test_masks_what_a_causal_mask_masks() -> None:
     assert low == np.finfo(np.float32).min
 
 
-def test_compares_for_equality_unless_told() -> None:
+def test_compares_for_equality_by_default() -> None:
     """Ones become an identity matrix, with the two last arguments left out."""
     result = run(lambda dst: nisa.affine_select(dst, [[1, 3]], -1, tile(3, 3, value=1), 0.0), [], Result((3, 3)))
     assert result.tolist() == np.eye(3).tolist()

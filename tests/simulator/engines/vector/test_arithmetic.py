@@ -162,7 +162,7 @@ def test_tensor_copy_reads_all_of_an_overlapping_source_before_it_writes() -> No
     assert run(body, [values], Result((2, 5))).tolist() == [[0, 0, 1, 2, 3], [5, 5, 6, 7, 8]]
 
 
-def test_tensor_copy_runs_on_vector_unless_told() -> None:
+def test_tensor_copy_runs_on_vector_by_default() -> None:
     assert engine_of(lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2))) == "vector"
     assert engine_of(lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), engine=ENGINE.scalar)) == "scalar"
     assert engine_of(lambda: nisa.tensor_copy(tile(2, 2), tile(2, 2), engine=ENGINE.gpsimd)) == "gpsimd"

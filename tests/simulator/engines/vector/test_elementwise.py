@@ -22,7 +22,7 @@ VALUES = [-3.0, -1.0, 0.0, 0.5, 2.0, 7.0]
 OPERANDS = [2.0, -1.0, 0.0, 3.0]
 
 
-def _truth(value: bool) -> float:
+def _reference(value: bool) -> float:
     return 1.0 if value else 0.0
 
 
@@ -34,15 +34,15 @@ BINARY: dict[str, Callable[[float, float], float]] = {
     "minimum": min,
     "max": max,
     "min": min,
-    "equal": lambda x, y: _truth(x == y),
-    "not_equal": lambda x, y: _truth(x != y),
-    "greater_equal": lambda x, y: _truth(x >= y),
-    "greater": lambda x, y: _truth(x > y),
-    "less_equal": lambda x, y: _truth(x <= y),
-    "less": lambda x, y: _truth(x < y),
-    "logical_and": lambda x, y: _truth(x != 0 and y != 0),
-    "logical_or": lambda x, y: _truth(x != 0 or y != 0),
-    "logical_xor": lambda x, y: _truth((x != 0) != (y != 0)),
+    "equal": lambda x, y: _reference(x == y),
+    "not_equal": lambda x, y: _reference(x != y),
+    "greater_equal": lambda x, y: _reference(x >= y),
+    "greater": lambda x, y: _reference(x > y),
+    "less_equal": lambda x, y: _reference(x <= y),
+    "less": lambda x, y: _reference(x < y),
+    "logical_and": lambda x, y: _reference(x != 0 and y != 0),
+    "logical_or": lambda x, y: _reference(x != 0 or y != 0),
+    "logical_xor": lambda x, y: _reference((x != 0) != (y != 0)),
     "abs_max": lambda x, y: x if abs(x) > abs(y) else y,
     "abs_min": lambda x, y: x if abs(x) < abs(y) else y,
 }

@@ -214,7 +214,7 @@ def test_chains_its_maximum_through_the_registers() -> None:
     assert results.tolist() == [[3, 1, 1], [-4, LOW, LOW]]
 
 
-def test_resets_and_accumulates_unless_told() -> None:
+def test_resets_and_accumulates_by_default() -> None:
     """Whatever the registers held; and without reduce_res they hold the maximum for the next instruction."""
 
     def body(result: Any, data: Any, low: Any, high: Any) -> None:

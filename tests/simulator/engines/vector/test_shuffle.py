@@ -274,7 +274,7 @@ def test_a_partition_that_is_left_stays_unwritten() -> None:
             execute(lambda partition=partition: shuffle(mask, partition, partition + 1))
 
 
-def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_in_turns() -> None:
+def test_tiles_that_the_kernel_places_on_each_other_may_be_filled_alternately() -> None:
     """Unless the mask leaves a partition as it is, which is then needed until the shuffle."""
 
     def kernel(mask: list[int]) -> Any:

@@ -117,7 +117,7 @@ def test_the_path_goes_through_the_core_that_comes_last() -> None:
     assert [link.core for link in links if link.kind is Kind.work][:4] == [1, 1, 1, 1]
 
 
-def test_loops_at_which_all_engines_meet_are_on_the_path() -> None:
+def test_loops_at_which_all_engines_synchronise_are_on_the_path() -> None:
     path = PROFILES["device loop"]().critical_path_us
     assert path["loops of the device"] >= 3.0 + 3 * 1.0
 

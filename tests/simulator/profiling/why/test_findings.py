@@ -61,13 +61,15 @@ FAULTS = [
     ("tiny", "small instructions", "tiny|tensor_scalar", ["255 instructions", "26.6 us", "(61%)"]),
     ("chain", "latency", "chain|tensor_scalar", ["64 times", "9.6 us", "(36%)"]),
     ("two_functions", "activation tables", "two_functions|nl.tanh", ["16 times", "20.5 us", "exp at", "tanh at"]),
-    ("barriers", "meetings", "barriers|core_barrier", ["The cores meet 4 times", "8.0 us", "(34%)"]),
+    ("barriers", "meetings", "barriers|core_barrier", ["The cores synchronise 4 times", "8.0 us", "(34%)"]),
     ("undivided", "same work", "_blocks|dma_copy", ["store the same parts of [1024, 8192]", "96.9 us of 193.7 us"]),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "about", "where", "figures"), FAULTS, ids=[fault[0] for fault in FAULTS])
-def test_a_fault_is_said_with_its_line_and_its_figures(kernel: str, about: str, where: str, figures: list[str]) -> None:
+def test_a_fault_is_reported_with_its_line_and_its_figures(
+    kernel: str, about: str, where: str, figures: list[str]
+) -> None:
     (found,) = [finding for finding in profile_of(kernel).why if finding.about == about]
     place = line(where)
     assert place in found.text or place == found.place
@@ -77,7 +79,7 @@ def test_a_fault_is_said_with_its_line_and_its_figures(kernel: str, about: str, 
     assert 0.0 < found.time_us <= profile_of(kernel).time_us
 
 
-def test_of_a_sound_kernel_nothing_is_said() -> None:
+def test_a_sound_kernel_has_no_findings() -> None:
     assert profile_of("sound").why == ()
     assert "why:" not in str(profile_of("sound"))
 
@@ -90,14 +92,14 @@ ALSO = {
 
 
 @pytest.mark.parametrize("kernel", [fault[0] for fault in FAULTS])
-def test_no_fault_is_said_of_a_kernel_that_has_another(kernel: str) -> None:
+def test_a_fault_is_not_reported_for_a_kernel_that_has_another(kernel: str) -> None:
     own = {about for name, about, *_ in FAULTS if name == kernel}
     more = {about for name, about in ALSO if name == kernel}
     assert {finding.about for finding in profile_of(kernel).why} == own | more
 
 
 @pytest.mark.parametrize("kernel", ["divided", "summed_by_halves", "scattered", "barriers"])
-def test_cores_that_do_different_work_are_not_said_to_do_the_same(kernel: str) -> None:
+def test_cores_that_do_different_work_are_not_reported_as_doing_the_same(kernel: str) -> None:
     """One half each; loads of their own and one result; rows that an index chooses; nothing that is stored."""
     assert "same work" not in {finding.about for finding in profile_of(kernel).why}
 
@@ -108,13 +110,13 @@ def test_iterations_that_are_alike_are_the_same_work_too() -> None:
     assert found.time_us == pytest.approx(profile_of("looped").time_us / 2)
 
 
-def test_half_of_the_work_on_each_core_takes_what_was_said() -> None:
+def test_half_of_the_work_on_each_core_takes_the_stated_time() -> None:
     (found,) = [finding for finding in profile_of("undivided").why if finding.about == "same work"]
     saved = profile_of("undivided").time_us - profile_of("divided").time_us
     assert 0.8 * found.time_us <= saved <= found.time_us
 
 
-def test_a_second_buffer_gives_what_was_said() -> None:
+def test_a_second_buffer_saves_the_stated_time() -> None:
     (found,) = [finding for finding in profile_of("one_buffer").why if finding.about == "buffers"]
     taken = profile_of("sound").time_us  # the same kernel with a new tile in each step
     assert f"about {taken:,.1f} us instead of {profile_of('one_buffer').time_us:,.1f} us" in found.text
@@ -137,12 +139,17 @@ def test_the_table_has_path_waits_and_findings() -> None:
     assert max(map(len, table[table.index("why:") :].splitlines())) <= 118
 
 
-def test_the_one_that_takes_most_comes_first() -> None:
-    times = [finding.time_us for finding in profile_of("one_buffer").why]
+def test_findings_that_state_a_saving_come_first_and_then_the_one_that_takes_most() -> None:
+    findings = profile_of("looped").why
+    assert [finding.about for finding in findings] == ["same work", "buffers", "first byte"]
+    same_work, buffers, first_byte = findings
+    assert same_work.saved_us > buffers.saved_us > first_byte.saved_us == 0.0
+    assert first_byte.time_us > same_work.time_us
+    times = [finding.time_us for finding in profile_of("many_triggers").why]
     assert len(times) == 2 and times == sorted(times, reverse=True)
 
 
-def test_nothing_is_said_of_nothing() -> None:
+def test_an_empty_kernel_has_no_findings() -> None:
     def nothing(_: Any) -> None:
         return
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from nkilib.simulator.profiling.why.finding import Finding
 from tests.fresh_python import with_checkout
 
-PAGE = (Path(__file__).parents[4] / "docs" / "performance-model.md").read_text(encoding="utf-8")
-SECTION = PAGE[PAGE.index("### Why it takes that long") : PAGE.index("## The bound")]
+PAGE = (Path(__file__).parents[4] / "docs" / "how_to" / "profile_a_kernel.md").read_text(encoding="utf-8")
+SECTION = PAGE[PAGE.index("## Find out why a kernel is slow") : PAGE.index("## Compare tilings")]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

@@ -4,7 +4,8 @@
 """The launches whose modelled times are frozen: tutorial-like kernels and those of this library.
 
 ``python -m tests.simulator.timing.frozen.launches`` writes the table beside this file. It was written once, before the
-model knew what a compiler does to a kernel, and is the truth about ``AS_ISSUED``: no change of the model may change it.
+model knew what a compiler does to a kernel, and is the reference about ``AS_ISSUED``: no change of the model may change
+it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def test_every_pass_has_a_switch_and_says_why() -> None:
         assert getattr(ModelParameters(), entry.switch) and not getattr(AS_ISSUED, entry.switch)
 
 
-def test_without_a_pass_nothing_is_held_back() -> None:
+def test_without_a_pass_nothing_is_deferred() -> None:
     window = window_for(current_generation(), AS_ISSUED)
     batch: list[object] = [object()]
     assert window.take(batch) is batch  # type: ignore[arg-type, comparison-overlap]

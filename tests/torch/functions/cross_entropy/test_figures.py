@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The figures of docs/torch.md: memory and accuracy beside F.cross_entropy."""
+"""The figures of docs/reference/torch.md: memory and accuracy beside F.cross_entropy."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def test_logits_that_would_be_copied_are_refused() -> None:
         cross_entropy(leaf.clone(), make_targets(2, 3), inplace=True)
 
 
-def test_sliced_logits_are_refused_and_told_to_shift_the_targets() -> None:
+def test_sliced_logits_are_refused_with_the_advice_to_shift_the_targets() -> None:
     """One sequence is contiguous without its last position, two are not: the rows have a gap."""
     for batch in (1, 2):
         leaf = make_logits(batch, 4, CLASSES).requires_grad_()

@@ -26,6 +26,6 @@ def test_loss_and_gradients(memory_limit: int | None) -> None:
     expected = torch.nn.functional.cross_entropy(torch.nn.functional.linear(*exact[:2], exact[2]), target)
     torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=0.0)
     wanted = torch.autograd.grad(expected, exact)
-    for gradient, truth in zip(torch.autograd.grad(found, tensors), wanted, strict=True):
+    for gradient, reference in zip(torch.autograd.grad(found, tensors), wanted, strict=True):
         # float32 sums of products of float32, which err by some roundoffs of 6e-8 in norm.
-        assert (gradient.double() - truth).norm() <= 1e-6 * truth.norm()
+        assert (gradient.double() - reference).norm() <= 1e-6 * reference.norm()

@@ -128,7 +128,7 @@ def test_what_pytorch_accepts_and_the_kernels_do_not(case: str) -> None:
 
 
 @pytest.mark.parametrize("device", ["cuda", "mps"])
-def test_another_device_is_told_what_is_supported(device: str) -> None:
+def test_another_device_is_refused_with_the_supported_ones(device: str) -> None:
     with FakeTensorMode(), pytest.raises(NotImplementedError, match=rf"cpu .*, neuron .* or xla .*, got {device}"):
         x, w = (torch.empty(3, FEATURES, device=device) for _ in range(2))
         linear_cross_entropy(x, w, torch.empty(3, dtype=torch.int64, device=device))

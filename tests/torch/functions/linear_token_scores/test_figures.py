@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Errors of scores and gradients beside those of PyTorch's own operators, as docs/linear-cross-entropy.md has them."""
+"""Errors of scores and gradients beside PyTorch's operators, as in docs/explanation/linear_cross_entropy.md."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ PLACED: dict[str, tuple[tuple[Any, ...], dict[str, Any], str]] = {
     "input alone": (
         (Replicate(), None),
         {},
-        r"input, a DTensor .* needs a linear_weight that is one",
+        r"input, a DTensor .* needs a linear_weight that is a DTensor",
     ),
     "positions": (
         (Shard(0), Shard(0)),

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The bounds of docs/softmax.md hold through PyTorch, on rows of several scales."""
+"""The bounds of docs/reference/softmax.md hold through PyTorch, on rows of several scales."""
 
 from __future__ import annotations
 

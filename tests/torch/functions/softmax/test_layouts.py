@@ -66,9 +66,9 @@ def test_an_upstream_gradient_of_any_layout_is_not_written_to(name: str, layout:
         result = CHECKED[name].ours(x, dim)
         kept = result.detach().clone()
         (gradient,) = torch.autograd.grad(result, x, upstream)
-        y, truth = exact(name, x, upstream, dim)
+        y, reference = exact(name, x, upstream, dim)
         torch.testing.assert_close(result.double(), y, rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(gradient.double(), truth, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(gradient.double(), reference, rtol=1e-5, atol=1e-5)
         assert torch.equal(upstream, before), "the upstream gradient was written to"
         assert torch.equal(result, kept), "the saved output was written to"
 
@@ -80,11 +80,11 @@ def test_the_gradient_of_a_sum_whose_upstream_is_one_value(name: str, dtype: tor
     weight = make_logits(3, 7, dtype=dtype, seed=2)
     (CHECKED[name].ours(x, -1) * weight).sum().backward()
     (alone,) = torch.autograd.grad(CHECKED[name].ours(x, 0).sum(), x)
-    _, truth = exact(name, x, weight, -1)
+    _, reference = exact(name, x, weight, -1)
     _, of_sum = exact(name, x, torch.ones(3, 7), 0)
     unit = torch.finfo(dtype).eps
     assert x.grad is not None
-    torch.testing.assert_close(x.grad.double(), truth, rtol=4 * unit, atol=16 * unit)
+    torch.testing.assert_close(x.grad.double(), reference, rtol=4 * unit, atol=16 * unit)
     torch.testing.assert_close(alone.double(), of_sum, rtol=4 * unit, atol=8 * unit)
 
 

@@ -130,7 +130,7 @@ def objective(
     return total
 
 
-def truth(case: Case) -> dict[str, Tensor]:
+def reference(case: Case) -> dict[str, Tensor]:
     """What the unsharded logits [*shape, V] give in float64, by name: ``gradient`` and ``target_gradient`` of the
     objective, and the outputs."""
     logits, target = logits_and_targets(case)

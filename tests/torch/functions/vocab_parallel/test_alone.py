@@ -223,8 +223,8 @@ def test_probabilities_and_class_weights_may_require_grad(weighted: bool, smooth
     )
     assert_loss(actual.detach(), expected.detach(), 30.0 * POSITIONS)
     pairs = zip(torch.autograd.grad(actual, leaves), torch.autograd.grad(expected, exact), strict=True)
-    for gradient, truth in pairs:
-        assert_gradient(gradient, truth, 30.0)
+    for gradient, reference in pairs:
+        assert_gradient(gradient, reference, 30.0)
 
 
 def _leave(tensor: Tensor, **_: Any) -> None:

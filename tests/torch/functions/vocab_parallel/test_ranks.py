@@ -25,14 +25,14 @@ from tests.torch.functions.vocab_parallel.cases import (
     all_cases,
     all_ignored,
     logits_and_targets,
-    truth,
+    reference,
 )
 from tests.torch.functions.vocab_parallel.ranks_run import PROCESSES
 from tests.torch.functions.vocab_parallel_linear.cases import (
     LinearCase,
     linear_all_ignored,
     linear_cases,
-    linear_truth,
+    linear_reference,
 )
 from tests.torch.inputs import exact
 from tests.torch.telling import assert_gradient, assert_loss, assert_within
@@ -90,7 +90,7 @@ def _gradient_scale(case: Case) -> float:
 @pytest.mark.parametrize("case", _parameters(all_cases))
 def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: dict[int, Found]) -> None:
     found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
-    expected = truth(case)
+    expected = reference(case)
     loss = found[0]["loss"]
     assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
     terms = expected["gradient"][..., 0].numel() if case.reduction == "sum" else 1
@@ -120,7 +120,7 @@ def _assert_shards(shards: list[Tensor], exact_rows: Tensor, scale: float) -> No
 )
 def test_outputs_are_those_of_the_whole_on_every_rank(case: Case, found_by_ranks: dict[int, Found]) -> None:
     found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
-    expected = truth(case)
+    expected = reference(case)
     names = {"lse", "z_loss", "argmax", "entropy", *(["logprob"] if case.kind != "probabilities" else [])}
     for name in sorted(names):
         values = found[0][name]
@@ -189,7 +189,7 @@ def test_no_rank_waits_for_one_that_has_refused(ranks: int, found_by_ranks: dict
         assert each["target, no classes here"].startswith(outside)
 
 
-def test_a_process_outside_of_the_group_is_told(found_by_processes: Found) -> None:
+def test_a_process_outside_of_the_group_is_refused(found_by_processes: Found) -> None:
     message = "ValueError: vocab_parallel_cross_entropy: this process, rank 0, must be a member of group, and is not"
     assert found_by_processes[0]["outside"].startswith(message)
 
@@ -219,7 +219,7 @@ def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]
 def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
     case: LinearCase, found_by_ranks: dict[int, Found]
 ) -> None:
-    found, expected = _found_linear(case, found_by_ranks), linear_truth(case)
+    found, expected = _found_linear(case, found_by_ranks), linear_reference(case)
     loss = found[0]["loss"]
     assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
     assert case.kind != "confident" or loss >= 0.0
@@ -237,15 +237,15 @@ def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
     "case", [each for each in _parameters(linear_cases) if "return_outputs" in each.values[0].options]
 )
 def test_outputs_of_an_output_layer_are_those_of_the_whole(case: LinearCase, found_by_ranks: dict[int, Found]) -> None:
-    found, expected = _found_linear(case, found_by_ranks), linear_truth(case).outputs
-    for name, truth_of in expected.items():
+    found, expected = _found_linear(case, found_by_ranks), linear_reference(case).outputs
+    for name, reference_of in expected.items():
         values = found[0][name]
         assert all(torch.equal(each[name], values) for each in found), name
         if name == "argmax":
-            assert torch.equal(values, truth_of)
-        elif truth_of.any():
+            assert torch.equal(values, reference_of)
+        elif reference_of.any():
             terms = 15.0 * POSITIONS if name == "z_loss" and case.reduction == "sum" else 1.0
-            assert_loss(values, truth_of, MAGNITUDE * terms)
+            assert_loss(values, reference_of, MAGNITUDE * terms)
         else:
             assert not values.any(), name
 

@@ -120,7 +120,7 @@ def _outputs_upstream(case: LinearCase, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class LinearTruth:
+class LinearReference:
     """What the whole weight gives in float64.
 
     Attributes:
@@ -136,7 +136,7 @@ class LinearTruth:
     outputs: dict[str, Tensor]
 
 
-def linear_truth(case: LinearCase) -> LinearTruth:
+def linear_reference(case: LinearCase) -> LinearReference:
     """From the very values that the ranks are given."""
     leaves = case.problem().leaves(torch.float64)
     logits = F.linear(leaves["input"].flatten(0, -2), leaves["linear_weight"], leaves.get("linear_bias"))
@@ -162,7 +162,7 @@ def linear_truth(case: LinearCase) -> LinearTruth:
     outputs = {"lse": lse, "z_loss": loss - without, "logprob": logprob, "entropy": entropy_of(z).reshape(case.shape)}
     outputs["argmax"] = logits.argmax(1).reshape(case.shape)
     assert logits.grad is not None
-    return LinearTruth(
+    return LinearReference(
         loss.detach(),
         {name: None if name in case.frozen else leaf.grad for name, leaf in leaves.items()},
         _gradient_bounds(case, leaves, logits.grad, z.detach().softmax(1)),

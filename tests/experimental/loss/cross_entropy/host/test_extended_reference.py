@@ -95,7 +95,7 @@ def test_trn3_too(dtype: Any, is_probable: bool) -> None:
         check_backward(logits, targets, lse, upstream, options, launch, inplace=True)
 
 
-def test_bfloat16_may_be_held_in_float32() -> None:
+def test_bfloat16_may_be_stored_as_float32() -> None:
     """NKI_PRECISE_FP=0: nothing in the kernels reads the bits of a tile."""
     logits, targets = normal_batch(POSITIONS, VOCABULARY)
     logits = logits.astype(BF16).astype(np.float32)

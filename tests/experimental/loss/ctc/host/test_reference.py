@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The truth of CTC is PyTorch's in float64: losses, and the gradient.
+"""The reference of CTC is PyTorch's in float64: losses, and the gradient.
 
 The bounds of CTC: their values at points that can be worked out by hand.
 """
@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nkilib.experimental.loss.ctc.host.truth import (
+from nkilib.experimental.loss.ctc.host.reference import (
     CtcLosses,
     ctc_loss_bound,
     ctc_loss_gradient_reference,

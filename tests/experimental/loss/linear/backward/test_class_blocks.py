@@ -32,7 +32,7 @@ def test_the_block_behind_the_loop_may_be_a_tile_longer(
     found = [planned_blocks(plan, shares, core, POSITIONS) for core in range(2)]
     assert [len(each.blocks.rest) for each in found] == [1, 1]
     assert found[0].blocks.rest[0].size > found[0].blocks.size
-    assert found[0].blocks.trips == found[1].blocks.trips >= 2
+    assert found[0].blocks.iterations == found[1].blocks.iterations >= 2
 
     rng = np.random.default_rng(classes)
     x = rng.standard_normal((POSITIONS, FEATURES), dtype=np.float32)

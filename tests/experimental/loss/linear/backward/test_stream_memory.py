@@ -21,19 +21,19 @@ from nkilib.nki import nisa, nki, nl
 FEATURES, TEACHER_FEATURES, ITEMSIZES = 200, 300, {"bfloat16": 2, "float32": 4}
 
 
-def plan_of(dtypes: tuple[str, str], takes_turns: int) -> BackwardPlan:
+def plan_of(dtypes: tuple[str, str], shares_memory: int) -> BackwardPlan:
     """For 256 positions and two tiles of X^T."""
     own, further = (ITEMSIZES[dtype] for dtype in dtypes)
     sizes = BackwardSizes(256, FEATURES, 256, own, further=(PairSizes(TEACHER_FEATURES, further),))
     plan = BackwardPlan.of(sizes, 256, 256)
-    return replace(plan, buffers=replace(plan.buffers, takes_turns=takes_turns, input_tiles=2))
+    return replace(plan, buffers=replace(plan.buffers, shares_memory=shares_memory, input_tiles=2))
 
 
-@pytest.mark.parametrize("takes_turns", [0, 1])
+@pytest.mark.parametrize("shares_memory", [0, 1])
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "bfloat16")])
-def test_tiles_of_both_pairs_share_no_byte(dtypes: tuple[str, str], takes_turns: int) -> None:
+def test_tiles_of_both_pairs_share_no_byte(dtypes: tuple[str, str], shares_memory: int) -> None:
     """Each is written with a number of its own, and all of them are read afterwards."""
-    plan = plan_of(dtypes, takes_turns)
+    plan = plan_of(dtypes, shares_memory)
 
     @nki.jit
     def kernel(first_hbm: nl.NkiTensor, second_hbm: nl.NkiTensor, weights_hbm: nl.NkiTensor) -> nl.NkiTensor:

@@ -43,7 +43,7 @@ def test_a_core_may_have_no_row() -> None:
     assert [share.size for share in shares] == [100, 0]
     plans = [plan_blocks(shares, core, 768, 3) for core in range(2)]
     assert [plan.count for plan in plans] == [1, 0]
-    assert {plan.trips for plan in plans} == {0}
+    assert {plan.iterations for plan in plans} == {0}
     assert plans[1].opening is None and plans[1].largest == 0
 
 
@@ -76,14 +76,14 @@ def steps_of(plan: BlockPlan, monkeypatch: pytest.MonkeyPatch) -> list[Step]:
     size=st.integers(1, 40_000),
     cores=st.sampled_from([1, 2]),
     most=st.integers(1, 12),
-    turns=st.integers(1, 3),
+    slots=st.integers(1, 3),
     more_bodies=st.integers(0, 12),
 )
-def test_steps_cover_a_share_and_load_ahead(size, cores, most, turns, more_bodies) -> None:
+def test_steps_cover_a_share_and_load_ahead(size, cores, most, slots, more_bodies) -> None:
     shares = shares_of_cores(size, cores)
-    most_bodies = 2 * turns + more_bodies
-    plans = [plan_blocks(shares, core, most * TILE, most_bodies, turns) for core in range(cores)]
-    assert len({(plan.trips, plan.size) for plan in plans}) == 1
+    most_bodies = 2 * slots + more_bodies
+    plans = [plan_blocks(shares, core, most * TILE, most_bodies, slots) for core in range(cores)]
+    assert len({(plan.iterations, plan.size) for plan in plans}) == 1
     for plan, share in zip(plans, shares, strict=True):
         steps = steps_of(plan, pytest.MonkeyPatch())
         assert len(steps) == plan.count
@@ -95,8 +95,8 @@ def test_steps_cover_a_share_and_load_ahead(size, cores, most, turns, more_bodie
         assert edges[0] == share.first
         assert max(step.block.size for step in steps) == plan.largest <= most * TILE
         check_loads(plan, steps)
-        in_turn = [step.number % turns for step in steps]
-        assert in_turn == [number % turns for number in range(len(steps))]
+        in_turn = [step.number % slots for step in steps]
+        assert in_turn == [number % slots for number in range(len(steps))]
 
 
 def check_loads(plan: BlockPlan, steps: list[Step]) -> None:
@@ -112,11 +112,11 @@ def check_loads(plan: BlockPlan, steps: list[Step]) -> None:
 def test_half_a_block_is_loaded_before_an_edge() -> None:
     for size in range(40 * TILE, 80 * TILE, TILE):
         plan = plan_blocks([Span(0, size)], 0, 6 * TILE, 3)
-        assert plan.trips > 0
+        assert plan.iterations > 0
         assert plan.opening is not None and plan.opening.size >= plan.size // 2
 
 
-def copy_kernel(most: int, most_bodies: int, turns: int):
+def copy_kernel(most: int, most_bodies: int, slots: int):
     """Copies the rows of a matrix and of a vector in blocks, each loaded while the one before is stored."""
 
     @nki.jit
@@ -124,16 +124,16 @@ def copy_kernel(most: int, most_bodies: int, turns: int):
         rows, columns = matrix.shape
         results = [nl.ndarray(given.shape, given.dtype, nl.shared_hbm) for given in (matrix, transposed, vector)]
         shares = shares_of_cores(rows, nl.num_programs())
-        plan = plan_blocks(shares, nl.program_id(0), most, most_bodies, turns)
+        plan = plan_blocks(shares, nl.program_id(0), most, most_bodies, slots)
         tiles = [
             [nl.ndarray((shape), matrix.dtype, nl.sbuf) for shape in ((TILE, columns), (columns, TILE), (1, TILE))]
-            for _ in range(turns * plan.size // TILE)
+            for _ in range(slots * plan.size // TILE)
         ]
 
         def moved(block: Block, number: int, start: int, stop: int, is_load: bool) -> None:
             for first in range(start, stop, TILE):
                 part = block.part(first, min(TILE, stop - first))
-                buffers = tiles[number % turns * (plan.size // TILE) + first // TILE]
+                buffers = tiles[number % slots * (plan.size // TILE) + first // TILE]
                 for index, (source, result) in enumerate(zip((matrix, transposed, vector), results, strict=True)):
                     dimension = 1 if index == 1 else 0
                     hbm = part.of(source if is_load else result, dimension)
@@ -143,10 +143,10 @@ def copy_kernel(most: int, most_bodies: int, turns: int):
 
         def body(step: Step) -> None:
             moved(step.block, step.number, step.loaded, step.block.size, is_load=True)
-            if step.following is not None and turns > 1:
+            if step.following is not None and slots > 1:
                 moved(step.following, step.number + 1, 0, step.following.size, is_load=True)
             moved(step.block, step.number, 0, step.block.size, is_load=False)
-            if step.following is not None and turns == 1:
+            if step.following is not None and slots == 1:
                 moved(step.following, step.number + 1, 0, step.following.size, is_load=True)
 
         if plan.opening is not None:
@@ -159,13 +159,13 @@ def copy_kernel(most: int, most_bodies: int, turns: int):
 
 @pytest.mark.parametrize("cores", [1, 2])
 @pytest.mark.parametrize(
-    ("rows", "most", "most_bodies", "turns"),
+    ("rows", "most", "most_bodies", "slots"),
     [(3000, 256, 3, 1), (3000, 256, 5, 2), (2900, 128, 4, 2), (100, 256, 3, 1), (2049, 256, 2, 1)],
 )
-def test_a_loop_moves_each_row_once(cores: int, rows: int, most: int, most_bodies: int, turns: int) -> None:
+def test_a_loop_moves_each_row_once(cores: int, rows: int, most: int, most_bodies: int, slots: int) -> None:
     matrix = np.random.default_rng(0).standard_normal((rows, 32)).astype(np.float32)
     given = matrix, np.ascontiguousarray(matrix.T), matrix[:, 0].copy()
-    for result, expected in zip(copy_kernel(most, most_bodies, turns)[cores](*given), given, strict=True):
+    for result, expected in zip(copy_kernel(most, most_bodies, slots)[cores](*given), given, strict=True):
         assert np.array_equal(result, expected)
 
 
@@ -181,7 +181,7 @@ def largest_of_products(matrix, most_bodies):
     """Some use of each block's product with the first rows, by Tensor, while the next block is loaded."""
     rows, columns = matrix.shape
     result = nl.ndarray((TILE, 1), nl.float32, nl.shared_hbm)
-    plan = plan_blocks([Span(0, rows)], 0, 512, most_bodies, turns=2)
+    plan = plan_blocks([Span(0, rows)], 0, 512, most_bodies, slots=2)
     first_sbuf = nl.ndarray((TILE, columns // TILE, TILE), matrix.dtype, nl.sbuf)
     blocks_sbuf = [nl.ndarray((TILE, columns // TILE, 512), matrix.dtype, nl.sbuf) for _ in range(2)]
     product_psum = [nl.ndarray((TILE, 512), nl.float32, nl.psum) for _ in range(2)]
@@ -214,6 +214,6 @@ def test_what_a_loop_costs() -> None:
     matrix = spec((60 * 512, 1024), nl.bfloat16)
     most_bodies = 9
     looped, unrolled = (profile(largest_of_products, matrix, bodies).time_us for bodies in (most_bodies, 60))
-    trips = plan_blocks([Span(0, 60 * 512)], 0, 512, most_bodies, 2).trips
-    assert trips == 14
-    assert 3 < (looped - unrolled - 25) / trips < 5
+    iterations = plan_blocks([Span(0, 60 * 512)], 0, 512, most_bodies, 2).iterations
+    assert iterations == 14
+    assert 3 < (looped - unrolled - 25) / iterations < 5

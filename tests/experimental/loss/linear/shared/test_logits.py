@@ -28,7 +28,7 @@ def logits(x: Array, w: Array, bias: Array | None, softcap: float | None, number
     (positions, features), classes = x.shape, w.shape[0]
 
     def kernel(x_hbm: Any, w_hbm: Any, bias_hbm: Any) -> Any:
-        tiles = LogitTiles.make(features, softcap, bias is not None, banks=3, turns=2, classes=classes)
+        tiles = LogitTiles.make(features, softcap, bias is not None, banks=3, slots=2, classes=classes)
         operands = []
         for matrix in (Matrix(x_hbm), Matrix(w_hbm)):
             shape = (PARTITIONS, div_ceil(features, PARTITIONS), matrix.rows)

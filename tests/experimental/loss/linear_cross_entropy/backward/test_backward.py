@@ -48,17 +48,17 @@ BLOCKS = {"position_block": 128, "class_block": 128}
 
 @dataclass(frozen=True)
 class Launched:
-    """What a launch gave beside the truth and how far it may be off; the bias counts where there is one."""
+    """What a launch gave beside the reference and how far it may be off; the bias counts where there is one."""
 
     found: dict[str, Any]
-    truth: LinearGradients
+    expected: LinearGradients
     bounds: LinearGradients
     problem: LinearProblem = field(repr=False)
 
     def check(self) -> None:
         """All that was returned is within its bounds."""
         for name, found in self.found.items():
-            off = np.abs(np.asarray(found, dtype=np.float64) - getattr(self.truth, name))
+            off = np.abs(np.asarray(found, dtype=np.float64) - getattr(self.expected, name))
             assert (off <= getattr(self.bounds, name)).all(), (name, np.nanmax(off / getattr(self.bounds, name)))
 
 
@@ -241,7 +241,7 @@ def test_maximum_and_log_sum_keep_the_digits_of_large_logits() -> None:
     problem = problem_of("bias 1e4", Sizes(130, 64, 300, FP32))
     forward = linear_forward_reference(problem)
     upstream = upstream_of(problem, forward.lse.astype(np.float32))
-    exact = replace(upstream, lse=forward.lse)  # the truth of an lse that was not rounded
+    exact = replace(upstream, lse=forward.lse)  # the reference of an lse that was not rounded
     logits = problem.logits_of(slice(None), problem.classes_first)
     maximum = logits.max(axis=1).astype(np.float32)
     log_sum = (forward.lse - maximum).astype(np.float32)
@@ -249,8 +249,8 @@ def test_maximum_and_log_sum_keep_the_digits_of_large_logits() -> None:
     for given_too in (False, True):
         pair = {"maximum_hbm": maximum, "log_sum_hbm": log_sum} if given_too else {}
         found = launched(problem, upstream, **pair)
-        truth = linear_backward_reference(problem, exact).input
-        off.append(np.linalg.norm(found.found["input"] - truth) / np.linalg.norm(truth))
+        expected = linear_backward_reference(problem, exact).input
+        off.append(np.linalg.norm(found.found["input"] - expected) / np.linalg.norm(expected))
     assert off[1] < off[0] / 2 or off[1] < 1e-3, off
 
 
@@ -307,14 +307,14 @@ def test_blocks_whose_tiles_of_dw_have_no_banks_are_refused() -> None:
 
 
 @pytest.mark.parametrize("positions", [100, 250, 500])
-def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_operands_that_alternate_in_sbuf(positions: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """X^T has the memory of X and W while there are logits to compute; blocks of classes follow each other.
 
     Nothing stays there, not even the one or two tiles of few positions.
     """
     sizes = Sizes(positions, 1100, 600, BF16)
     plan = BackwardPlan.of(BackwardSizes(sizes.positions, sizes.features, sizes.classes, 2), 512, 256)
-    turns = BackwardBuffers(tiles_of_piece=2, input_tiles=2, pieces=2, weight_stripes=2, takes_turns=1)
+    turns = BackwardBuffers(tiles_of_piece=2, input_tiles=2, pieces=2, weight_stripes=2, shares_memory=1)
     monkeypatch.setattr(BackwardPlan, "of", classmethod(lambda *_: replace(plan, buffers=turns)))
     launched(problem_of("normal", sizes), cores=1).check()
 
@@ -327,7 +327,7 @@ def test_operands_that_take_turns_in_sbuf(positions: int, monkeypatch: pytest.Mo
         BackwardBuffers(weight_stripes=2),
         BackwardBuffers(input_tiles=2, pieces=3),
         BackwardBuffers(tiles_of_piece=2, input_results=3),
-        BackwardBuffers(input_tiles=2, takes_turns=1),
+        BackwardBuffers(input_tiles=2, shares_memory=1),
     ],
     ids=str,
 )
@@ -411,8 +411,8 @@ def test_inputs_that_stream_beside_the_weight(
     shares = [share for share in shares_of_cores(sizes.classes, 2) if share.size > 0]
     cover = planned_cover(plan, shares, 0, sizes.positions)
     found = planned_blocks(plan, shares, 0, sizes.positions)
-    ways = {"lead and loop": found.lead > 0 and found.blocks.trips > 0, "unrolled": found.blocks.trips == 0}
-    ways["loop"] = found.lead == 0 and found.blocks.trips > 0
+    ways = {"lead and loop": found.lead > 0 and found.blocks.iterations > 0, "unrolled": found.blocks.iterations == 0}
+    ways["loop"] = found.lead == 0 and found.blocks.iterations > 0
     assert cover is not None if way == "cover" else cover is None and ways[way]
     problem = with_options(problem_of("normal", sizes), name)
     launched(problem, position_block=blocks[0], class_block=blocks[1]).check()

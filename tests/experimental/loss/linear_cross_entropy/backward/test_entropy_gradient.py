@@ -215,11 +215,11 @@ def test_maximum_and_log_sum_keep_the_digits_of_large_logits(dtype: Any, least: 
     )
     forward, usual = linear_forward_reference(problem), given_to(problem)
     for upstream in (replace(usual, entropy=None, grad_entropy=None), usual):
-        truth = linear_backward_reference(problem, replace(upstream, lse=forward.lse)).bias
+        expected = linear_backward_reference(problem, replace(upstream, lse=forward.lse)).bias
         off = []
         for pair in ({}, pair_of(problem)):
             found = launched(problem, upstream, **pair).found["bias"]
-            off.append(float(np.linalg.norm(found - truth) / np.linalg.norm(truth)))
+            off.append(float(np.linalg.norm(found - expected) / np.linalg.norm(expected)))
         assert off[0] > 1e-3 and off[1] < least + (0.0 if upstream.entropy is None or dtype == FP32 else 2.0**-8), off
 
 

@@ -4,8 +4,8 @@
 """Gradients of log-probabilities and entropies, as trainers ask for them: how large their errors are, and their bias.
 
 X ~ N(0, 1), W ~ N(0, (2.5 / sqrt D)^2), uniform targets, upstream gradients N(0, 1) of the log-probability and a tenth
-of that of the entropy; the truth is float64 of the very inputs. A gradient of bfloat16 products is rounded twice, each
-tile of the logits' gradient and the result, by 1.7e-3 of itself each in norm.
+of that of the entropy; the reference is float64 of the very inputs. A gradient of bfloat16 products is rounded twice,
+each tile of the logits' gradient and the result, by 1.7e-3 of itself each in norm.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Gradients = dict[str, Array]
 
 
 def gradients(sizes: Sizes, seed: int, *, unrounded: bool = False) -> tuple[Gradients, Gradients]:
-    """What a launch gives, and the truth."""
+    """What a launch gives, and the reference."""
     rng = np.random.default_rng(seed)
     problem = normal_problem(sizes, rng, spread=2.5)
     of_logprob = rng.standard_normal(sizes.positions).astype(np.float32)
@@ -61,27 +61,27 @@ def gradients(sizes: Sizes, seed: int, *, unrounded: bool = False) -> tuple[Grad
     )
     nothing = np.zeros(sizes.positions, np.float32)
     given = BackwardInputs(forward.lse, nothing, None, of_logprob, forward.entropy, of_entropy)
-    truth = linear_backward_reference(problem, given)
+    expected = linear_backward_reference(problem, given)
     names = ("input", "weight")
     return (
         {name: np.asarray(each, np.float64) for name, each in zip(names, found, strict=True)},
-        {name: getattr(truth, name) for name in names},
+        {name: getattr(expected, name) for name in names},
     )
 
 
-def errors(found: Array, truth: Array) -> tuple[float, float]:
+def errors(found: Array, expected: Array) -> tuple[float, float]:
     """Relative: in norm, and of the worst row."""
-    off = found - truth
-    worst = np.linalg.norm(off, axis=1) / np.linalg.norm(truth, axis=1)
-    return float(np.linalg.norm(off) / np.linalg.norm(truth)), float(worst.max())
+    off = found - expected
+    worst = np.linalg.norm(off, axis=1) / np.linalg.norm(expected, axis=1)
+    return float(np.linalg.norm(off) / np.linalg.norm(expected)), float(worst.max())
 
 
 def biases(sizes: Sizes) -> Iterator[tuple[str, float, float]]:
     """The mean over the batches of the error along each gradient, relative, and its standard error."""
     shares: dict[str, list[float]] = {}
     for seed in range(BATCHES):
-        found, truth = gradients(sizes, seed)
-        for name, exact in truth.items():
+        found, expected = gradients(sizes, seed)
+        for name, exact in expected.items():
             along = float(((found[name] - exact) * exact).sum() / np.square(exact).sum())
             shares.setdefault(name, []).append(along)
     for name, values in shares.items():
@@ -89,8 +89,8 @@ def biases(sizes: Sizes) -> Iterator[tuple[str, float, float]]:
 
 
 def test_errors_are_those_of_two_roundings() -> None:
-    found, truth = gradients(SMALL, 0)
-    for name, exact in truth.items():
+    found, expected = gradients(SMALL, 0)
+    for name, exact in expected.items():
         norm, worst = errors(found[name], exact)
         assert norm <= OF_SMALL[0] and worst <= OF_SMALL[1], (name, norm, worst)
         for wrong in (0.0 * exact, -exact, np.roll(exact, 1, axis=0)):
@@ -98,16 +98,16 @@ def test_errors_are_those_of_two_roundings() -> None:
 
 
 def test_errors_of_unrounded_gradients_are_those_of_one() -> None:
-    found, truth = gradients(SMALL, 0, unrounded=True)
-    for name, exact in truth.items():
+    found, expected = gradients(SMALL, 0, unrounded=True)
+    for name, exact in expected.items():
         assert errors(found[name], exact)[0] <= OF_FLOAT32, name
 
 
 @pytest.mark.sweep
 def test_errors_at_the_size_of_a_model() -> None:
-    found, truth = gradients(LARGE, 0)
+    found, expected = gradients(LARGE, 0)
     for name, (most, worst) in (("input", OF_INPUT), ("weight", OF_WEIGHT)):
-        norm, of_row = errors(found[name], truth[name])
+        norm, of_row = errors(found[name], expected[name])
         assert norm <= most and of_row <= worst, (name, norm, of_row)
 
 

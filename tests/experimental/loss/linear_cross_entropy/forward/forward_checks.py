@@ -25,7 +25,7 @@ _NAMES = {"target": ("target_logit", "position_weight"), "log_sum": ("maximum", 
 
 @dataclass(frozen=True)
 class Launch:
-    """How the kernel is launched; nothing of it changes the truth.
+    """How the kernel is launched; nothing of it changes the reference.
 
     Attributes:
         cores: of the launch.
@@ -69,7 +69,7 @@ class Launch:
 def check(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
     """Hold the results against float64; the results."""
     found = launch.results(problem)
-    expected, bounds = truth_of(problem), linear_forward_bounds(problem)
+    expected, bounds = reference_of(problem), linear_forward_bounds(problem)
     for name, values in found.items():
         if name == "argmax":
             _check_argmax(problem, values)
@@ -81,14 +81,14 @@ def check(problem: LinearProblem, launch: Launch) -> dict[str, Array]:
     return found
 
 
-def truth_of(problem: LinearProblem) -> dict[str, Array]:
+def reference_of(problem: LinearProblem) -> dict[str, Array]:
     """All results in float64."""
-    truth = vars(linear_forward_reference(problem))
+    exact = vars(linear_forward_reference(problem))
     weight = problem.classes_first
     maxima = [problem.recipe.scores(problem.logits_of(rows, weight), None).max(axis=1) for rows in problem.row_blocks()]
     maximum = np.concatenate(maxima)
     with np.errstate(invalid="ignore"):
-        return {**truth, "maximum": maximum, "log_sum": truth["lse"] - maximum}
+        return {**exact, "maximum": maximum, "log_sum": exact["lse"] - maximum}
 
 
 def _check_argmax(problem: LinearProblem, found: Array) -> None:

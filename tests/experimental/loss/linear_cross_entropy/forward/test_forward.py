@@ -29,7 +29,7 @@ from ..linear_inputs import (
     problem_of,
     with_options,
 )
-from .forward_checks import WANTED, Launch, check, truth_of
+from .forward_checks import WANTED, Launch, check, reference_of
 
 SIZES = Sizes(140, 144, 500)
 EVERYTHING = Launch(wanted=WANTED)
@@ -94,17 +94,17 @@ def test_more_classes_than_a_window_of_blocks() -> None:
 
 def test_the_bounds_tell_a_wrong_result() -> None:
     problem = normal_problem(Sizes(128, 128, 128, FP32), np.random.default_rng(5))
-    truth, bounds = truth_of(problem), linear_forward_bounds(problem)
-    turned = truth_of(replace(problem, weight=np.ascontiguousarray(problem.weight.T)))
+    exact, bounds = reference_of(problem), linear_forward_bounds(problem)
+    turned = reference_of(replace(problem, weight=np.ascontiguousarray(problem.weight.T)))
     for name in ("loss", "lse", "target_logit", "entropy", "maximum", "log_sum", "log_sum_squares", "mean_logit"):
-        right, bound = truth[name], bounds[name]
+        right, bound = exact[name], bounds[name]
         for wrong in (np.zeros_like(right), -right, turned[name]):
             assert np.median(error_over_bound(wrong, right, bound)) > 10, name
 
 
 def test_shards_count_targets_and_classes_over_all() -> None:
     problem = with_options(problem_of("30% ignored", Sizes(150, 64, 500, FP32)), "weights, smoothing")
-    truth, bounds = truth_of(problem), linear_forward_bounds(problem)
+    exact, bounds = reference_of(problem), linear_forward_bounds(problem)
     weight = problem.options.class_weight
     assert weight is not None
     logits = problem.input.astype(np.float64) @ problem.classes_first.T
@@ -116,9 +116,9 @@ def test_shards_count_targets_and_classes_over_all() -> None:
         )
         found = Launch(wanted=WANTED).results(shard, first_class=first, num_classes=500)
         held = (problem.targets >= first) & (problem.targets < last)
-        expected = np.where(held, truth["target_logit"], 0.0)
+        expected = np.where(held, exact["target_logit"], 0.0)
         assert error_over_bound(found["target_logit"], expected, bounds["target_logit"]).max() <= 1.0
-        np.testing.assert_array_equal(found["position_weight"], np.where(held, truth["position_weight"], 0.0))
+        np.testing.assert_array_equal(found["position_weight"], np.where(held, exact["position_weight"], 0.0))
         np.testing.assert_array_equal(found["argmax"], first + logits[:, first:last].argmax(axis=1))
         lse = np.log(np.exp(logits[:, first:last]).sum(axis=1))
         assert error_over_bound(found["lse"], lse, bounds["lse"]).max() <= 1.0

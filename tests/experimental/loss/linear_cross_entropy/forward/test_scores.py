@@ -17,7 +17,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.bounds import linear_for
 from nkilib.experimental.loss.linear_cross_entropy.host.reference import LinearProblem
 
 from ..linear_inputs import BF16, FP16, FP32, Array, Sizes, in_layout, normal_problem, problem_of
-from .forward_checks import Launch, check, truth_of
+from .forward_checks import Launch, check, reference_of
 
 SIZES = Sizes(130, 48, 300)
 SCORES = ("argmax", "entropy", "log_sum_squares", "mean_logit")
@@ -140,8 +140,8 @@ def test_shards_have_the_scores_of_their_own_softmax() -> None:
         part: dict[str, Any] = {"weight": problem.weight[first:last], "bias": problem.bias[first:last]}
         own = replace(problem, **part, targets=np.zeros_like(problem.targets))
         found = Launch(wanted=SCORES, class_block=128).results(own, first_class=first, num_classes=500)
-        truth, bounds = truth_of(own), linear_forward_bounds(own)
+        exact, bounds = reference_of(own), linear_forward_bounds(own)
         for name in ("entropy", "log_sum_squares", "mean_logit"):
-            assert error_over_bound(found[name], truth[name], bounds[name]).max() <= 1.0, name
+            assert error_over_bound(found[name], exact[name], bounds[name]).max() <= 1.0, name
             for wrong in (0.0 * found[name], -found[name], found[name][::-1]):
-                assert np.median(error_over_bound(wrong, truth[name], bounds[name])) > 10, name
+                assert np.median(error_over_bound(wrong, exact[name], bounds[name])) > 10, name

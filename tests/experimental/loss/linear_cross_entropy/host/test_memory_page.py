@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The table of docs/linear-cross-entropy.md that says what losses of well-known models take is what arithmetic says."""
+"""The table of docs/reference/linear_cross_entropy.md of memory for well-known models is what arithmetic says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_ba
 from nkilib.experimental.loss.linear.shared.sizes import position_parts
 from tests.fresh_python import CHECKOUT
 
-PAGE = (CHECKOUT / "docs" / "linear-cross-entropy.md").read_text(encoding="utf-8")
-SECTION = PAGE.split("## How much memory, how long a sequence")[1].split("\n## ")[0]
+PAGE = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy.md").read_text(encoding="utf-8")
+SECTION = PAGE.split("## Memory and sequence length")[1].split("\n## ")[0]
 ROWS = re.findall(r"^\| ([\w. -]+) \| (\d+), ([\d,]+) \| (.*) \|$", SECTION, re.MULTILINE)
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 

@@ -58,13 +58,13 @@ def test_what_is_read_stays_or_streams(beta: float) -> None:
 @pytest.mark.parametrize(
     ("dtype", "teacher_dtype", "sbuf_bytes"), [(BF16, BF16, 52_000), (BF16, FP32, 57_000), (FP32, BF16, 70_000)]
 )
-def test_both_inputs_take_turns_with_what_the_gradients_read(
+def test_both_inputs_alternate_slots_with_the_tiles_that_the_gradients_read(
     dtype: np.dtype[Any], teacher_dtype: np.dtype[Any], sbuf_bytes: int
 ) -> None:
     """Side by side in halves of one memory, of which each is in its own type."""
     problem = pair_of(Sizes(400, 512, 700, 500), dtype=dtype, teacher_dtype=teacher_dtype, beta=0.3)
     (plan, _) = plans_of(problem, Launch(position_block=256, class_block=256), sbuf_bytes=sbuf_bytes)
-    assert plan.buffers.takes_turns and plan.buffers.input_tiles == 2
+    assert plan.buffers.shares_memory and plan.buffers.input_tiles == 2
 
 
 @every_beta

@@ -55,7 +55,7 @@ def _by_torch(problem: PairProblem) -> tuple[dict[str, torch.Tensor], dict[str, 
     else:
         mixture = torch.log(beta * log_p.exp() + (1.0 - beta) * log_q.exp())
         divergence = beta * kl(log_p, mixture) + (1.0 - beta) * kl(log_q, mixture)
-    labels = torch.tensor(problem.held_labels)
+    labels = torch.tensor(problem.local_labels)
     logprob = torch.where(labels >= 0, log_q[torch.arange(len(labels)), labels], 0.0)
     results = {
         "divergence": divergence * torch.tensor(problem.weights),

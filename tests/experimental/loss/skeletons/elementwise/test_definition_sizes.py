@@ -33,17 +33,17 @@ def docstring_lines(tree: ast.AST) -> set[int]:
 
 
 def lines_of_classes(source: str) -> dict[str, int]:
-    """Lines of code, by the name of the class, but of truths: without docstrings, comments and empty ones."""
+    """Lines of code, by the name of the class, but of references: without docstrings, comments and empty ones."""
     tree = ast.parse(source)
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     code = {line for each in tokens if each.type not in _LAYOUT for line in range(each.start[0], each.end[0] + 1)}
     code -= docstring_lines(tree)
-    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.endswith("Truth")]
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.endswith("Reference")]
     return {each.name: len(code & set(range(each.lineno, (each.end_lineno or 0) + 1))) for each in classes}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_kind_is_forty_lines_at_most(path: Path) -> None:
+def test_a_loss_definition_is_forty_lines_at_most(path: Path) -> None:
     counted = lines_of_classes(path.read_text())
     assert counted and max(counted.values()) <= MOST_LINES
 

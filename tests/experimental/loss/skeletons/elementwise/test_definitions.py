@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 from nkilib.core.host.exact import Exact
 from nkilib.core.host.reductions import REDUCTIONS
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 from nkilib.nki import nl
 from nkilib.simulator import profile, spec
-from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 SHAPES = [(1,), (127,), (128,), (3, 43), (2, 3, 5, 7), (129, 1030), (1, 66000)]
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
 def is_within(found: Any, exact: Exact) -> bool:
@@ -42,7 +42,7 @@ def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
     return found[1]
 
 
-@every_kind
+@every_entry
 @settings(deadline=None, max_examples=5)
 @given(
     shape=st.sampled_from(SHAPES),
@@ -51,107 +51,109 @@ def of_both_cores(kernel: Any, **arguments: Any) -> tuple[Any, ...]:
     buffers=st.sampled_from([2, 3]),
 )
 def test_losses_and_gradients(
-    kind: ElementwiseKind, shape: tuple[int, ...], types: tuple[str, str], reduction: str, buffers: int
+    entry: ElementwiseEntry, shape: tuple[int, ...], types: tuple[str, str], reduction: str, buffers: int
 ) -> None:
-    tensors = kind.made(shape, tuple(TYPES[name] for name in types))
+    tensors = entry.made(shape, tuple(TYPES[name] for name in types))
     options = {"reduction": reduction, "columns": 512, "buffers": buffers}
-    (found,) = of_both_cores(kind.forward, **kind.arguments(tensors), **options)
+    (found,) = of_both_cores(entry.forward, **entry.arguments(tensors), **options)
     if reduction == "none":
         assert found.dtype == TYPES[types[0]] and found.shape == shape
-        assert is_within(found, truth.losses(kind.truth, tensors, found.dtype))
+        assert is_within(found, reference.losses(entry.reference, tensors, found.dtype))
     else:
         assert found.dtype == np.float32
-        assert is_within(found, truth.reduced(kind.truth, tensors, reduction, columns=512))
+        assert is_within(found, reference.reduced(entry.reference, tensors, reduction, columns=512))
     upstream = np.full(shape if reduction == "none" else (1,), -1.75, np.float32)
-    gradients = of_both_cores(kind.backward, **kind.backward_arguments(tensors, upstream), **options)
-    exact = truth.gradients(kind.truth, tensors, upstream, reduction)
-    for name, gradient in zip(kind.gradients, gradients, strict=True):
+    gradients = of_both_cores(entry.backward, **entry.backward_arguments(tensors, upstream), **options)
+    exact = reference.gradients(entry.reference, tensors, upstream, reduction)
+    for name, gradient in zip(entry.gradients, gradients, strict=True):
         assert gradient.dtype == tensors[name].dtype and gradient.shape == shape
         assert is_within(gradient, exact[name])
 
 
-@every_kind
-def test_the_bounds_tell_wrong_results(kind: ElementwiseKind) -> None:
-    tensors = kind.made((40, 40))
-    losses = truth.losses(kind.truth, tensors, np.float32)
-    found = kind.forward[2](**kind.arguments(tensors), reduction="none")
+@every_entry
+def test_the_bounds_tell_wrong_results(entry: ElementwiseEntry) -> None:
+    tensors = entry.made((40, 40))
+    losses = reference.losses(entry.reference, tensors, np.float32)
+    found = entry.forward[2](**entry.arguments(tensors), reduction="none")
     upstream = np.full((40, 40), 1.5, np.float32)
-    gradients = kind.backward[2](**kind.backward_arguments(tensors, upstream), reduction="none")
-    exact = truth.gradients(kind.truth, tensors, upstream, "none")
+    gradients = entry.backward[2](**entry.backward_arguments(tensors, upstream), reduction="none")
+    exact = reference.gradients(entry.reference, tensors, upstream, "none")
     pairs = [(found, losses)]
     returned = gradients if isinstance(gradients, tuple) else (gradients,)
-    pairs += [(each, exact[name]) for name, each in zip(kind.gradients, returned, strict=True)]
+    pairs += [(each, exact[name]) for name, each in zip(entry.gradients, returned, strict=True)]
     for result, known in pairs:
         assert is_within(result, known)
         wrong_results = (np.zeros_like(result), -result, result.T.copy(), result * np.float32(1.0001))
         assert not any(is_within(wrong, known) for wrong in wrong_results)
 
 
-@every_kind
-def test_one_gradient_alone_and_in_place(kind: ElementwiseKind) -> None:
+@every_entry
+def test_one_gradient_alone_and_in_place(entry: ElementwiseEntry) -> None:
     """Each has the bits that it has beside the others; written over the first tensor too."""
-    tensors = kind.made((150, 600))
+    tensors = entry.made((150, 600))
     upstream = np.full(1, 2.5, np.float32)
-    every = kind.backward[2](**kind.backward_arguments(tensors, upstream), columns=512)
+    every = entry.backward[2](**entry.backward_arguments(tensors, upstream), columns=512)
     every = every if isinstance(every, tuple) else (every,)
-    for name, expected in zip(kind.gradients, every, strict=True):
-        alone = kind.backward[2](**kind.backward_arguments(tensors, upstream, **{name: True}), columns=512)
+    for name, expected in zip(entry.gradients, every, strict=True):
+        alone = entry.backward[2](**entry.backward_arguments(tensors, upstream, **{name: True}), columns=512)
         assert alone.tobytes() == expected.tobytes()
-    first = kind.gradients[0]
-    arguments = kind.backward_arguments(tensors, upstream, **{first: True})
-    found = kind.backward[2](**arguments, columns=512, inplace=True)
+    first = entry.gradients[0]
+    arguments = entry.backward_arguments(tensors, upstream, **{first: True})
+    found = entry.backward[2](**arguments, columns=512, inplace=True)
     assert found.tobytes() == every[0].tobytes() == arguments[f"{first}_hbm"].tobytes()
 
 
-@every_kind
-def test_the_type_of_losses_may_be_another(kind: ElementwiseKind) -> None:
-    tensors = kind.made((3, 5), (ml_dtypes.bfloat16,))
-    found = kind.forward[2](**kind.arguments(tensors), reduction="none", dtype=nl.float32)
-    assert found.dtype == np.float32 and is_within(found, truth.losses(kind.truth, tensors, np.float32))
+@every_entry
+def test_the_type_of_losses_may_be_another(entry: ElementwiseEntry) -> None:
+    tensors = entry.made((3, 5), (ml_dtypes.bfloat16,))
+    found = entry.forward[2](**entry.arguments(tensors), reduction="none", dtype=nl.float32)
+    assert found.dtype == np.float32 and is_within(found, reference.losses(entry.reference, tensors, np.float32))
 
 
-@every_kind
-def test_a_mean_of_many_losses(kind: ElementwiseKind) -> None:
+@every_entry
+def test_a_mean_of_many_losses(entry: ElementwiseEntry) -> None:
     """A sum in one accumulator would be off by far more, in one direction."""
-    tensors = {name: np.full((2048, 1024), each.reshape(-1)[0]) for name, each in kind.made((2, 2)).items()}
-    exact = truth.losses(kind.truth, tensors, np.float32)
-    found = float(kind.forward[2](**kind.arguments(tensors))[0])
+    tensors = {name: np.full((2048, 1024), each.reshape(-1)[0]) for name, each in entry.made((2, 2)).items()}
+    exact = reference.losses(entry.reference, tensors, np.float32)
+    found = float(entry.forward[2](**entry.arguments(tensors))[0])
     assert abs(found - exact.value[0, 0]) <= 1e-6 * abs(exact.value[0, 0]) + exact.error[0, 0]
 
 
 @pytest.mark.sweep
-@every_kind
-def test_a_mean_of_a_hundred_million_losses(kind: ElementwiseKind) -> None:
+@every_entry
+def test_a_mean_of_a_hundred_million_losses(entry: ElementwiseEntry) -> None:
     """Good to 1e-6, whatever rounding errors of the losses themselves do to each other."""
-    tensors = {name: np.tile(each, (12_500, 1)) for name, each in kind.made((64, 125)).items()}
-    exact = truth.losses(kind.truth, {name: each[:64] for name, each in tensors.items()}, np.float32).value.mean()
+    tensors = {name: np.tile(each, (12_500, 1)) for name, each in entry.made((64, 125)).items()}
+    exact = reference.losses(
+        entry.reference, {name: each[:64] for name, each in tensors.items()}, np.float32
+    ).value.mean()
     assert next(iter(tensors.values())).size == 100_000_000
-    found = float(kind.forward[2](**kind.arguments(tensors))[0])
+    found = float(entry.forward[2](**entry.arguments(tensors))[0])
     assert abs(found - exact) <= 1e-6 * abs(exact)
 
 
-@every_kind
-def test_a_number_that_is_none_leaves_its_neighbours(kind: ElementwiseKind) -> None:
-    tensors = kind.made((128, 512))
+@every_entry
+def test_a_number_that_is_none_leaves_its_neighbours(entry: ElementwiseEntry) -> None:
+    tensors = entry.made((128, 512))
     next(iter(tensors.values()))[7, 9] = np.nan
-    losses = kind.forward[2](**kind.arguments(tensors), reduction="none")
+    losses = entry.forward[2](**entry.arguments(tensors), reduction="none")
     assert np.isnan(losses[7, 9]) and np.isfinite(np.delete(losses.reshape(-1), 7 * 512 + 9)).all()
-    assert np.isnan(kind.forward[2](**kind.arguments(tensors))).all()
+    assert np.isnan(entry.forward[2](**entry.arguments(tensors))).all()
 
 
-@every_kind
-def test_every_tiling_that_is_accepted_fits_on_chip(kind: ElementwiseKind) -> None:
+@every_entry
+def test_every_tiling_that_is_accepted_fits_on_chip(entry: ElementwiseEntry) -> None:
     """Tiles are counted before the first instruction: one that is larger than that is refused there, by name."""
     shape = (128 * 8192 * 2 + 5,)
 
     def accepts(columns: int) -> bool:
-        given = {f"{name}_hbm": spec(shape, "float32") for name in kind.tensors}
-        given |= dict.fromkeys(f"{name}_hbm" for name in kind.absent)
-        options = {**kind.options, "reduction": "none", "columns": columns, "buffers": 2}
-        flags = {f"grad_{name}_wanted": True for name in kind.gradients} if len(kind.gradients) > 1 else {}
+        given = {f"{name}_hbm": spec(shape, "float32") for name in entry.tensors}
+        given |= dict.fromkeys(f"{name}_hbm" for name in entry.absent)
+        options = {**entry.options, "reduction": "none", "columns": columns, "buffers": 2}
+        flags = {f"grad_{name}_wanted": True for name in entry.gradients} if len(entry.gradients) > 1 else {}
         try:
-            profile(kind.forward[2], **given, **options)
-            profile(kind.backward[2], **given, grad_loss_hbm=spec(shape, "float32"), **options, **flags)
+            profile(entry.forward[2], **given, **options)
+            profile(entry.backward[2], **given, grad_loss_hbm=spec(shape, "float32"), **options, **flags)
         except AssertionError as error:
             assert "bytes of an SBUF partition" in str(error)
             return False

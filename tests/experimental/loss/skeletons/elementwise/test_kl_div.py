@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from nkilib.core.host.exact import Exact
 from nkilib.experimental.loss import kl_div_backward, kl_div_forward
 from nkilib.experimental.loss.bounds import error_over_bound
-from nkilib.experimental.loss.kl_div import KlDivTruth, kl_div_reference
-from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.kl_div import KlDivReference, kl_div_reference
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 
 TYPES = {"float32": np.float32, "bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 REDUCTIONS = ("none", "sum", "mean", "batchmean")
@@ -57,15 +57,15 @@ def test_losses_and_gradients(
     options = {"log_target": log_target, "reduction": reduction, "columns": 512, "buffers": buffers}
     one, two = (kl_div_forward[cores](x, t, **options) for cores in (1, 2))
     assert one.tobytes() == two.tobytes()
-    tensors, known = {"input": x, "target": t}, KlDivTruth(log_target)
+    tensors, known = {"input": x, "target": t}, KlDivReference(log_target)
     if reduction == "none":
-        assert is_within(two, truth.losses(known, tensors, x.dtype))
+        assert is_within(two, reference.losses(known, tensors, x.dtype))
     else:
-        assert two.dtype == np.float32 and is_within(two, truth.reduced(known, tensors, reduction, columns=512))
+        assert two.dtype == np.float32 and is_within(two, reference.reduced(known, tensors, reduction, columns=512))
     upstream = np.full(shape if reduction == "none" else (1,), 1.75, np.float32)
     options["grad_target_wanted"] = True
     gradients, again = (kl_div_backward[cores](x, t, upstream, **options) for cores in (1, 2))
-    exact = truth.gradients(known, tensors, upstream, reduction)
+    exact = reference.gradients(known, tensors, upstream, reduction)
     for found, other, (name, like) in zip(gradients, again, tensors.items(), strict=True):
         assert found.tobytes() == other.tobytes() and found.dtype == like.dtype
         assert is_within(found, exact[name])
@@ -75,7 +75,7 @@ def test_losses_and_gradients(
 def test_the_bound_tells_wrong_results(change: Any) -> None:
     x, t = pair((40, 40), False)
     wrong = change(kl_div_forward[2](x, t, reduction="none"))
-    exact = truth.losses(KlDivTruth(), {"input": x, "target": t}, np.float32)
+    exact = reference.losses(KlDivReference(), {"input": x, "target": t}, np.float32)
     assert error_over_bound(wrong, exact.value, exact.error).max() > 100.0
 
 
@@ -84,7 +84,7 @@ def test_probabilities_near_one_and_tiny_ones() -> None:
     x = np.full(6, -1e-3, np.float32)
     t = np.array([0.999, 1.0, 0.9999999, 2.0**-33, 1e-30, 2.0**-126], np.float32)
     loss = kl_div_forward(x, t, reduction="none")
-    assert is_within(loss, truth.losses(KlDivTruth(), {"input": x, "target": t}, np.float32))
+    assert is_within(loss, reference.losses(KlDivReference(), {"input": x, "target": t}, np.float32))
     one = np.ones(6, np.float32)
     gradient = kl_div_backward(x, t, one, reduction="none", grad_input_wanted=False, grad_target_wanted=True)
     np.testing.assert_allclose(gradient, np.log(t.astype(np.float64)) + 1.0 - x, rtol=1e-6)

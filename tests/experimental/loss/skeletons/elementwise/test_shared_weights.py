@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 
 from nkilib.experimental import loss
-from nkilib.experimental.loss.skeletons.elementwise.host import truth
+from nkilib.experimental.loss.skeletons.elementwise.host import reference
 from nkilib.simulator import profile, spec
-from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
-from tests.experimental.loss.skeletons.elementwise.test_kinds import is_within, of_both_cores
+from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
+from tests.experimental.loss.skeletons.elementwise.test_definitions import is_within, of_both_cores
 
 WEIGHTS = ("weight", "pos_weight")
-WEIGHTED = [kind for kind in KINDS if set(WEIGHTS) & set(kind.tensors)]
+WEIGHTED = [entry for entry in ENTRIES if set(WEIGHTS) & set(entry.tensors)]
 # Several rows in a partition, one, a part of one; one row, one column, rows for some partitions alone.
 SHAPES = [(300, 7), (1000, 20), (129, 1030), (5, 3000), (1, 700), (700, 1)]
 ROWS, COLUMNS = slice(0, 1), slice(None)
-every_weighted_kind = pytest.mark.parametrize("kind", WEIGHTED, ids=lambda kind: kind.name)
+every_weighted_entry = pytest.mark.parametrize("entry", WEIGHTED, ids=lambda entry: entry.name)
 
 
-def tensors_of(kind: ElementwiseKind, shape: tuple[int, int], shared: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
+def tensors_of(entry: ElementwiseEntry, shape: tuple[int, int], shared: tuple[str, ...]) -> tuple[dict[str, Any], ...]:
     """Tensors with weights that are shared by columns ("rows"), by rows ("columns") or not, and the same in full."""
-    given = kind.made(shape, (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)))
+    given = entry.made(shape, (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)))
     parts = {"rows": (slice(None), slice(0, 1)), "columns": (slice(0, 1), slice(None)), "no": (slice(None),)}
     names = [name for name in WEIGHTS if name in given]
     small = {name: np.ascontiguousarray(given[name][parts[how]]) for name, how in zip(names, shared, strict=False)}
@@ -36,39 +36,39 @@ def tensors_of(kind: ElementwiseKind, shape: tuple[int, int], shared: tuple[str,
     return {**given, **small}, {**given, **full}
 
 
-@every_weighted_kind
+@every_weighted_entry
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bits_are_those_of_a_copied_weight(kind: ElementwiseKind, shape: tuple[int, int]) -> None:
-    ways = product(("rows", "columns", "no"), repeat=len(set(WEIGHTS) & set(kind.tensors)))
+def test_bits_are_those_of_a_copied_weight(entry: ElementwiseEntry, shape: tuple[int, int]) -> None:
+    ways = product(("rows", "columns", "no"), repeat=len(set(WEIGHTS) & set(entry.tensors)))
     for shared in [way for way in ways if set(way) != {"no"}]:
-        small, full = tensors_of(kind, shape, shared)
+        small, full = tensors_of(entry, shape, shared)
         options = {"reduction": "none", "columns": 512}
-        (found,) = of_both_cores(kind.forward, **kind.arguments(small), **options)
-        assert found.tobytes() == kind.forward[2](**kind.arguments(full), **options).tobytes()
+        (found,) = of_both_cores(entry.forward, **entry.arguments(small), **options)
+        assert found.tobytes() == entry.forward[2](**entry.arguments(full), **options).tobytes()
         upstream = np.full(shape, -1.75, np.float32)
-        wanted = {name: name != "weight" for name in kind.gradients}
-        gradients = of_both_cores(kind.backward, **kind.backward_arguments(small, upstream, **wanted), **options)
-        known = kind.backward[2](**kind.backward_arguments(full, upstream, **wanted), **options)
+        wanted = {name: name != "weight" for name in entry.gradients}
+        gradients = of_both_cores(entry.backward, **entry.backward_arguments(small, upstream, **wanted), **options)
+        known = entry.backward[2](**entry.backward_arguments(full, upstream, **wanted), **options)
         assert [each.tobytes() for each in gradients] == [each.tobytes() for each in known]
 
 
-@every_weighted_kind
+@every_weighted_entry
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
-def test_sums(kind: ElementwiseKind, reduction: str) -> None:
+def test_sums(entry: ElementwiseEntry, reduction: str) -> None:
     """Another order than that of a flat stream, within the same bound."""
     for shape, shared in product(SHAPES, [("rows", "columns"), ("columns", "rows")]):
-        small, full = tensors_of(kind, shape, shared)
-        (found,) = of_both_cores(kind.forward, **kind.arguments(small), reduction=reduction, columns=512)
-        assert is_within(found, truth.reduced(kind.truth, full, reduction, columns=512))
+        small, full = tensors_of(entry, shape, shared)
+        (found,) = of_both_cores(entry.forward, **entry.arguments(small), reduction=reduction, columns=512)
+        assert is_within(found, reference.reduced(entry.reference, full, reduction, columns=512))
 
 
 def test_losses_and_gradients_in_one_launch() -> None:
-    kind = next(kind for kind in WEIGHTED if kind.both is not None)
-    small, full = tensors_of(kind, (300, 7), ("columns",))
-    wanted = {name: name != "weight" for name in kind.gradients}
+    entry = next(entry for entry in WEIGHTED if entry.both is not None)
+    small, full = tensors_of(entry, (300, 7), ("columns",))
+    wanted = {name: name != "weight" for name in entry.gradients}
     upstream = np.full((300, 7), 0.5, np.float32)
-    arguments = [kind.backward_arguments(each, upstream, **wanted) for each in (small, full)]
-    found, known = (kind.both[2](**each, reduction="none") for each in arguments)
+    arguments = [entry.backward_arguments(each, upstream, **wanted) for each in (small, full)]
+    found, known = (entry.both[2](**each, reduction="none") for each in arguments)
     assert [each.tobytes() for each in found] == [each.tobytes() for each in known]
 
 

@@ -100,7 +100,7 @@ REFUSALS = [
     ),
     Refusal(
         "in place of none",
-        "inplace must be False without the gradient of input, which it is about, got True",
+        "inplace must be False without the gradient of input, which it stores, got True",
         {"grad_input_wanted": False, "inplace": True},
     ),
 ]

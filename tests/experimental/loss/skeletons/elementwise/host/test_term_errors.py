@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The error of each loss of elements in u of its largest term: truths derive what is stated, and kernels keep it."""
+"""The error of each elementwise loss in u of its largest term: references derive the bound, and kernels keep it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.core.host.samples import Sample
-from nkilib.verify.kernels.elementwise_kinds import KINDS, ElementwiseKind
+from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
 from nkilib.verify.kernels.samples import MAKERS
 
 Numbers = np.ndarray
@@ -63,27 +63,27 @@ HARD: Final[dict[Sample, Callable[[np.random.Generator], Numbers]]] = {
 }
 
 
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
-def hard_tensors(kind: ElementwiseKind) -> dict[str, Numbers]:
+def hard_tensors(entry: ElementwiseEntry) -> dict[str, Numbers]:
     """Independent ones, and some that nearly equal the first one."""
-    random = np.random.default_rng(len(kind.name))
+    random = np.random.default_rng(len(entry.name))
     found: dict[str, Numbers] = {}
-    for seed, (name, sample) in enumerate(kind.tensors.items()):
+    for seed, (name, sample) in enumerate(entry.tensors.items()):
         values = HARD[sample](random) if sample in HARD else MAKERS[sample](seed, SHAPE)
         found[name] = values.astype(np.float32)
-    if kind.tensors.get("target") is Sample.NUMBERS:
+    if entry.tensors.get("target") is Sample.NUMBERS:
         first = next(iter(found.values()))
         near = (first * (1.0 + hard_numbers(random) * 2.0**-12)).astype(np.float32)
         found["target"] = np.where(random.random(SHAPE) < 0.3, near, found["target"])
     return found
 
 
-def derived(kind: ElementwiseKind, tensors: dict[str, Numbers]) -> Derived:
+def derived(entry: ElementwiseEntry, tensors: dict[str, Numbers]) -> Derived:
     """Of the losses."""
     with np.errstate(all="ignore"):
-        return kind.truth.value({name: each.astype(np.float64) for name, each in tensors.items()})
+        return entry.reference.value({name: each.astype(np.float64) for name, each in tensors.items()})
 
 
 def units(errors: Any, found: Derived) -> float:
@@ -92,32 +92,32 @@ def units(errors: Any, found: Derived) -> float:
     return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
 
 
-def observed(kind: ElementwiseKind, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+def observed(entry: ElementwiseEntry, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
     """How far the kernel is off in the simulator."""
-    losses = change(kind.forward(**kind.arguments(tensors), reduction="none"))
+    losses = change(entry.forward(**entry.arguments(tensors), reduction="none"))
     with np.errstate(all="ignore"):
         return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
 
 
-def allowed(kind: ElementwiseKind) -> float:
+def allowed(entry: ElementwiseEntry) -> float:
     """The stated error, with the simulator's functions."""
-    stated = kind.truth.stated
+    stated = entry.reference.stated
     return stated.own + sum(SIMULATED.further(name) * factor for name, factor in stated.functions.items())
 
 
-@every_kind
-def test_a_stated_error_is_derived_and_kept(kind: ElementwiseKind) -> None:
+@every_entry
+def test_a_stated_error_is_derived_and_kept(entry: ElementwiseEntry) -> None:
     """What is derived is never more than what is stated, and comes near it; the kernel's error is never more either."""
-    tensors, stated = hard_tensors(kind), kind.truth.stated
-    found = derived(kind, tensors)
+    tensors, stated = hard_tensors(entry), entry.reference.stated
+    found = derived(entry, tensors)
     assert found.functions.keys() == stated.functions.keys()
     figures = [(stated.own, found.own), *((stated.functions[name], each) for name, each in found.functions.items())]
     for figure, errors in figures:
         assert 0.8 * figure <= units(errors, found) <= figure + 1e-6
-    assert observed(kind, tensors, found) <= allowed(kind)
+    assert observed(entry, tensors, found) <= allowed(entry)
 
 
-@every_kind
+@every_entry
 @pytest.mark.parametrize(
     "change",
     [
@@ -127,6 +127,6 @@ def test_a_stated_error_is_derived_and_kept(kind: ElementwiseKind) -> None:
         lambda losses: losses * np.float32(1.000002),
     ],
 )
-def test_a_stated_error_tells_wrong_results(kind: ElementwiseKind, change: Any) -> None:
-    tensors = hard_tensors(kind)
-    assert observed(kind, tensors, derived(kind, tensors), change) > allowed(kind)
+def test_a_stated_error_tells_wrong_results(entry: ElementwiseEntry, change: Any) -> None:
+    tensors = hard_tensors(entry)
+    assert observed(entry, tensors, derived(entry, tensors), change) > allowed(entry)

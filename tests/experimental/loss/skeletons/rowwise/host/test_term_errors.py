@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The error of each loss of rows in u of its largest term: truths derive what is stated, and kernels keep it."""
+"""The error of each loss of rows in u of its largest term: references derive what is stated, and kernels keep it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from nkilib.core.host.exact import Derived
 from nkilib.core.host.function_errors import SIMULATED
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.core.host.samples import Sample
-from nkilib.experimental.loss.skeletons.rowwise.host.truth import additions
-from nkilib.verify.kernels.rowwise_kinds import KINDS, RowwiseKind
+from nkilib.experimental.loss.skeletons.rowwise.host.reference import additions
+from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
 from nkilib.verify.kernels.samples import MAKERS
 
 Numbers = np.ndarray
 # Rows of one number and of some, and one of several runs.
 SHAPES: Final = [(256, 1), (128, 7), (40, 130), (12, 2600)]
-every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+every_entry = pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: entry.name)
 
 
 def hard_numbers(random: np.random.Generator, shape: tuple[int, int]) -> Numbers:
@@ -31,11 +31,11 @@ def hard_numbers(random: np.random.Generator, shape: tuple[int, int]) -> Numbers
     return of_row * sizes * random.choice([-1.0, 1.0], shape) * random.uniform(0.5, 1.0, shape)
 
 
-def hard_tensors(kind: RowwiseKind, shape: tuple[int, int]) -> dict[str, Numbers]:
+def hard_tensors(entry: RowwiseEntry, shape: tuple[int, int]) -> dict[str, Numbers]:
     """Independent ones, and rows that nearly equal those of the first one."""
     random = np.random.default_rng(shape[1])
     found: dict[str, Numbers] = {}
-    for seed, (name, sample) in enumerate(kind.tensors.items()):
+    for seed, (name, sample) in enumerate(entry.tensors.items()):
         is_number = sample in (Sample.NUMBERS, Sample.WIDE_LOGITS)
         values = hard_numbers(random, shape) if is_number else MAKERS[sample](seed, shape)
         if sample is Sample.NUMBERS and found:
@@ -45,10 +45,10 @@ def hard_tensors(kind: RowwiseKind, shape: tuple[int, int]) -> dict[str, Numbers
     return found
 
 
-def derived(kind: RowwiseKind, tensors: dict[str, Numbers]) -> Derived:
+def derived(entry: RowwiseEntry, tensors: dict[str, Numbers]) -> Derived:
     """Of the losses."""
     with np.errstate(all="ignore"):
-        return kind.truth.value({name: each.astype(np.float64) for name, each in tensors.items()})
+        return entry.reference.value({name: each.astype(np.float64) for name, each in tensors.items()})
 
 
 def units(errors: Any, found: Derived) -> float:
@@ -57,37 +57,37 @@ def units(errors: Any, found: Derived) -> float:
     return float((errors[is_normal] / (UNIT * found.largest[is_normal])).max())
 
 
-def observed(kind: RowwiseKind, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
+def observed(entry: RowwiseEntry, tensors: dict[str, Numbers], found: Derived, change: Any = np.copy) -> float:
     """How far the kernel is off in the simulator."""
-    returned = kind.forward(**kind.arguments(tensors), reduction="none")
+    returned = entry.forward(**entry.arguments(tensors), reduction="none")
     losses = change(np.asarray(returned[0] if isinstance(returned, tuple) else returned)).reshape(-1)
     return units(np.maximum(np.abs(losses - found.value) - found.beside - SMALLEST_NORMAL, 0.0), found)
 
 
-def allowed(kind: RowwiseKind, columns: int) -> float:
+def allowed(entry: RowwiseEntry, columns: int) -> float:
     """The stated error, with the simulator's functions."""
-    stated = kind.truth.stated
+    stated = entry.reference.stated
     functions = sum(SIMULATED.further(name) * factor for name, factor in stated.functions.items())
     return stated.own + stated.additions * additions(columns) + functions
 
 
-@every_kind
+@every_entry
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_a_stated_error_is_derived_and_kept(kind: RowwiseKind, shape: tuple[int, int]) -> None:
+def test_a_stated_error_is_derived_and_kept(entry: RowwiseEntry, shape: tuple[int, int]) -> None:
     """What is derived is never more than what is stated; the kernel's error is never more either."""
-    tensors, stated = hard_tensors(kind, shape), kind.truth.stated
-    found = derived(kind, tensors)
+    tensors, stated = hard_tensors(entry, shape), entry.reference.stated
+    found = derived(entry, tensors)
     assert found.functions.keys() == stated.functions.keys()
     figures = [(stated.own + stated.additions * additions(shape[1]), found.own)]
     figures += [(stated.functions[name], each) for name, each in found.functions.items()]
     for figure, errors in figures:
         assert 0.4 * figure <= units(errors, found) <= figure + 1e-6
-    assert observed(kind, tensors, found) <= allowed(kind, shape[1])
+    assert observed(entry, tensors, found) <= allowed(entry, shape[1])
 
 
-@every_kind
+@every_entry
 @pytest.mark.parametrize("change", [np.zeros_like, np.negative, lambda losses: losses[::-1].copy()])
-def test_a_stated_error_tells_wrong_results(kind: RowwiseKind, change: Any) -> None:
+def test_a_stated_error_tells_wrong_results(entry: RowwiseEntry, change: Any) -> None:
     shape = SHAPES[1]
-    tensors = hard_tensors(kind, shape)
-    assert observed(kind, tensors, derived(kind, tensors), change) > allowed(kind, shape[1])
+    tensors = hard_tensors(entry, shape)
+    assert observed(entry, tensors, derived(entry, tensors), change) > allowed(entry, shape[1])

@@ -10,13 +10,13 @@ import pytest
 
 from nkilib.core.host.exact import Derived
 from nkilib.core.host.rounding import UNIT
-from nkilib.experimental.loss.poisson_nll import PoissonTruth
+from nkilib.experimental.loss.poisson_nll import PoissonReference
 
 
 def losses(full: bool, log_input: bool, target: list[float]) -> Derived:
     """Of inputs of a quarter."""
     tensors = {"input": np.full(len(target), 0.25), "target": np.array(target)}
-    return PoissonTruth(log_input, full).value(tensors)
+    return PoissonReference(log_input, full).value(tensors)
 
 
 @pytest.mark.parametrize("log_input", [False, True])
