@@ -19,6 +19,11 @@ import pytest
 from nkilib import __version__
 from tests.fresh_python import CHECKOUT, with_checkout
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 WHEEL, SDIST = f"nkilib-{__version__}-py3-none-any.whl", f"nkilib-{__version__}.tar.gz"
 
 
@@ -72,5 +77,9 @@ def test_the_metadata_are_complete(builds: list[Path]) -> None:
 def test_the_sdist_has_what_builds_tests_and_documents(builds: list[Path]) -> None:
     with tarfile.open(builds[0] / SDIST) as sdist:
         names = {name.partition("/")[2] for name in sdist.getnames()}
+    with (CHECKOUT / "pyproject.toml").open("rb") as file:
+        included = tomllib.load(file)["tool"]["hatch"]["build"]["targets"]["sdist"]["only-include"]
+    # Stray files of a checkout are not shipped; hatchling adds these two.
+    assert {name.partition("/")[0] for name in names} == {*included, "PKG-INFO", ".gitignore"}
     expected = {"pyproject.toml", "LICENSE", "README.md", "CHANGELOG.md", "Makefile", "constraints.txt"}
     assert expected | {"docs/conf.py", "docs/index.md", "tests/conftest.py", "layout/nkilib-packages.pth"} <= names
