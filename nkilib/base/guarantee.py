@@ -45,13 +45,13 @@ class TermError:
     def __str__(self) -> str:
         """Return the bound as a clause.
 
-        For example: ``"with pos_weight: 2.5 u of the largest of the loss, w s and p, 1 u more for each further u of
+        For example: ``"with pos_weight: 2.5 u times the largest of the loss, w s and p, plus 1 u for each further u of
         exp"``.
         """
         figure = f"({self.figure})" if self.additions else self.figure
-        parts = [f"{figure} u of {f'the largest of the loss, {self.terms}' if self.terms else 'the loss'}"]
-        parts += [self.beside] if self.beside else []
-        parts += [f"{factor:g} u more for each further u of {name}" for name, factor in self.functions.items()]
+        parts = [f"{figure} u times {f'the largest of the loss, {self.terms}' if self.terms else 'the loss'}"]
+        parts += [f"plus {self.beside}"] if self.beside else []
+        parts += [f"plus {factor:g} u for each further u of {name}" for name, factor in self.functions.items()]
         return f"{self.form}: {', '.join(parts)}" if self.form else ", ".join(parts)
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""`benchmarks.launch_cost` measures each checkout in its own process, in turns. No time is asserted."""
+"""`benchmarks.launch_cost` measures each checkout in its own process, alternately. No time is asserted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of parts: the same bits on one core and two, and as exact as sums in a tree."""
+"""Sums of parts are bitwise identical on one core and two, and as exact as sums in a tree."""
 
 from __future__ import annotations
 

@@ -112,9 +112,9 @@ def seen_of(name: str, cores: int) -> Seen:
 def check_bits(guarantee: Guarantee, on_one: Seen, on_two: Seen, again: Seen) -> None:
     """Of launches on one core, on two, and once more on two."""
     if guarantee.deterministic:
-        assert on_two.bits() == again.bits(), "another run has other bits"
+        assert on_two.bits() == again.bits(), "another run is not bitwise identical"
     if guarantee.same_bits_on_cores:
-        assert on_one.bits() == on_two.bits(), "two cores have other bits than one"
+        assert on_one.bits() == on_two.bits(), "two cores and one are not bitwise identical"
 
 
 def check_workspace(guarantee: Guarantee, seen: Seen, cores: int, given: Mapping[str, Any]) -> None:

@@ -116,7 +116,7 @@ def observed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Products]:
 
 
 def shifted_forward() -> None:
-    """A forward that collects rows to compute anew, batch after batch, in a list that grows by products."""
+    """A forward that collects rows to recompute, batch after batch, in a list that grows by products."""
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((600, 700)).astype(ml_dtypes.bfloat16)
     cross_entropy_forward[2](logits, targets_of(rng, logits), 128, 700, exact_maximum=False)

@@ -97,7 +97,7 @@ IN_PLACE = "cross_entropy_backward: small, bfloat16, in place"
 def test_wrong_guarantees_of_the_library_are_reported() -> None:
     linear, of_linear = seen_of(LINEAR, 2), guarantee_of("linear_cross_entropy_forward_backward")
     given = CASES[LINEAR].arguments()
-    with pytest.raises(AssertionError, match="two cores have other bits than one"):
+    with pytest.raises(AssertionError, match="two cores and one are not bitwise identical"):
         check_bits(replace(of_linear, same_bits_on_cores=True), seen_of(LINEAR, 1), linear, linear)
     with pytest.raises(AssertionError, match="takes 305768 bytes, states 0"):
         check_workspace(replace(of_linear, workspace_bytes=None), linear, 2, given)
@@ -132,7 +132,7 @@ def test_a_kernel_that_breaks_a_guarantee_is_reported() -> None:
     given = {"x": np.ones((128, 8), np.float32)}
     first, second = launched(careless, 1, given), launched(careless, 1, given)
     promised = replace(guarantee_of("cross_entropy_backward"), accumulator="float32")
-    with pytest.raises(AssertionError, match="another run has other bits"):
+    with pytest.raises(AssertionError, match="another run is not bitwise identical"):
         check_bits(promised, first, first, second)
     with pytest.raises(AssertionError, match="takes 4096 bytes, states 0"):
         check_workspace(promised, first, 1, given)

@@ -12,7 +12,7 @@ import numpy as np
 
 from nkilib.experimental import loss
 
-# More columns than a shift is taken of, so that a row can be computed anew.
+# More columns than a shift is taken of, so that a row can be recomputed.
 ROWS: Final = 5
 CLASSES: Final = 600
 OPTIONS: Final[dict[str, dict[str, Any]]] = {

@@ -105,7 +105,7 @@ PLAIN_FORWARD: Final = {
     "lse_dtype": {"lse_dtype": nl.float32},
     "exact maximum": {"exact_maximum": True},
     "shift": {"exact_maximum": False},
-    "shift, rows anew": {"exact_maximum": False, "logits_hbm": _planted()},
+    "shift, recomputed rows": {"exact_maximum": False, "logits_hbm": _planted()},
 }
 PLAIN_BACKWARD: Final = {"default": {}, "sum": {"reduction": "sum"}, "not in place": {"inplace": False}}
 EXTENDED: Final[dict[str, dict[str, Any]]] = {
@@ -139,7 +139,7 @@ EXTENDED_FORWARD: Final = {
     **_ASKED,
     "entropy under a shift": {**_ASKED["with_entropy"], "exact_maximum": False, "temperature": 0.7},
     "shift": {**EXTENDED["class weights"], **EXTENDED["ignored"], "with_log_sum": True, "exact_maximum": False},
-    "shift, rows anew": {**EXTENDED["class weights"], "exact_maximum": False, "logits_hbm": _planted()},
+    "shift, recomputed rows": {**EXTENDED["class weights"], "exact_maximum": False, "logits_hbm": _planted()},
     "all": {**_TOGETHER, **{name: True for name in _ASKED}},
 }
 _GRADIENTS: Final = {"grad_lse_hbm": _numbers(4, ROWS), "grad_logprob_hbm": _numbers(5, ROWS)}

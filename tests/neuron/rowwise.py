@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Small launches of the losses of rows, from their table."""
+"""Small launches of the row-wise losses, from their table."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def orpo(given: Values) -> float:
 
 
 def of_each_position(given: Values, distributions: Callable[[Any], list[float]], is_reverse: bool = False) -> float:
-    """The mean of KL(teacher, student), or of the other, over the positions that count, outcome by outcome.
+    """Return the mean of KL(teacher, student), or of KL(student, teacher), over valid positions, by outcome.
 
     Args:
         given: the log-probabilities.

@@ -84,7 +84,7 @@ def test_loss_and_gradient_of_a_sharded_vocabulary(
     found = of_group(found_by_processes, ranks, dtype, given)
     x = exact_logits(dtype)
     expected = titan_loss(x, labels())
-    assert all(torch.equal(each["loss"], found[0]["loss"]) for each in found), "every rank has the same bits"
+    assert all(torch.equal(each["loss"], found[0]["loss"]) for each in found), "ranks are not bitwise identical"
     assert_loss(found[0]["loss"], expected.detach(), MAGNITUDE * TOKENS / COUNT)
     assert [each["gradient"].shape[1] for each in found] == SIZES[ranks]
     whole = torch.cat([each["gradient"] for each in found], 1)

@@ -99,7 +99,7 @@ def stored_beside(maker: Maker) -> None:
 
 
 def _stored_beside(maker: Maker, target: Place, rows: int, columns: int) -> Place | None:
-    """One or two parts of a tensor are loaded, and what is made of them is stored into a third one."""
+    """One or two parts of a tensor are loaded, and a result computed from them is stored into a third part."""
     first, second, into = (maker.somewhere(target, rows, columns)._replace(step=1) for _ in range(3))
     tile = _loaded(maker, target, first)
     if tile is None:

@@ -323,9 +323,9 @@ BCE: Final = elementwise_loss(
     derivative="(x - t) / max(x (1 - x), 1e-12)",
     errors=(ERROR,),
     gradient_error=GradientError(
-        "4.5 u of the gradient by the input, 3.5 u of |log x| + |log(1 - x)| by the target",
+        "input: 4.5 u times the gradient; target: 3.5 u (|log x| + |log(1 - x)|)",
         {"rsqrt": 2.0, "log": 2.0},
-        "by the target it is finite at x = 0 and x = 1, where logarithms are -100",
+        "the gradient of the target is finite at x = 0 and x = 1, where the logarithms are -100",
     ),
     functions=Functions(forward=2, backward=1),
     time_limits=((3.8, 2.65), (1.65, 1.05)),
@@ -334,7 +334,7 @@ BCE: Final = elementwise_loss(
         Form(WeightedReference(BceReference()), {**_PROBABILITIES, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
     edges="logarithms are at least -100",
-    differences="a subnormal probability may count as 0, or nearly so; "
+    differences="a subnormal probability may count as 0 or almost 0; "
     "the gradient of the target is finite at x = 0 and x = 1",
-    notes="not of subnormal probabilities, which may count as 0",
+    notes="the bound does not cover subnormal probabilities, which may count as 0",
 )

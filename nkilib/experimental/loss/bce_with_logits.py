@@ -350,7 +350,7 @@ BCE_WITH_LOGITS: Final = elementwise_loss(
     derivative="sigmoid(x) - t; (1 - t) - (1 + (p - 1) t) sigmoid(-x)",
     errors=(ERROR, ERROR_WITH_POSITIVE_WEIGHT),
     gradient_error=GradientError(
-        "2 u of the larger one of sigmoid(x) and t; with pos_weight 3.5 u of the terms",
+        "2 u times the larger of sigmoid(x) and t; with pos_weight, 3.5 u times the sum of the terms' magnitudes",
         {"sigmoid": 1.0, "softplus": 1.0},
     ),
     functions=Functions(forward=1, backward=1),
@@ -364,6 +364,7 @@ BCE_WITH_LOGITS: Final = elementwise_loss(
             label=", both weights",
         ),
     ),
-    edges="infinite logits as PyTorch, but for x = -inf, t = 1, where the loss is infinite and not NaN",
-    differences="confident logits keep their loss: at x = -20, t = 0 it is 2.06e-9, where PyTorch's float32 has 0",
+    edges="infinite logits as in PyTorch, except for x = -inf, t = 1, where the loss is infinite, not NaN",
+    differences="the loss of confident logits does not vanish: at x = -20, t = 0 it is 2.06e-9, where PyTorch's "
+    "float32 loss is 0",
 )

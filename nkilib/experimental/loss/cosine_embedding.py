@@ -368,8 +368,8 @@ COSINE_EMBEDDING: Final = rowwise_loss(
     derivative="k (y / (|x| |y|) - cos x / |x|^2), k = -1 or [cos >= margin]",
     errors=(ERROR,),
     gradients=RowGradients(
-        "4 u of either term, and what the coefficients of the forward are off by, and half a ulp",
-        "gradients are computed on request",
+        "4 u times each of the two terms, plus the errors of the forward's coefficients, plus half a ulp",
+        "gradients are computed only on request",
     ),
     rows=RowTensors(vectors=(TARGET,), coefficients=lambda arguments: _COEFFICIENTS),
     time_limits=((1.5, 1.05), (1.05, 1.05)),
@@ -380,6 +380,7 @@ COSINE_EMBEDDING: Final = rowwise_loss(
             {"margin": 0.01},
         ),
     ),
-    edges="1e-12 is added to squared norms; 0 for other targets",
-    differences="rows of both inputs have one length: PyTorch broadcasts a row of one element after its norm",
+    edges="1e-12 is added to the squared norms; the loss is 0 for other targets",
+    differences="the rows of both inputs must have the same length; PyTorch broadcasts a row of one element after "
+    "computing its norm",
 )

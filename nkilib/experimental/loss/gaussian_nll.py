@@ -270,7 +270,9 @@ GAUSSIAN_NLL: Final = elementwise_loss(
     derivative="(x - t) / v",
     errors=(ERROR, FULL_ERROR),
     gradient_error=GradientError(
-        "3.5 u of (x - t) / v; by the variance 3.5 u of 1 / (2 v) and 7 u of (x - t)^2 / (2 v^2)", {"rsqrt": 4.0}
+        "input and target: 3.5 u times (x - t) / v; variance: 3.5 u times 1 / (2 v), plus 7 u times "
+        "(x - t)^2 / (2 v^2)",
+        {"rsqrt": 4.0},
     ),
     functions=Functions(forward=3, backward=1),
     time_limits=((1.7, 1.05), (1.3, 1.05)),
@@ -278,6 +280,6 @@ GAUSSIAN_NLL: Final = elementwise_loss(
         Form(GaussianReference(), _SAMPLES),
         Form(GaussianReference(full=True, eps=0.25), _SAMPLES, {"full": True, "eps": 0.25}, ", full"),
     ),
-    edges="the gradient of the variance is that of v",
-    differences="eps is at least 2^-64",
+    edges="the gradient of var is the gradient of v, even where var < eps",
+    differences="eps must be at least 2^-64",
 )

@@ -215,11 +215,11 @@ HINGE_EMBEDDING: Final = elementwise_loss(
     formula="x where t = 1, max(margin - x, 0) where t = -1, their sum elsewhere",
     derivative="[t != -1] - [t != 1] [x <= margin]",
     errors=(ERROR,),
-    gradient_error=GradientError("u of the gradient", notes="there is no gradient by the target"),
+    gradient_error=GradientError("u times the gradient", notes="the target has no gradient"),
     functions=Functions(forward=1),
     time_limits=((1.9, 1.3), (1.05, 1.05)),
     forms=(Form(HingeEmbeddingReference(0.8), {INPUT: Sample.NUMBERS, TARGET: Sample.SIMILARITIES}, {"margin": 0.8}),),
-    edges="another target than 1 and -1 gives both terms",
+    edges="a target other than 1 and -1 gives the sum of both terms",
     differences="the sum of both terms is max(x, margin), which is margin where x is -inf (PyTorch: NaN); margin "
     "must be finite",
 )

@@ -185,8 +185,8 @@ def kl_div_gradients_reference(input: np.ndarray, target: np.ndarray, log_target
         return KlDivGradients(-t, np.where(t == 0.0, np.nan, np.log(t) + 1.0 - x))
 
 
-ERROR: Final = TermError(1.5, {"log": 1.0}, "t log t and t x", "of probabilities", "2^-63")
-ERROR_OF_LOG_TARGET: Final = TermError(1.5, {"exp": 1.0}, form="of log-probabilities")
+ERROR: Final = TermError(1.5, {"log": 1.0}, "t log t and t x", "without log_target", "2^-63")
+ERROR_OF_LOG_TARGET: Final = TermError(1.5, {"exp": 1.0}, form="with log_target")
 
 
 @dataclass(frozen=True)
@@ -338,7 +338,8 @@ KL_DIV: Final = elementwise_loss(
     derivative="-t; -exp(t)",
     errors=(ERROR, ERROR_OF_LOG_TARGET),
     gradient_error=GradientError(
-        "u of -t, or 1.5 u of -exp(t), and 4 u of the terms by the target", {"exp": 1.0, "log": 2.0}
+        "input: u times -t, or with log_target 1.5 u times -exp(t); target: 4 u times the sum of the terms' magnitudes",
+        {"exp": 1.0, "log": 2.0},
     ),
     functions=Functions(1, backward=1, flags=("log_target", "grad_target_wanted"), needed=needed_tensors),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
@@ -353,11 +354,13 @@ KL_DIV: Final = elementwise_loss(
     ),
     further_launches=(
         launch_of("forward, none", kl_div_forward, (1.05, 1.05), reduction="none"),
-        launch_of("backward by the target", kl_div_backward, (3.6, 1.95), **_BY_TARGET),
+        launch_of("backward, gradient of the target", kl_div_backward, (3.6, 1.95), **_BY_TARGET),
         launch_of("forward, mean, log_target", kl_div_forward, (1.15, 1.05), log_target=True),
         launch_of("backward, mean, log_target", kl_div_backward, (1.05, 1.05), log_target=True),
-        launch_of("backward by the target, log_target", kl_div_backward, (1.05, 1.05), log_target=True, **_BY_TARGET),
+        launch_of(
+            "backward, gradient of the target, log_target", kl_div_backward, (1.05, 1.05), log_target=True, **_BY_TARGET
+        ),
     ),
     edges="t = 0 gives 0, or NaN where x is infinite",
-    differences="no warning of a mean; log t is log(t + 2^-64)",
+    differences="no warning for the mean; log t is computed as log(t + 2^-64)",
 )

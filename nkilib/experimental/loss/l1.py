@@ -192,7 +192,7 @@ L1_LOSS: Final = elementwise_loss(
     formula="|x - t|",
     derivative="sign(x - t)",
     errors=(ERROR,),
-    gradient_error=GradientError("u of the gradient"),
+    gradient_error=GradientError("u times the gradient"),
     functions=Functions(forward=1, backward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(
@@ -200,5 +200,5 @@ L1_LOSS: Final = elementwise_loss(
         Form(WeightedReference(L1Reference()), {**NUMBERS, WEIGHT: Sample.POSITIVE}, label=", weighted"),
     ),
     edges="the gradient at 0 and at NaN is 0",
-    differences="no complex tensors",
+    differences="complex tensors are not supported",
 )

@@ -247,8 +247,8 @@ MARGIN_RANKING: Final = elementwise_loss(
     derivative="-t where t (x1 - x2) <= margin, else 0",
     errors=(ERROR,),
     gradient_error=GradientError(
-        "1.5 u of the gradient; where the loss is not larger than its own error, the gradient may be that of either "
-        "side"
+        "1.5 u times the gradient (where the loss does not exceed its own error, the gradient may be that of either "
+        "side)"
     ),
     functions=Functions(forward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
@@ -259,6 +259,6 @@ MARGIN_RANKING: Final = elementwise_loss(
             {"margin": 0.3},
         ),
     ),
-    edges="gradients flow where the loss is just 0",
+    edges="the gradient is -t, not 0, where margin - t (x1 - x2) is exactly 0",
     differences="margin must be finite",
 )

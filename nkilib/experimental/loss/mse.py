@@ -244,7 +244,7 @@ MSE: Final = elementwise_loss(
     formula="(x - t)^2",
     derivative="2 (x - t)",
     errors=(ERROR,),
-    gradient_error=GradientError("1.5 u of the gradient"),
+    gradient_error=GradientError("1.5 u times the gradient"),
     functions=Functions(forward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(

@@ -210,12 +210,14 @@ def _keep_above_one(values_sbuf: nl.NkiTensor, piece: Piece) -> None:
     combine(values_sbuf, piece[TARGET], nl.greater, 1.0, nl.multiply, values_sbuf)
 
 
-LOG_RATE_ERROR: Final = TermError(1.0, {"exp": 1.0}, "exp(x) and t x", "of log(rate)")
-RATE_ERROR: Final = TermError(2.0, {"log": 1.0}, "x, t log(x + eps) and t", "of rates")
+LOG_RATE_ERROR: Final = TermError(1.0, {"exp": 1.0}, "exp(x) and t x", "with log_input")
+RATE_ERROR: Final = TermError(2.0, {"log": 1.0}, "x, t log(x + eps) and t", "without log_input")
 FULL_LOG_RATE_ERROR: Final = TermError(
-    4.0, {"exp": 1.0, "log": 1.0}, "exp(x), t x, (t + 1/2) log t and t", "full, of log(rate)"
+    4.0, {"exp": 1.0, "log": 1.0}, "exp(x), t x, (t + 1/2) log t and t", "full, with log_input"
 )
-FULL_RATE_ERROR: Final = TermError(4.5, {"log": 2.0}, "x, t log(x + eps), (t + 1/2) log t and t", "full, of rates")
+FULL_RATE_ERROR: Final = TermError(
+    4.5, {"log": 2.0}, "x, t log(x + eps), (t + 1/2) log t and t", "full, without log_input"
+)
 
 _STATED = {
     (True, False): LOG_RATE_ERROR,
@@ -423,12 +425,13 @@ POISSON_NLL: Final = elementwise_loss(
     derivative="exp(x) - t; 1 - t / (x + eps)",
     errors=(LOG_RATE_ERROR, RATE_ERROR, FULL_LOG_RATE_ERROR, FULL_RATE_ERROR),
     gradient_error=GradientError(
-        "2 u of the larger one of exp(x) and t; of rates, and by the target, 3 u of the terms and of 1",
+        "2 u times the larger of exp(x) and t; without log_input, and for the target, 3 u times the sum of 1 "
+        "and the terms' magnitudes",
         {"exp": 1.0, "reciprocal": 1.0, "log": 1.0},
     ),
     functions=Functions(forward=1, backward=1),
     time_limits=((1.05, 1.05), (1.05, 1.05)),
     forms=(_form(True, False), _form(True, True), _form(False, False), _form(False, True)),
-    edges="full counts where t > 1",
-    differences="eps is at least 2^-64; with full the gradient of a target of at most 1 has no NaN",
+    edges="full adds its term only where t > 1",
+    differences="eps must be at least 2^-64; with full, the gradient of a target of at most 1 is not NaN",
 )

@@ -362,15 +362,15 @@ SMOOTH_L1: Final = elementwise_loss(
     formula="d^2 / (2 beta) up to |d| = beta, |d| - beta / 2 beyond, d = x - t",
     derivative="clip(x - t, -beta, beta) / beta",
     errors=(SMOOTH_L1_ERROR,),
-    gradient_error=GradientError("2 u of the gradient"),
+    gradient_error=GradientError("2 u times the gradient"),
     functions=Functions(forward=1),
     time_limits=((1.5, 1.05), (1.05, 1.05)),
     forms=(
         Form(SmoothL1Reference(0.7), NUMBERS, {"beta": 0.7}),
         Form(L1Reference(), NUMBERS, {"beta": 0.0}, ", beta 0"),
     ),
-    edges="beta = 0 is l1_loss",
-    differences="beta must be finite; one below 2^-126 is 0",
+    edges="beta = 0 gives l1_loss",
+    differences="beta must be finite; below 2^-126 it counts as 0",
 )
 HUBER: Final = elementwise_loss(
     "huber_loss",
@@ -380,7 +380,7 @@ HUBER: Final = elementwise_loss(
     formula="d^2 / 2 up to |d| = delta, delta (|d| - delta / 2) beyond, d = x - t",
     derivative="clip(x - t, -delta, delta)",
     errors=(HUBER_ERROR,),
-    gradient_error=GradientError("2 u of the gradient"),
+    gradient_error=GradientError("2 u times the gradient"),
     functions=Functions(forward=1),
     time_limits=((1.5, 1.05), (1.05, 1.05)),
     forms=(
@@ -392,5 +392,5 @@ HUBER: Final = elementwise_loss(
             ", weighted",
         ),
     ),
-    differences="delta must be finite, and is at least 2^-126",
+    differences="delta must be finite and at least 2^-126",
 )

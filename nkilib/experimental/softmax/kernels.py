@@ -71,8 +71,8 @@ def log_softmax_forward(
 ) -> nl.NkiTensor:
     """Compute log-softmax along an axis: ``(x - m) - log(sum(exp(x - m)))`` with m the maximum.
 
-    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; see :func:`softmax_forward` for
-    the launch.
+    Equivalent to ``torch.log_softmax(x, axis)``, computed in float32 and rounded once; launch, arguments, the case of
+    no elements and the rows with NaN are as for :func:`softmax_forward`.
 
     Args:
         x_hbm, axis, dtype, chunk_size: see :func:`softmax_forward`, except the longest row that stays on chip: it has

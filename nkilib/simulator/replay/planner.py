@@ -87,7 +87,7 @@ def check_same_bits(ours: Any, theirs: Any) -> None:
     for number, (mine, their) in enumerate(zip(_arrays(ours), _arrays(theirs), strict=True)):
         is_alike = mine.shape == their.shape and mine.dtype == their.dtype
         if not is_alike or not np.array_equal(bits_of(mine), bits_of(their)):
-            raise PlanError(f"tensor {number} of what the plan leaves has other bits than the launch has left")
+            raise PlanError(f"tensor {number} that the plan leaves is not bitwise identical to that of the launch")
 
 
 def _arrays(value: Any) -> list[npt.NDArray[Any]]:

@@ -33,7 +33,7 @@ class ModelParameters:
         register_us: the time of a move or a store of a register or a scalar. Nothing is published; arithmetic on
             scalars, which is no separate instruction, takes no time.
         register_load_us: the time of a load of a register or a scalar from SBUF or HBM, until something can depend on
-            it. Nothing is published; 1.4 is the time from the smallest transfer to the start of its consumer.
+            it. Nothing is published; 1.4 is the time of the smallest transfer until the start of its consumer.
         waits_for_registers: whether a load or a store of a register waits for its tensor, and loops and addresses for
             their registers.
         loops_drain: whether all engines and queues synchronise at the start and the end of a device loop, when
@@ -44,7 +44,7 @@ class ModelParameters:
         body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, because
             the device has one copy of the body's instructions.
         trigger_us: the time between two triggers of a DMA queue; None for that of the generation (0.6). The published
-            throughput of small rows asks for 0.85: see docs/performance-model.md.
+            throughput of small rows asks for 0.85: see docs/explanation/performance_model.md.
         issue_cycles: the cycles between two instructions of a compute engine other than the Tensor engine, which has
             none; None for those of the generation (100; 40 on trn1).
         queues_by_direction: whether loads and stores have a queue each, so that a store that waits for its data does
@@ -72,7 +72,7 @@ class ModelParameters:
             element a step, is measured at 486 ns for each of its transfers.
         small_store_factor: the factor by which an engine takes longer for a row of at most 512 bytes that it writes to
             HBM. Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time
-            of a row for their stores (docs/measurements.md). 1: the time of a load.
+            of a row for their stores (docs/evidence/measurements.md). 1: the time of a load.
         follows_published_modes: whether Vector's modes have all conditions of the published texts: ``tensor_tensor``
             takes N cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in
             SBUF and contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast

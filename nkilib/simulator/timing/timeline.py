@@ -5,7 +5,7 @@
 
 An instruction starts when its engine is free and the parts of tensors that it reads or overwrites are ready. A transfer
 starts when its queue may trigger it; its rows then pass through the DMA engines, each of which serves eight partitions.
-Modelled, not measured: see docs/performance-model.md.
+Modelled, not measured: see docs/explanation/performance_model.md.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) ->
 
 
 def _write_over(target: Tensor, result: Tensor, place: Place) -> None:
-    """Copy ``result`` to ``given``, unless an in-place kernel has already written it there.
+    """Copy ``result`` to ``target``, unless an in-place kernel has already written it there.
 
     A framework may return another tensor object for the same memory: copying it would read and write all logits once
     more for nothing. A framework without in-place writes, such as XLA, returns other memory.

@@ -45,7 +45,7 @@ def check_inplace(caller: Caller, input: Tensor, computed: Tensor, stored: Tenso
         caller: the function that error messages name.
         input: the caller's input.
         computed: the tensor from which the loss is computed.
-        stored: ``given`` as the kernel gets it, with permuted dimensions.
+        stored: ``input`` as the kernel gets it, with permuted dimensions.
 
     Raises:
         RuntimeError: a leaf that requires grad, or a view of one; torch.compile is tracing.

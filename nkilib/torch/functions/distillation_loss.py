@@ -95,8 +95,8 @@ def distillation_loss(
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
         beta: from 0 to 1.
         ignore_index: an int32.
-        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum over ``student_logits.size(0)``),
-            ``"sum"`` or ``"none"``.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by
+            ``student_logits.size(0)``), ``"sum"`` or ``"none"``.
         temperature_squared: multiply by T^2, as Hinton et al. (arXiv 1503.02531) do, so that gradients do not shrink
             with T; Liger and TRL do not.
         inplace: the backward writes the gradient over the memory of ``student_logits``, which saves that much memory.

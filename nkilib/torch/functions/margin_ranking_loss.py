@@ -46,8 +46,9 @@ def margin_ranking_loss(
     Args:
         input1, input2: bfloat16, float16, float32 or integers, of the same number of dimensions; their shapes
             broadcast.
-        target: 1 where input1 should be the larger one, -1 where input2 should be; the same dtypes and shapes as the
-            inputs. Each of the three may require grad.
+        target: 1 where input1 should be the larger one, -1 where input2 should be; bfloat16, float16, float32 or
+            integers, of the same number of dimensions, and its shape broadcasts with those of the inputs. Each of the
+            three may require grad.
         margin: the margin, a finite number.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         inplace: the backward writes the gradient over the memory of ``input1``, which must not be used afterwards.

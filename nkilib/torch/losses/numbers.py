@@ -32,7 +32,6 @@ def least_of_log(caller: Caller, name: str, value: Any) -> float:
         TypeError: it is not a number.
         ValueError: it is less than 2^-64, the least argument for which NKI documents the logarithm; or see
             :func:`finite_number`.
-        it.
     """
     number = finite_number(caller, name, value)
     if number < LEAST_ARGUMENT_OF_LOG:

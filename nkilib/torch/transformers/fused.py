@@ -145,9 +145,9 @@ def fuse_linear_loss(
     :func:`nkilib.torch.linear_cross_entropy` of the last hidden states and the weight of ``lm_head``, with the label
     shift, ``ignore_index``, ``shift_labels``, ``num_items_in_batch`` and ``logits_to_keep`` of the model itself. It
     equals the loss of the stock model; products and statistics are float32, whereas the stock model rounds logits to
-    its dtype. ``logits`` of the output is a :class:`NoLogits`, which raises on every use. Without labels, as in
-    generation, and after ``model.eval()``, the model's own ``forward`` runs, with logits. ``skip_logits=True`` or
-    ``False``, passed to a call of the model, decides for that call.
+    its dtype. ``logits`` of the output is a :class:`NoLogits`, which raises on every use as a tensor. Without
+    labels, as in generation, and after ``model.eval()``, the model's own ``forward`` runs, with logits.
+    ``skip_logits=True`` or ``False``, passed to a call of the model, decides for that call.
 
     Args:
         model: one of Gemma2ForCausalLM, LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM, or

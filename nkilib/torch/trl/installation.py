@@ -46,8 +46,8 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
     SFT, DPO, KTO, GRPO and RLOO get log-probability, entropy and metrics of every token from one function of hidden
     states, ``trl.kernels.ChunkedLogProbFunction``. Distillation gets the divergence of the student from the teacher
     from another function, ``trl.kernels.chunked_divergence.ChunkedDivergenceFunction``. The trainers look both up at
-    each call. Without CUDA these functions compute logits in tiles; the first rounds them to the dtype of the products,
-    and the second multiplies in float32. After the installation the same calls go to
+    each call. Off CUDA devices these functions compute logits in tiles; the first rounds them to the dtype of the
+    products, and the second multiplies in float32. After the installation the same calls go to
     :func:`nkilib.torch.linear_token_scores` and :func:`nkilib.torch.linear_distillation_loss`: no logits in memory, one
     launch in the forward and one in the backward, float32 results of unrounded logits, and gradients accumulated in
     float32 with the dtypes of their tensors. Install before or after a trainer is built, also several times: each

@@ -275,7 +275,7 @@ ANEW: Final = Probe(
     True,
     "whether a loop finds rows in a list by its iteration number, gathers whole rows, and scatters over stored results",
     (PROMISES, "- The loop over recomputed rows"),
-    "the forward without the exact maximum: the losses of rows for which the shift is not exact enough",
+    "the forward without the exact maximum: the rows for which the shift is not exact enough",
     rows_recomputed,
     same_arguments(rows_hbm=_ROWS, slots_hbm=_SLOTS, trips_hbm=integer_row(2)),
     ("sums", "trips"),

@@ -146,7 +146,7 @@ def test_a_launch_of_the_registry_runs(entry: Loss) -> None:
 @pytest.mark.sweep
 @pytest.mark.parametrize(("entry", "launch", "dtype"), TIMES)
 def test_modelled_times(entry: Loss, launch: ModelledLaunch, dtype: str) -> None:
-    """Each launch is within the time over the bound that it is held to, and the page says the figure."""
+    """Each launch stays within its limit for the time over the bound, and the page has the figure."""
     found = over_bound(entry, launch, dtype)
     assert found <= launch.bound[dtype]
     assert f", {found:.2f}" in PAGE

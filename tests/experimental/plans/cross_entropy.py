@@ -155,7 +155,7 @@ def cost(size: Size) -> float:
 
 
 def logits_of(size: Size) -> Any:
-    """Normal noise; some rows have their maximum in the last chunk, so that under a shift they are computed anew."""
+    """Normal noise; some rows have their maximum in the last chunk, so that under a shift they are recomputed."""
     draw = np.random.default_rng(size["positions"] + size["vocabulary"])
     logits = 3.0 * draw.standard_normal((size["positions"], size["vocabulary"]), np.float32)
     logits[1::5, -1] += 50.0

@@ -133,7 +133,7 @@ def check(size: Size) -> None:
 
 
 def check_with_tiling(size: Size, **tiling: int) -> Any:
-    """Launches with any tiling; returns losses or gradients. Maxima of some rows come late: they are computed anew."""
+    """Launch with any tiling, and return losses or gradients. Rows whose maximum comes late are recomputed."""
     return [_check(size, beta, tiling) for beta in _BETAS[size["kernel"]]]
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Plans of the losses of elements, of which the Kullback-Leibler divergence is one.
+"""Plans of the elementwise losses, including the Kullback-Leibler divergence.
 
 All kernels are on the grid. They have one skeleton, whose plan depends on how many tensors and scratch tiles a loss
 has; so one of them launches a row for all.
@@ -55,7 +55,7 @@ _SHRUNK_SHAPES = (
     *((12800, 100), (32000, 100), (10240, 128), (34816, 128), (1536, 3000), (2176, 2048), (640, 4096), (384, 3000)),
     *((1500, 3000), (2177, 2048), (1536, 1100), (8000, 700)),
 )
-# Elements that are made of a tensor; more are their repetitions. No tile has as many.
+# Elements that are drawn for a tensor; further ones repeat them. No tile has as many.
 _MADE = 65537
 _STEPS = {
     "summed": f"{run.__name__}.forward_of_core",

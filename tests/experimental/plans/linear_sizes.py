@@ -48,7 +48,7 @@ _KEPT_PIECES = (
     (1280, 1024, 3000),
     (2048, 1024, 3500),
 )
-# How a launch of some N, D and V is done otherwise: the sizes of the wide grid take these ways in turns.
+# Variants of a launch of some N, D and V: the sizes of the wide grid take them round-robin.
 _WAYS = tuple(product(("bfloat16", "float32"), ("vd", "dv"), (1, 2), ("plain", "all", "sum")))
 _BETWEEN_WAYS = 7
 # One of so many sizes of the wide grid is in the sample.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Plans of the losses of rows."""
+"""Plans of the row-wise losses."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_distillation_in_groups_of_any_size(kilobytes: int) -> None:
 @pytest.mark.parametrize("shape", [(300, 21, 1), (5, 21, 300), (140, 10, 7), (1, 200, 300), (300, 256, 3)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_nll_loss(shape: tuple[int, int, int], dtype: str) -> None:
-    """Losses that are stored have the same bits either way."""
+    """Stored losses are bitwise identical either way."""
     rows, classes, places = shape
     size: Size = {"dtype": dtype, "rows": rows, "classes": classes, "places": places, "cores": 2}
     ways = [nll_loss.check_with_tiling(size, streamed) for streamed in (True, False, None)]

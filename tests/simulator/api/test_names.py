@@ -3,7 +3,7 @@
 
 """Every public name of NKI exists, with the documented parameters, or says by name that it is missing.
 
-The documented names are data (``documented.py``): a name is held against what could be read of NKI 0.7, or, where
+The documented names are data (``documented.py``): a name is checked against what could be read of NKI 0.7, or, if
 nothing could, against 0.6 only.
 """
 
@@ -283,7 +283,7 @@ def test_how_much_of_the_documentation_is_implemented(capsys: pytest.CaptureFixt
         held = sum(read_of_0_7(module, name) is not None for name in api)
         lines.append(
             f"{module}: {len(done)} of {len(functions)} documented functions{as_operators}; {held} of all {len(api)} "
-            f"names held against 0.7, the others against 0.6 only"
+            f"names checked against 0.7, the others against 0.6 only"
         )
     methods = DOCUMENTED["nki.language"]["NkiTensor"]["methods"]
     lines.append(f"NkiTensor: {len(methods) - len(missing_methods())} of {len(methods)} documented methods")

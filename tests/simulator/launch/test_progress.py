@@ -45,7 +45,7 @@ print("after", file=sys.stderr)
 
 
 class Terminal(io.StringIO):
-    """Somebody looks at it; a line that begins anew hides the one before."""
+    """A stream that counts as a terminal, where a rewritten line hides the previous one."""
 
     def isatty(self) -> bool:
         return True

@@ -241,7 +241,7 @@ def test_columns_that_interleave_without_meeting_are_groups_of_their_own() -> No
 
 
 def test_groups_in_other_partitions_do_not_end_each_other() -> None:
-    """As with column tiles of the Tensor engine, which public kernels sum in the same bank in turns."""
+    """Public kernels alternately add to column tiles of the Tensor engine in the same bank."""
 
     def body() -> Any:
         sums = psum(128, 8)
@@ -430,7 +430,7 @@ def test_a_result_over_several_banks_of_trn3_is_a_group_in_all_of_them() -> None
 
 
 def test_of_a_result_over_several_banks_each_bank_counts_by_itself() -> None:
-    """Bank 1 starts anew after bank 0, and both go on in one matmul: nothing is lost."""
+    """Bank 1 restarts after bank 0, and both continue in one matmul: nothing is lost."""
 
     def body() -> Any:
         sums = psum(8, 1024)

@@ -343,9 +343,9 @@ def test_placed_tiles_may_overlap_one_after_the_other_and_lie_in_unlike_partitio
 
 
 def test_a_placed_tile_that_is_overwritten_as_a_whole_was_not_needed_in_between() -> None:
-    """Two buffers of one place, used in turns: what the first held is gone when it is filled again."""
+    """Two buffers at one address are used alternately: what the first held is gone when it is filled again."""
 
-    def in_turns() -> None:
+    def alternately() -> None:
         first = nl.ndarray((128, 8), nl.float32, address=(0, 0))
         second = nl.ndarray((128, 8), nl.float32, address=(0, 0))
         for _ in range(3):
@@ -353,7 +353,7 @@ def test_a_placed_tile_that_is_overwritten_as_a_whole_was_not_needed_in_between(
                 nisa.memset(buffer, 0)
                 read(buffer)
 
-    assert peaks(in_turns) == (32, 0)
+    assert peaks(alternately) == (32, 0)
 
     def partly() -> None:
         first = nl.ndarray((128, 8), nl.float32, address=(0, 0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels of every family leave the same bits when they are replayed, on recorded and on other data."""
+"""Replays of kernels of every family are bitwise identical, on recorded and on other data."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Every launch that other tests make leaves the same bits when it is replayed; see `tests.replayed_both_ways`."""
+"""The replay of every launch that other tests make is bitwise identical; see `tests.replayed_both_ways`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Public kernels leave the same bits when they are replayed: those that the model of time is held against.
+"""Replays of public kernels are bitwise identical: the kernels against which the time model is checked.
 
 Kernels of others are launched where ``NKILIB_MEASURED_SOURCES`` names a directory with a clone of each repository, as
 ``python -m benchmarks.measurements --sources`` takes it; kernels of ours that do the work of one always.

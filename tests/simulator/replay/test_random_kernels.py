@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Random kernels leave the same bits when they are replayed; `python -m benchmarks.fuzz.kernels` draws more of them."""
+"""Replays of random kernels are bitwise identical; `python -m benchmarks.fuzz.kernels` draws more of them."""
 
 from __future__ import annotations
 

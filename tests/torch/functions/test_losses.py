@@ -173,7 +173,7 @@ def test_a_second_derivative_is_refused_by_name(loss: Loss) -> None:
 @pytest.mark.usefixtures("compile_afresh")
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_a_full_graph_gives_equal_results(loss: Loss, reduction: str) -> None:
-    """The tensors of losses of elements lie in memory in another order."""
+    """The tensors of elementwise losses lie in memory in another order."""
     given = loss.inputs(3, 4, 5) if loss in ELEMENTWISE else loss.inputs(*loss.shape)
     wanted = given[: loss.differentiated]
 

@@ -106,7 +106,7 @@ def test_wrong_results_differ(name: str, change: Any) -> None:
 
 
 def test_another_class_is_named_where_the_bound_is_blind() -> None:
-    """A row of nothing but -inf: NaN is expected, and there is no bound that a number could be held against."""
+    """A row of nothing but -inf: NaN is expected, and there is no bound to check a number against."""
     name = "cross_entropy_forward: special rows, float32"
     right = observed(name)
     wrong = right.arrays["loss"].copy()

@@ -50,11 +50,11 @@ def forward_workspace_bytes(
 
 
 _FORWARD_NOTES = (
-    "logits are rounded to dtype on loading; exact_maximum=None chooses the form by the batches of a core: with True "
-    "or False one core and two give the same bits"
+    "logits are rounded to dtype on loading; exact_maximum=None selects the form by the number of batches per core; "
+    "with True or False, one core and two give bitwise identical results"
 )
 _WORKSPACE = "512 (ceil(N / positions_per_batch) + 1); 0 with exact_maximum=True"
-_BACKWARD_NOTES = "logits are rounded to dtype on loading; a target's p - 1 is subtracted in float32"
+_BACKWARD_NOTES = "logits are rounded to dtype on loading; at the target, 1 is subtracted from p in float32"
 
 
 def forward_work(
@@ -209,7 +209,7 @@ extended_cross_entropy_forward = launchable(
         in_place=None,
         error=(
             "loss: 16 u (F max(1, log d) + sum f (m - z)), F the sum of the factors f; lse: 16 u max(1, |m|, log d); "
-            "u = 2^-23; with a cap c of logits 4 u c more of each z; argmax exact"
+            "u = 2^-23; with a logit softcap c, 4 u c more for each z; argmax is exact"
         ),
         workspace_bytes=forward_workspace_bytes,
         notes=_FORWARD_NOTES,
@@ -227,9 +227,9 @@ extended_cross_entropy_backward = launchable(
         workspace="0",
         in_place="logits_hbm",
         error=(
-            "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sizes of all terms of "
-            "the factor of "
-            "p, r what is subtracted, c the cap of logits; plus the rounding of the result"
+            "u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|), u = 2^-23, S the sum of the magnitudes of all "
+            "terms in the factor of p, r the amount subtracted from the product of p and its factor, c the logit "
+            "softcap or 0; plus the rounding of the result"
         ),
         notes=_BACKWARD_NOTES,
     ),
@@ -246,11 +246,11 @@ CROSS_ENTROPY: Final = SizedLoss(
     differentiated=("input", "target", "weight"),
     options=("weight", "ignore_index", "label_smoothing"),
     tests=("tests/experimental/loss/cross_entropy", "tests/torch/functions/cross_entropy"),
-    edges="no class that counts: a mean is NaN",
-    differences="gradients of probabilities as targets, and of weights beside them, are computed by PyTorch's "
-    "operators; a mean is NaN where weights sum to 0; further options and results, on the page of PyTorch",
+    edges="without a valid target the mean is NaN",
+    differences="the gradients of class probabilities, and of weights given with them, are computed by PyTorch's "
+    "operators; the mean is NaN where the weights sum to 0; the PyTorch page lists further options and results",
     launches=(
-        ModelledLaunch("forward, each", True, partial(_arguments, "forward"), _TIME_LIMITS, bounded_by=None),
+        ModelledLaunch("forward, none", True, partial(_arguments, "forward"), _TIME_LIMITS, bounded_by=None),
         ModelledLaunch("backward", False, partial(_arguments, "backward"), _TIME_LIMITS),
     ),
     size_of=size_of,

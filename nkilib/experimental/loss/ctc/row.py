@@ -70,8 +70,8 @@ ctc_loss_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="2 u of the logarithm for each time step, u = 2^-23",
-        notes="a sum adds 32 losses at a time, in an order that depends on the shape alone; alpha is an output",
+        error="2 u times the logarithm for each time step, u = 2^-23",
+        notes="a sum adds 32 losses at a time, in an order that depends only on the shape; alpha is an output",
     ),
     forward_work,
 )
@@ -84,9 +84,9 @@ ctc_loss_backward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="6 u of the logarithm for each time step, relative to a class's occupancy, and 8 u of the probability, "
-        "u = 2^-23, plus the rounding of the gradient",
-        notes="groups of sequences, blocks of states and chunks of time depend on the shape and type alone",
+        error="6 u times the logarithm for each time step, relative to the occupancy of a class, plus 8 u times the "
+        "probability, plus the rounding of the gradient; u = 2^-23",
+        notes="the groups of sequences, blocks of states and chunks of time steps depend only on shape and type",
     ),
     backward_work,
 )
@@ -97,13 +97,13 @@ CTC: Final = SizedLoss(
     forward=ctc_loss_forward,
     backward=ctc_loss_backward,
     formula="-log sum of prod_t p_t(a_t) over alignments a of the target",
-    derivative="exp(x) - occupancy, as PyTorch's, whose x come from log_softmax",
+    derivative="exp(x) - occupancy, as in PyTorch, for x from log_softmax",
     differentiated=("log_probs",),
     options=("blank", "zero_infinity"),
     tests=("tests/experimental/loss/ctc", "tests/torch/functions"),
-    edges="no alignment: inf and NaN gradients, 0 and 0 with zero_infinity; a class of probability 0 that no label "
-    "is has gradient 0, where PyTorch has NaN",
-    differences="bfloat16 and float16; a label that is no class has probability 0; gradients are those of "
-    "the loss also where the blank is among the labels; limits of classes and of labels, below",
+    edges="without an alignment the loss is inf and the gradient NaN, or both are 0 with zero_infinity; a class of "
+    "probability 0 that is not a label has gradient 0, where PyTorch's is NaN",
+    differences="bfloat16 and float16 are accepted; a label that is not a class has probability 0; gradients are those "
+    "of the loss even where the blank is among the labels; the numbers of classes and labels are limited, see below",
     size_of=size_of,
 )

@@ -70,10 +70,11 @@ distillation_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; a KL of equal "
-        "logits is 0",
-        notes="chunks depend on V, the bytes of a logit of each, and whether it is a KL or Jensen-Shannon; "
-        "sums of a piece in the order of the engine's accumulator, then of the pieces",
+        error="u (a_P + a_Q) (2 + E|log(P/Q)|), absolute, with u = 2^-23 and a = 8 + 2 max|x|/T; the KL of "
+        "equal logits is 0",
+        notes="the chunks depend on V, on the size in bytes of a student logit and of a teacher logit, and on whether "
+        "the divergence is a KL or Jensen-Shannon; each piece is summed in the order of the engine's accumulator, then "
+        "the sums of the pieces are added",
     ),
     forward_work,
     forward_trips,
@@ -87,8 +88,9 @@ distillation_backward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place="student_hbm",
-        error="u (a_P + a_Q) of each term times the upstream gradient, plus the result's rounding; a as in the forward",
-        notes="the teacher gets no gradient",
+        error="u (a_P + a_Q) times each term and the upstream gradient, plus the rounding of the result; a as in the "
+        "forward",
+        notes="the teacher has no gradient",
     ),
     backward_work,
 )

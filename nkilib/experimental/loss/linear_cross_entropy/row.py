@@ -71,9 +71,9 @@ LINEAR_CROSS_ENTROPY: Final = Loss(
     differentiated=("input", "weight", "bias"),
     options=("ignore_index", "label_smoothing", "logit_softcap"),
     tests=("tests/experimental/loss/linear_cross_entropy", "tests/torch/functions/linear_cross_entropy"),
-    differences="logits are never in memory; options on a page of its own",
+    differences="the logits are never in memory; the options have a page of their own",
     launches=(
-        ModelledLaunch("forward, each, 4,096 features", True, _forward, {"bfloat16": 1.1}, bounded_by=None),
+        ModelledLaunch("forward, none, 4,096 features", True, _forward, {"bfloat16": 1.1}, bounded_by=None),
         ModelledLaunch("backward, 4,096 features", False, _backward, {"bfloat16": 1.1}, bounded_by=None),
     ),
 )

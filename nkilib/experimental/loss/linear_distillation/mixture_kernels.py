@@ -77,11 +77,11 @@ def linear_distillation_mixture(
     Each is a summand: add the results of all shards. Then KL(Q || M), the moment that the backward takes, is
     student_terms / student_mass, and the divergence is ``beta * teacher_terms / teacher_mass + (1 - beta) * moment``.
     The masses over all shards are 1 except for the rounding of the log-sum-exps, which the quotient removes. Both
-    products run again; beyond inputs and outputs there are only biases that are rounded. Launch like
+    products run again; beyond inputs and outputs there are at most biases that are rounded. Launch like
     ``linear_distillation_forward``.
 
-    A class that a model masks has probability 0 there; all sums are finite. If a position masks every class of a model,
-    over all shards, its results are not defined.
+    A class that a model masks has probability 0 there; all sums are finite. Where every class of a
+    model is masked, over all shards, the results of the position are not defined.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).

@@ -25,9 +25,9 @@ def multi_margin_loss_forward(
     reduction: str = "mean",
     chunk_size: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the margin loss of every row: the mean over classes of w[t] relu(x_j - x_t + margin)^p.
+    """Compute the margin loss of every row: the sum of w[t] relu(x_j - x_t + margin)^p over classes, divided by C.
 
-    The sum runs over the classes j other than the target t, and is divided by C. Equivalent to
+    The sum runs over the classes j other than the target t. Equivalent to
     ``F.multi_margin_loss(input, target, p, margin, weight, reduction=reduction)`` in PyTorch. The input is read once.
     Launch with ``multi_margin_loss_forward[2](...)`` on a logical NeuronCore of two cores.
 

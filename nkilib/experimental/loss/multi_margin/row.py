@@ -21,8 +21,8 @@ from nkilib.experimental.loss.skeletons.indexed.host.sizes import size_of
 
 _SHAPE: Final = (4096, 32128)
 _SUMS = (
-    "a row is summed in chunks, each in the order of the engine's accumulator; how rows and columns are divided "
-    "depends on the shape alone"
+    "each row is summed in chunks, each chunk in the order of the engine's accumulator; the division of rows and "
+    "columns depends only on the shape"
 )
 
 
@@ -52,10 +52,10 @@ multi_margin_loss_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="u (|m| + (|x_t| + h) / 2) a term h of p = 1, u = 2^-23, and 2 h times that one of p = 2; u / 2 "
-        "of the sum "
-        "of a row, with the target's own term, for each of its additions, at most 4,096 a chunk; and half a ulp",
-        notes=f"{_SUMS}; the target's own term is computed alike, and subtracted",
+        error="each term h: u (|m| + (|x_t| + h) / 2) for p = 1, and 2 h times that for p = 2; the sum of a row, "
+        "including the target's own term: u / 2 times the sum for each of its additions, at most 4,096 per chunk; plus "
+        "half a ulp; u = 2^-23",
+        notes=f"{_SUMS}; the target's own term is computed like the others and then subtracted",
     ),
     forward_work,
 )
@@ -68,10 +68,10 @@ multi_margin_loss_backward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place="input_hbm",
-        error="p = 1: 2 u of the value, u = 2^-23, where no hinge is within its error of 0; p = 2: twice the "
-        "errors of the "
-        "hinges, times the upstream gradient; at the target the sum of these; plus the rounding of the gradient",
-        notes=f"{_SUMS}; the element at the target is written last, by the core that has written its row",
+        error="p = 1: 2 u times the gradient where no hinge is within its error of 0; p = 2: twice the errors of the "
+        "hinges times the upstream gradient; at the target: the sum of these errors; plus the rounding of the "
+        "gradient; u = 2^-23",
+        notes=f"{_SUMS}; the element at the target is written last, by the core that wrote its row",
     ),
     backward_work,
 )
@@ -82,13 +82,13 @@ MULTI_MARGIN: Final = SizedLoss(
     forward=multi_margin_loss_forward,
     backward=multi_margin_loss_backward,
     formula="w_t sum over j != t of relu(x_j - x_t + m)^p / C",
-    derivative="w_t p relu(x_j - x_t + m)^(p - 1) / C where positive; minus their sum at the target",
+    derivative="w_t p relu(x_j - x_t + m)^(p - 1) / C where positive; at the target, minus the sum of these",
     differentiated=("input",),
     options=("p", "margin", "weight"),
     tests=("tests/experimental/loss/multi_margin", "tests/torch/functions"),
-    edges="a hinge of 0 has no gradient; a mean divides by N, whatever the weights are",
-    differences="weights and targets of any floating and any integer type; a NaN in a row is one in its loss, "
-    "where PyTorch leaves its hinge out; no infinite margin",
+    edges="a hinge of 0 has gradient 0; the mean divides by N, whatever the weights",
+    differences="weights may have any floating type and targets any integer type; a NaN in a row makes its loss NaN, "
+    "whereas PyTorch omits its hinge; margin must be finite",
     launches=(
         sized_launch("forward, mean", kernels.multi_margin_loss_forward, (1.2, 1.05), size_of, _SHAPE),
         sized_launch("forward, mean, p = 2", kernels.multi_margin_loss_forward, (1.75, 1.05), size_of, _SHAPE, p=2),

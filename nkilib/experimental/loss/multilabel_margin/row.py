@@ -65,9 +65,10 @@ multilabel_margin_loss_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="u / 2 of |1 - x_t| and of a term, u = 2^-23; u / 2 of the sum of a row for each of its "
-        "additions, at most C and the targets; and half a ulp",
-        notes="the terms of a target in the order of the engine's accumulator, then the targets of a row",
+        error="each term: u / 2 times |1 - x_t|, plus u / 2 times the term; the sum of a row: u / 2 times the sum for "
+        "each of its additions, at most C plus the number of targets; plus half a ulp; u = 2^-23",
+        notes="the terms of a target are added in the order of the engine's accumulator, then the sums of a row's "
+        "targets",
     ),
     forward_work,
     forward_trips,
@@ -81,8 +82,9 @@ multilabel_margin_loss_backward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place="input_hbm",
-        error="u of the value, u = 2^-23, where no term is within its error of 0, plus the rounding of the gradient",
-        notes="counts of positive terms are exact: C is at most 4,096",
+        error="u times the gradient where no term is within its error of 0, plus the rounding of the gradient; "
+        "u = 2^-23",
+        notes="the counts of positive terms are exact, because C is at most 4,096",
     ),
     backward_work,
     backward_trips,
@@ -94,12 +96,12 @@ MULTILABEL_MARGIN: Final = SizedLoss(
     forward=multilabel_margin_loss_forward,
     backward=multilabel_margin_loss_backward,
     formula="sum over targets t and other classes j of relu(1 - x_t + x_j) / C",
-    derivative="number of targets with x_t - x_j < 1, over C; minus the number of such classes at a target",
+    derivative="number of targets with x_t - x_j < 1, over C; at a target, minus the number of such classes, over C",
     differentiated=("input",),
     options=(),
     tests=("tests/experimental/loss/multilabel_margin", "tests/torch/functions"),
-    edges="targets end at the first -1; one that is there twice counts twice",
-    differences="at most 4,096 classes; targets of any integer type; infinite scores count as the largest finite "
+    edges="the targets end at the first -1; a target listed twice counts twice",
+    differences="at most 4,096 classes; targets may have any integer type; infinite scores count as the largest finite "
     "number",
     size_of=size_of,
 )

@@ -31,10 +31,12 @@ MULTILABEL_SOFT_MARGIN: Final = rowwise_loss(
     derivative="w (sigmoid(x) - t) / C",
     errors=(ERROR, WEIGHTED_ERROR),
     gradients=RowGradients(
-        "6 u of sigmoid(x) + t or of x, times weight and upstream gradient, u = 2^-23, and half a ulp; of a weight "
-        "(n / 2 + 7 / 2) u of the sum of terms, n additions in a row",
-        "gradients of target and weight are computed on request; a weight of all rows: tiles of rows in order, even "
-        "and odd ones apart, then the rows of a partition, the partitions, and both",
+        "input: 6 u (sigmoid(x) + t), target: 6 u |x|, each times the weight and the upstream gradient, plus half a "
+        "ulp; weight: (n / 2 + 7 / 2) u times the sum of the terms' magnitudes; n is the number of successive "
+        "additions, u = 2^-23",
+        "gradients of target and weight are computed only on request; the gradient of the weight is a sum over all "
+        "rows: tiles of rows are added in order, even and odd tiles separately, then the rows of a partition, then the "
+        "partitions, and last the even and odd sums",
         accumulator="float32",
     ),
     rows=RowTensors(

@@ -58,11 +58,11 @@ nll_loss_forward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error="0 of a loss without weight, else half a ulp; a sum u / 2 of what is summed for each of at most 160 "
-        "additions, and of up to 1,024 for each tile of a streamed input, u = 2^-23; a mean 2 u more",
-        notes="sums: 32 numbers at a time, in an order that depends on shape and type alone; of a streamed "
-        "input first the "
-        "positions of a partition in the order of the engine's accumulator",
+        error="each loss: 0 without weights, else half a ulp; sum: u / 2 times the sum of the losses' magnitudes for "
+        "each of at most 160 additions, plus up to 1,024 additions for each tile of a streamed input; mean: 2 u more; "
+        "u = 2^-23",
+        notes="sums: 32 numbers at a time, in an order that depends only on shape and type; for a streamed input, the "
+        "positions of a partition are added first, in the order of the engine's accumulator",
     ),
     forward_work,
 )
@@ -75,8 +75,9 @@ nll_loss_backward = launchable(
         same_bits_on_cores=True,
         workspace="0",
         in_place="input_hbm",
-        error="4 u of the value, u = 2^-23, plus the rounding of the gradient",
-        notes="the gradient is written once; a core scatters into rows whose zeros it has stored, or makes it on chip",
+        error="4 u times the gradient, u = 2^-23, plus the rounding of the gradient",
+        notes="the gradient is written once: each core either scatters elements into rows that it has filled with "
+        "zeros, or computes the gradient on chip",
     ),
     backward_work,
 )
@@ -91,8 +92,8 @@ NLL: Final = SizedLoss(
     differentiated=("input",),
     options=("weight", "ignore_index"),
     tests=("tests/experimental/loss/nll", "tests/torch/functions"),
-    edges="no class that counts: a mean is NaN, and its gradient 0",
-    differences="weights and targets of any floating and any integer type",
+    edges="without a valid target the mean is NaN and its gradient 0",
+    differences="weights may have any floating type and targets any integer type",
     launches=(
         sized_launch(
             "backward, mean",

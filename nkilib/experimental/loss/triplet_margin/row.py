@@ -28,13 +28,13 @@ TRIPLET_MARGIN: Final = rowwise_loss(
     triplet_margin_loss_forward,
     triplet_margin_loss_backward,
     formula="max(0, margin + d(a, p) - d(a, n)), d the p-norm of the difference + eps",
-    derivative="d'(a, p) - d'(a, n) where the loss is open, d' = difference / d for p = 2",
+    derivative="d'(a, p) - d'(a, n) where margin + d(a, p) - d(a, n) >= 0, d' = difference / d for p = 2",
     errors=(*ERRORS.values(), error_of_another_norm(4.0)),
     gradients=RowGradients(
-        "4 u of each derivative of a distance, and what the coefficients of the forward are off by, and half a ulp; "
-        "for p other than 1, 2 and infinity (p - 1) times what d and the distance are off by, and their logarithms, u "
-        "each",
-        "gradients are computed on request; p of at least 1",
+        "4 u times each derivative of a distance, plus the errors of the forward's coefficients, plus half a ulp; for "
+        "p other than 1, 2 and infinity, also (p - 1) times the relative errors of d and of the distance, and (p - 1) "
+        "u times each of their logarithms",
+        "gradients are computed only on request; p must be at least 1",
     ),
     rows=RowTensors(
         coefficients=lambda arguments: num_coefficients(arguments["p"], arguments["swap"]),
@@ -49,8 +49,8 @@ TRIPLET_MARGIN: Final = rowwise_loss(
         _form(", p = 3", p=3.0, margin=2.0),
         _form(", p = 1.5, swap", p=1.5, swap=True, margin=2.0),
     ),
-    edges="a distance of 0 has a gradient of 0; equal distances of swap share it",
-    differences="p is at least 1; for p other than 1, 2 and infinity a distance from 2^64 on is infinite; two "
-    "tensors of rows of one element with a third one of longer rows are refused",
-    notes="p of at least 1, of which 4 stands for those other than 1, 2 and infinity",
+    edges="a distance of 0 has gradient 0; with swap, equal distances share the gradient",
+    differences="p must be at least 1; for p other than 1, 2 and infinity, a distance of 2^64 or more is infinite; if "
+    "two tensors have rows of one element, a third tensor with longer rows is rejected",
+    notes="p must be at least 1; p = 4 stands for every p other than 1, 2 and infinity",
 )

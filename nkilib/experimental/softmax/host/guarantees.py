@@ -10,8 +10,8 @@ from dataclasses import replace
 from nkilib.base.guarantee import Guarantee
 
 _NOTES = (
-    "bits of a row depend on the size of the axis, on whether it is the last one, on the types and on chunk_size; "
-    "not on other rows"
+    "the exact bits of a row depend on the size of the axis, on whether it is the last axis, on the types and on "
+    "chunk_size, but not on other rows"
 )
 
 SOFTMAX_FORWARD = Guarantee(

@@ -9,7 +9,7 @@ one. The model takes the engine that is done first. GpSimd cannot access PSUM. O
 no ``tensor_copy`` there, and GpSimd and Vector share their way to SBUF.
 
 Functions of ``nki.language`` that an activation could compute stay on the engine on which they are issued;
-docs/performance-model.md says why.
+docs/explanation/performance_model.md says why.
 """
 
 from __future__ import annotations

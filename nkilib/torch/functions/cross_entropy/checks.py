@@ -39,7 +39,7 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
     Args:
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
-        given: options by name; options that are not given have their default.
+        arguments: options by name; options that are not given have their default.
 
     Raises:
         TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``.

@@ -40,7 +40,7 @@ def checked_recipe(
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
         temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
-        given: further options of the loss by name; options that are not given have their default.
+        further: further options of the loss by name; options that are not given have their default.
 
     Raises:
         TypeError, ValueError, RuntimeError: see :func:`checked_options`.

@@ -162,8 +162,8 @@ def linear_distillation_loss(
         temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps it is
             a constant of the compiled kernel: each new value compiles a new kernel.
         temperature_squared: multiply the loss by T^2.
-        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum over ``input.size(0)``), ``"sum"`` or
-            ``"none"``.
+        reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by ``input.size(0)``),
+            ``"sum"`` or ``"none"``.
         ignore_index: an int32.
         logit_scale, teacher_logit_scale: multiply the logits before the cap; from 1e-6 to 1e6.
         logit_softcap, teacher_logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None

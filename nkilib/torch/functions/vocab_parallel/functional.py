@@ -102,8 +102,9 @@ def vocab_parallel_cross_entropy(
     with class probabilities concatenated in the same way. The scheme is that of Megatron-LM, arXiv 1909.08053.
 
     Rank r holds the classes that follow those of rank r - 1. By default all its columns are classes and all ranks have
-    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Values in padded columns are ignored, and
-    their gradient is 0. Every rank passes the same options, and the same ``target`` of class indices.
+    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Values in padded columns are ignored,
+    whatever they are, and their gradient is 0. Every rank passes the same options, and the same ``target`` of class
+    indices.
 
     The forward communicates twice, with an all-reduce of maxima and one of sums, 3 to 5 float32 values per position in
     total; ``return_outputs`` adds one value to the sums, and an all-reduce of an int32. The backward does not

@@ -148,9 +148,9 @@ def vocab_parallel_linear_cross_entropy(
         nkilib.torch.linear_cross_entropy(input, torch.cat(linear_weights), target, ..., linear_bias=torch.cat(biases))
 
     Rank r has the classes that follow those of rank r - 1. By default all its rows are classes and all ranks have
-    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Rows of padding are ignored, and their
-    gradient is 0. Every rank passes the same options, ``input`` and ``target``, and all ranks run the backward if one
-    does.
+    equally many; ``num_classes`` or ``shard_sizes`` describe other cases. Rows of padding are ignored, whatever
+    they hold, and their gradient is 0. Every rank passes the same options, ``input`` and ``target``, and all ranks run
+    the backward if one does.
 
     The forward communicates twice, with an all-reduce of maxima and one of sums, 3 to 5 float32 values per position in
     total; ``return_outputs`` adds one value to the sums, and an all-reduce of an int32. The backward communicates once,

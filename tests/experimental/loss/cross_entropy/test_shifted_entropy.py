@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Log-probability and entropy where no pass takes the maximum: both forms, ordinary rows and those computed anew.
+"""Log-probability and entropy where no pass takes the maximum: both forms, ordinary rows and recomputed rows.
 
-A row is computed anew where its sum S under the shift c is above 2^11. So log S and m - c are below 8, and with
+A row is recomputed where its sum S under the shift c is above 2^11. So log S and m - c are below 8, and with
 sum of p (m - z) = H - log d the sum of p abs(z - c) is at most 8 + H: what is subtracted from log S for the entropy is
 off by 16 u of that, and log S by 16 u of max(1, log S), as ``bounds.forward_bounds`` derives it of sums.
 """
@@ -129,7 +129,7 @@ def test_any_shape(positions: int, vocabulary: int, rows: int, data: st.DataObje
 def test_by_default_long_rows_of_bfloat16_take_the_shift(
     positions: int, vocabulary: int, dtype: Any, is_shifted: bool
 ) -> None:
-    """A launch of nothing but rows that are computed anew takes at most 2.3 times that of the exact form."""
+    """A launch with only recomputed rows takes at most 2.3 times that of the exact form."""
     launch = positions, vocabulary, dtype.name, "forward"
     tiling = choose_tiling(*launch, extended=True)
     found = profile_launch(*launch, tiling, extended=True, **SCORES)

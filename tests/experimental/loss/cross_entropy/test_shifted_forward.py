@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward without a pass for the maximum: as exact as with it, whatever the rows, and few of them are done anew."""
+"""The forward without a pass for the maximum is as exact as with it for any rows, and recomputes only few of them."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SHAPES = [
 
 
 def trips_of(logits: Array, targets: Array, cores: int = 2, **options: Any) -> int:
-    """How often the loop over positions that are computed anew ran."""
+    """Return the iterations of the loop over recomputed positions."""
     found = profile(cross_entropy_forward[cores], logits, targets, **SHIFT, **options)
     (trips,) = found.trips.values()
     return trips
@@ -176,23 +176,23 @@ def test_rows_of_minus_infinity_alone_are_recomputed() -> None:
 
 
 def test_rows_beside_recomputed_rows_keep_every_bit() -> None:
-    """Whether there are such rows or not; and all rows of them are those of the exact form, which float64 confirms."""
+    """Recomputed rows are bitwise identical to those of the exact form, which is checked against float64."""
     ordinary, targets = batch_with(64, [])
     some, _ = batch_with(64, range(0, 64, 3))
     every, _ = batch_with(64, range(64))
     launch = {"dtype": nl.float32, **TILING}
     without, _ = cross_entropy_forward[2](ordinary, targets, **launch, **SHIFT)
     mixed, _ = cross_entropy_forward[2](some, targets, **launch, **SHIFT)
-    anew, anew_lse = cross_entropy_forward[2](every, targets, **launch, **SHIFT)
+    recomputed, recomputed_lse = cross_entropy_forward[2](every, targets, **launch, **SHIFT)
     exact, exact_lse = cross_entropy_forward[2](
         every, targets, positions_per_batch=32, chunk_size=32, dtype=nl.float32, exact_maximum=True
     )
     is_planted = np.arange(64) % 3 == 0
     np.testing.assert_array_equal(mixed[~is_planted], without[~is_planted])
-    np.testing.assert_array_equal(mixed[is_planted], anew[is_planted])
-    np.testing.assert_array_equal((anew, anew_lse), (exact, exact_lse))
+    np.testing.assert_array_equal(mixed[is_planted], recomputed[is_planted])
+    np.testing.assert_array_equal((recomputed, recomputed_lse), (exact, exact_lse))
     check_forward(some, targets, FP32, FP32, cores=2, **TILING, **SHIFT)
-    assert_loss_and_lse(anew, anew_lse, every, targets, FP32, loss_dtype=FP32, lse_dtype=FP32)
+    assert_loss_and_lse(recomputed, recomputed_lse, every, targets, FP32, loss_dtype=FP32, lse_dtype=FP32)
 
 
 @pytest.mark.parametrize("probability", [0.9, 0.999, 1 - 1e-6])

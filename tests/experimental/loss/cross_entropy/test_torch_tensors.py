@@ -19,7 +19,7 @@ OPTIONS: dict[str, Any] = {"cores": 2, "positions_per_batch": 4, "chunk_size": 3
 
 
 def _as_torch(values: Any) -> torch.Tensor:
-    """The same bits as a torch tensor."""
+    """Return a torch tensor that is bitwise identical."""
     if values.dtype == BF16:
         return torch.from_numpy(values.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(values.copy())

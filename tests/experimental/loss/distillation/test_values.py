@@ -217,7 +217,7 @@ def test_a_vocabulary_of_262144(beta: float) -> None:
 @pytest.mark.parametrize("beta", BETAS)
 def test_positions_in_parts_are_bitwise_identical(beta: float, monkeypatch: pytest.MonkeyPatch) -> None:
     student, teacher = pair(10, (513, 600), ("bfloat16", "float32"))
-    student[[1, 300, 512], 590] = 100.0  # Computed anew, the last one as the only position of its part.
+    student[[1, 300, 512], 590] = 100.0  # Recomputed, the last one as the only position of its part.
     labels = np.where(np.arange(513) % 7 == 0, -100, 1).astype(np.int32)
     whole = _launch(student, teacher, labels, beta=beta)
     monkeypatch.setattr(options, "BATCHES_MAX", 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Loss and gradients of one launch, held against float64 of the very inputs within the bounds of the two launches."""
+"""Loss and gradients of a single launch, checked against float64 of the same inputs within the bounds of two."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ def test_an_ignored_target_of_any_size(ignored: int) -> None:
 @pytest.mark.parametrize("type_name", ["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", [(2, 40, 700), (3, 130, 130), (700, 3, 2)])
 def test_streamed_as_gathered(shape: tuple[int, ...], type_name: str) -> None:
-    """Several tiles, and classes in several groups: every loss and gradient has the same bits."""
+    """Several tiles, and classes in several groups: every loss and gradient is bitwise identical."""
     given = arguments(shape, type_name, True)
     grad = np.random.default_rng(3).standard_normal(given["targets_hbm"].shape).astype(np.float32)
     streamed, gathered = (

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What NKI 0.7 documents, and signatures made of it.
+"""The documented names of NKI 0.7, and signatures built from them.
 
-The data are those that the names of the simulator are held against: ``tests.simulator.api.documented``.
+The names of the simulator are checked against the same data: ``tests.simulator.api.documented``.
 """
 
 from __future__ import annotations

@@ -105,7 +105,7 @@ def reference(left: Any, right: Any, tiles: int) -> Any:
 @pytest.mark.parametrize("name", ["stationary", "moving"])
 @pytest.mark.parametrize("is_read", [False, True])
 def test_an_operand_that_changes_counts_as_it_was_and_then_as_it_is(name: str, is_read: bool) -> None:
-    """Its float32 copy is made anew, whether the sum was read before the change or is made because of it."""
+    """The float32 copy of the operand is recomputed, whether the sum was read before the change or because of it."""
     every = (0, ROWS, 0, COLUMNS)
     read = [("read", every)] if is_read else []
     *_, result = run(LEFT, RIGHT, [*read, ("change", name, 0, 3), ("matmul", every, 0, True)])

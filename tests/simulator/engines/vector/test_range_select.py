@@ -195,7 +195,7 @@ def test_of_any_range(partitions: int, columns: int, start: int, seed: int) -> N
 
 
 def test_chains_its_maximum_through_the_registers() -> None:
-    """Only the last call reads it; a reset begins anew."""
+    """Only the last call reads the registers; a reset restarts the maximum."""
 
     def body(results: Any, data: Any, low: Any, high: Any) -> None:
         def step(start: int, command: Any, number: int | None = None) -> None:

@@ -111,7 +111,7 @@ def chain(_: Any) -> None:
 
 
 def two_functions(_: Any) -> None:
-    """Two activation functions in turns."""
+    """Alternate between two activation functions."""
     values = tile()
     for _ in range(8):
         nisa.activation(tile(2048), nl.exp, values[:, 0:2048])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Hard inputs through the whole path, held against float64: long sums, large vocabularies, extreme logits."""
+"""Hard inputs through the whole path, checked against float64: long sums, large vocabularies, extreme logits."""
 
 from __future__ import annotations
 

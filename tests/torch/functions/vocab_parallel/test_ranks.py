@@ -77,8 +77,8 @@ def _gradient_scale(case: Case) -> float:
     """The factor of the softmax in an element: the largest weight, 1.5, and 2 s |lse| of the z-loss, times the largest
     upstream gradient.
 
-    A confident position is held to a share of the budget, so that nothing of its target's 0.001 may be lost. Large
-    logits have no larger budget: the kernel subtracts their maximum, not a rounded lse.
+    A confident position is checked against a share of the budget, so that nothing of its target's 0.001 may be lost.
+    Large logits have no larger budget: the kernel subtracts their maximum, not a rounded lse.
     """
     upstream = case.upstream()
     scale = 1.5 if upstream is None else 1.5 * upstream.abs().max().item()
@@ -92,7 +92,7 @@ def test_loss_and_gradients_are_those_of_the_whole(case: Case, found_by_ranks: d
     found = [each[case.name] for each in found_by_ranks[len(case.sizes)]]
     expected = reference(case)
     loss = found[0]["loss"]
-    assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
+    assert all(torch.equal(each["loss"], loss) for each in found), "ranks are not bitwise identical"
     terms = expected["gradient"][..., 0].numel() if case.reduction == "sum" else 1
     assert_loss(loss, expected["loss"], 1.0 if case.kind == "confident" else MAGNITUDE * terms)
     assert all(each["gradient"].dtype == case.dtype for each in found)
@@ -199,7 +199,7 @@ def _found_linear(case: LinearCase, found_by_ranks: dict[int, Found]) -> Found:
 
 
 def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]:
-    """That of the input, the same bits on every rank, and of the layer those of all ranks; 0 for padding."""
+    """Return the gradient of the input, bitwise identical on all ranks, and of the layer; 0 for padding."""
     whole = {}
     for name, first in found[0]["gradients"].items():
         parts = [each["gradients"][name] for each in found]
@@ -221,7 +221,7 @@ def test_loss_and_gradients_of_an_output_layer_are_those_of_the_whole(
 ) -> None:
     found, expected = _found_linear(case, found_by_ranks), linear_reference(case)
     loss = found[0]["loss"]
-    assert all(torch.equal(each["loss"], loss) for each in found), "every rank has the same bits"
+    assert all(torch.equal(each["loss"], loss) for each in found), "ranks are not bitwise identical"
     assert case.kind != "confident" or loss >= 0.0
     terms = POSITIONS if case.reduction == "sum" else 1
     assert_loss(loss, expected.loss, 1.0 if case.kind == "confident" else MAGNITUDE * terms)

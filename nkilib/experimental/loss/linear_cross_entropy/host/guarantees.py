@@ -131,21 +131,23 @@ class _Launch(NamedTuple):
         return cls(positions, features, weight_hbm.shape[0 if weight_layout == "vd" else 1])
 
 
-_MATH = "float32; products of the operands' type, or of compute_dtype"
-_COPIES = "with a compute_dtype of s bytes, s N D for an X and s cores V for a bias of another type, and none for W"
-_CORES = "each core has half of the classes, so that sums over the classes are cut elsewhere on two cores"
+_MATH = "float32; products in the operands' type or in compute_dtype"
+_COPIES = (
+    "with a compute_dtype of s bytes, also s N D if X and s cores V if the bias has another type, and nothing for W"
+)
+_CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
 
 LINEAR_CROSS_ENTROPY_FORWARD = Guarantee(
     math=_MATH,
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace="s cores V for a bias of another type than a compute_dtype of s bytes, else 0",
+    workspace="s cores V if the type of the bias is not compute_dtype, of s bytes; else 0",
     workspace_bytes=forward_workspace_bytes,
     in_place=None,
     error=(
-        "those of extended_cross_entropy_forward, and twice the largest (ceil(D / 128) + 128) u sum |x w| of a row, "
-        "u = 2^-24"
+        "the errors of extended_cross_entropy_forward, plus twice the largest (ceil(D / 128) + 128) u sum |x w| in a "
+        "row, u = 2^-24"
     ),
     notes=f"no logit is rounded to 16 bits; {_CORES}",
 )
@@ -155,16 +157,16 @@ LINEAR_CROSS_ENTROPY_BACKWARD = Guarantee(
     deterministic=True,
     same_bits_on_cores=False,
     workspace=(
-        "4 cores N D, and 8 cores class_block D where N > position_block; of more than 65,536 positions twice that of "
-        f"a part of n <= 16,384, 4 n D and 4 V D + 8 V; {_COPIES}"
+        "4 cores N D, plus 8 cores class_block D if N > position_block; with more than 65,536 positions, twice the "
+        f"workspace of a part of n <= 16,384 positions, plus 4 n D + 4 V D + 8 V; {_COPIES}"
     ),
     in_place="grad_weight_sum_hbm",
     error=(
-        "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "
-        "dW likewise over the positions"
+        "dX: sum |W| err(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, err(G) the error of G, plus the rounding "
+        "of the result; dW: likewise, with sums over the positions"
     ),
     workspace_bytes=backward_workspace_bytes,
-    notes=f"gradients G of logits are rounded once, to the type of the products; {_CORES}",
+    notes=f"the gradients G of the logits are rounded once, to the type of the products; {_CORES}",
 )
 LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     math=_MATH,
@@ -172,25 +174,26 @@ LINEAR_CROSS_ENTROPY_FORWARD_BACKWARD = Guarantee(
     deterministic=True,
     same_bits_on_cores=False,
     workspace=(
-        "4 (cores N D + n V + V + cores) for blocks of n positions, 4 V D where they are several, and "
-        f"8 cores class_block D where n > position_block; {_COPIES}"
+        "4 (cores N D + n V + V + cores) for blocks of n positions, plus 4 V D if there are several blocks, plus "
+        f"8 cores class_block D if n > position_block; {_COPIES}"
     ),
     in_place=None,
-    error="those of the forward and the backward",
+    error="the errors of the forward and of the backward",
     workspace_bytes=one_launch_workspace_bytes,
-    notes=f"gradients are those of the unrounded logits that it keeps; {_CORES}",
+    notes=f"the gradients are computed from the unrounded logits, which the kernel keeps; {_CORES}",
 )
 LINEAR_TOKEN_SCORES_FORWARD = replace(
-    LINEAR_CROSS_ENTROPY_FORWARD, error="those of linear_cross_entropy_forward, whose loss is minus the log-probability"
+    LINEAR_CROSS_ENTROPY_FORWARD,
+    error="the errors of linear_cross_entropy_forward, whose loss is minus the log-probability",
 )
 LINEAR_TOKEN_SCORES_BACKWARD = replace(
     LINEAR_CROSS_ENTROPY_BACKWARD,
     workspace=(
-        "4 cores N D, and 8 cores class_block D where N > position_block; of more positions than a part has twice that "
-        f"of a part of n positions, 4 n D and 4 V D + 8 V; {_COPIES}"
+        "4 cores N D, plus 8 cores class_block D if N > position_block; with more positions than fit in one part, "
+        f"twice the workspace of a part of n positions, plus 4 n D + 4 V D + 8 V; {_COPIES}"
     ),
     error=(
-        "that of linear_cross_entropy_backward, with (K + 4) u sum |g_k| more in each G, u = 2^-24, before it is "
-        "rounded"
+        "the error of linear_cross_entropy_backward, with (K + 4) u sum |g_k| more in each G before it is rounded, "
+        "u = 2^-24"
     ),
 )

@@ -104,24 +104,26 @@ def _copies(biases_hbm: tuple[Any, ...], compute_dtype: Any, cores: int, inputs_
     return copied_bytes(itemsize, input_elements=elements, bias_classes=sum(rounded), cores=cores)
 
 
-_MATH = "float32; products of each model's type, or of compute_dtype"
-_CORES = "each core has half of the classes, so that sums over the classes are cut elsewhere on two cores"
-_OF_BIASES = "s cores V for each bias of another type than a compute_dtype of s bytes"
-_DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| over T of both models"
+_MATH = "float32; products in each model's type or in compute_dtype"
+_CORES = "on two cores, each core has half of the classes, which splits the sums over the classes differently"
+_OF_BIASES = "s cores V for each bias whose type is not compute_dtype, of s bytes"
+_DZ = "dz = (ceil(D / 128) + 128) u / 2 sum |x w| / T for both models"
 
 LINEAR_DISTILLATION_FORWARD = Guarantee(
     math=_MATH,
     accumulator="float32",
     deterministic=True,
     same_bits_on_cores=False,
-    workspace=f"for beta between 0 and 1 memory_limit (default 2 GiB), at most 8 N V of whole tiles; {_OF_BIASES}",
+    workspace=(
+        f"with beta between 0 and 1, memory_limit (default 2 GiB) and at most 8 N V, in whole tiles; {_OF_BIASES}"
+    ),
     workspace_bytes=forward_workspace_bytes,
     in_place=None,
     error=(
         "divergence: u (a_P + a_Q) (2 + E|log(P/Q)|) + sum |dD/dz| dz, absolute, with u = 2^-23, a = 8 + 2 max|z| and "
-        f"{_DZ}; entropy and log-probability: those of linear_cross_entropy_forward"
+        f"{_DZ}; entropy and log-probability: the errors of linear_cross_entropy_forward"
     ),
-    notes=f"no logit is rounded to 16 bits; logits are kept for a mixture alone, in float32; {_CORES}",
+    notes=f"no logit is rounded to 16 bits; logits are kept only for a mixture, in float32; {_CORES}",
 )
 LINEAR_DISTILLATION_MIXTURE = Guarantee(
     math=_MATH,
@@ -131,8 +133,14 @@ LINEAR_DISTILLATION_MIXTURE = Guarantee(
     workspace=_OF_BIASES,
     workspace_bytes=mixture_workspace_bytes,
     in_place=None,
-    error=f"u a + dz of each term q log(q/M), and u (a_P + a_Q) + dz of q beta p/M; u = 2^-23, a = 8 + 2 max|z|, {_DZ}",
-    notes=f"log-sum-exps are as given: their rounding goes by a division of the sums by the masses; {_CORES}",
+    error=(
+        "(u a + dz) times each term q log(q/M), plus (u (a_P + a_Q) + dz) times q beta p/M; u = 2^-23, "
+        f"a = 8 + 2 max|z|, {_DZ}"
+    ),
+    notes=(
+        "the log-sum-exps are used as given: dividing the sums by the masses removes the effect of their rounding; "
+        f"{_CORES}"
+    ),
 )
 LINEAR_DISTILLATION_BACKWARD = Guarantee(
     math=_MATH,
@@ -140,15 +148,16 @@ LINEAR_DISTILLATION_BACKWARD = Guarantee(
     deterministic=True,
     same_bits_on_cores=False,
     workspace=(
-        "4 cores N Ds, and at most 64 MiB a core where N > position_block; of more than 65,536 positions "
-        "twice that of a part of n <= 16,384, 4 n Ds and 4 V Ds + 8 V; with a compute_dtype of s bytes, s N D for each "
-        "X and s cores V for each bias of another type"
+        "4 cores N Ds, plus at most 64 MiB per core if N > position_block; with more than 65,536 positions, twice the "
+        "workspace of a part of n <= 16,384 positions, plus 4 n Ds + 4 V Ds + 8 V; with a compute_dtype of s bytes, "
+        "also s N D for each X and s cores V for each bias of another type"
     ),
     workspace_bytes=backward_workspace_bytes,
     in_place="grad_weight_sum_hbm",
     error=(
-        "dX: sum |W| off(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; "
-        "dW likewise over the positions; G as that of distillation_backward, with dz, and rounded once"
+        "dX: sum |W| err(G) + (ceil(V / 128) + 135) u sum |G| |W|, u = 2^-24, plus the rounding of the result; dW: "
+        "likewise, with sums over the positions; err(G), the error of G: the error of distillation_backward, with dz, "
+        "plus one rounding"
     ),
-    notes=f"gradients G of logits are rounded once, to the type of the student's products; {_CORES}",
+    notes=f"the gradients G of the logits are rounded once, to the type of the student's products; {_CORES}",
 )

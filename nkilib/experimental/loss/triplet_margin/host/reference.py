@@ -55,7 +55,7 @@ def error_of_another_norm(p: float) -> TermError:
     """
     own = 2.0 * (2.5 + 0.5 / p + 2.0 * _LOG) + 1.5
     functions = {"log": 4.0 * _LOG, "exp": 2.0 + 2.0 / p}
-    form, beside = f"p = {p:g}, distances of 2^-7 to 2^7", "2 u eps D^(1/p) and D^(1/p) 2^-63"
+    form, beside = f"p = {p:g}, distances of 2^-7 to 2^7", "2 u eps D^(1/p) + 2^-63 D^(1/p)"
     return TermError(own, functions, _DISTANCES, form, beside, additions=1.0 / p)
 
 

@@ -70,7 +70,7 @@ def test_forward_is_within_a_tenth_of_the_bound(vocabulary: int, dtype: Any, hal
 
 @pytest.mark.parametrize(("vocabulary", "most"), [(32128, 1.15), (129280, 1.06), (202408, 1.06)])
 def test_without_the_exact_maximum_forward_is_faster_and_close_to_its_bound(vocabulary: int, most: float) -> None:
-    """Of Scalar and DMA; and at most 2.3 times as slow as with it, when every position has to be computed anew.
+    """Of Scalar and DMA; and at most 2.3 times as slow as with it if every position is recomputed.
 
     25 us of it are what a loop of the device takes to start and end, with no trip: without them 32,128 is within 1.10.
     """

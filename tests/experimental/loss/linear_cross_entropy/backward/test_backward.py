@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The gradients of ``linear_cross_entropy_backward``, held against float64 of the very inputs within derived bounds."""
+"""Gradients of ``linear_cross_entropy_backward``, checked against float64 of the same inputs within derived bounds."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the kernels of all losses of rows refuse: each with its whole message, before anything is written."""
+"""The kernels of all row-wise losses reject bad arguments with the whole message, before anything is written."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""What the losses of rows make of zeros, ties, infinities, and the ends of the range."""
+"""Row-wise losses for zeros, ties, infinities, and the ends of the range."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from nkilib.experimental.loss.skeletons.elementwise.host.work import backward_wo
 _OF_EVERY_LOSS: Final = ("reduction", "dtype", "columns", "buffers")
 _SHAPE: Final = (4096, 32128)
 _RUNS: Final = (
-    "sums: runs of 512 elements, of 16-bit tensors of 2,048, in the order of the engine's accumulator, then 32 at a "
-    "time; the tiling depends on shape and types alone"
+    "sums: runs of 512 elements (2,048 for 16-bit tensors) are added in the order of the engine's accumulator, then 32 "
+    "numbers at a time; the tiling depends only on shape and types"
 )
 NUMBERS: Final = {INPUT: Sample.NUMBERS, TARGET: Sample.NUMBERS}
 """Tensors of most losses."""
@@ -46,12 +46,12 @@ class GradientError:
 
     bound: str
     functions: Mapping[str, float] = field(default_factory=dict)
-    notes: str = "gradients of other tensors are computed on request"
+    notes: str = "gradients of the other tensors are computed only on request"
 
     def __str__(self) -> str:
-        """Return ``"4 u of the gradient, 2 u more for each further u of log; u = 2^-23; and half a ulp"``."""
-        further = "".join(f", {units:g} u more for each further u of {name}" for name, units in self.functions.items())
-        return f"{self.bound}{further}; u = 2^-23; and half a ulp"
+        """Return ``"4 u times the gradient; plus 2 u for each further u of log; plus half a ulp; u = 2^-23"``."""
+        further = "".join(f"; plus {units:g} u for each further u of {name}" for name, units in self.functions.items())
+        return f"{self.bound}{further}; plus half a ulp; u = 2^-23"
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error=f"{'; '.join(map(str, errors))}; u = 2^-23; 16 bits half a ulp more",
+        error=f"{'; '.join(map(str, errors))}; plus half a ulp for 16-bit losses; u = 2^-23",
         notes="; ".join(filter(None, (_RUNS, notes))),
         term_errors=errors,
     )
@@ -196,6 +196,7 @@ def _launchable_forward_backward(
     promise = replace(
         of_losses,
         in_place=f"{tensors[0]}_hbm",
-        error=f"{bounds}, 16 bits half a ulp more; {gradient_error.bound}, and half a ulp; u = 2^-23",
+        error=f"loss: {bounds}, plus half a ulp for 16-bit losses; gradient: {gradient_error.bound}, plus half a ulp; "
+        "u = 2^-23",
     )
     return launchable(forward_backward, promise, forward_backward_work(*tensors, functions=functions.forward))

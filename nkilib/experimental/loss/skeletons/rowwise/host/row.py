@@ -30,8 +30,9 @@ _OF_EVERY_LOSS: Final = ("reduction", "coefficients_wanted", "dtype", "columns",
 _SHAPE: Final = (4096, 32128)
 _COEFFICIENTS, _UPSTREAM = "coefficients", "grad_loss"
 _ROWS: Final = (
-    "rows: runs of 1024 elements in the order of the engine's accumulator, and then the runs; their sum: rows of a "
-    "partition, then 32 numbers at a time; the tiling depends on shape and types alone"
+    "each row: runs of 1,024 elements are added in the order of the engine's accumulator, then the sums of the runs; "
+    "reduction over rows: the rows of a partition are added first, then 32 numbers at a time; the tiling depends only "
+    "on shape and types"
 )
 
 
@@ -170,7 +171,7 @@ def _forward_guarantee(errors: tuple[TermError, ...], notes: str) -> Guarantee:
         same_bits_on_cores=True,
         workspace="0",
         in_place=None,
-        error=f"{'; '.join(map(str, errors))}; n additions in a row, u = 2^-23",
+        error=f"{'; '.join(map(str, errors))}; n is the number of successive additions, u = 2^-23",
         notes="; ".join(filter(None, (_ROWS, notes))),
         term_errors=errors,
     )
