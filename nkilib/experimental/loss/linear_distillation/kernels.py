@@ -131,17 +131,12 @@ def linear_distillation_forward(
 
     Returns:
         Tuple of [N] float32 in HBM: divergence (nats), never negative, times the row weight, 0 where ignored; entropy
-            of Q
-        at every position; moment, an argument of the backward: KL(Q || M), or KL(Q || P) for beta 1, not weighted, at
-            every
-        position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and ``log(sum(exp(z - m)))``
-            of
-        the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum. Then the results that were asked
-        for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 if the position is ignored or the class
-            is
-        in another shard. A divergence is NaN if a model masks every class, unless it is the divergence of a shard, or
-            if a
-        logit is infinite or NaN otherwise.
+        of Q at every position; moment, an argument of the backward: KL(Q || M), or KL(Q || P) for beta 1, not weighted,
+        at every position, and 0 for beta 0; student_maximum and student_log_sum, the largest z, m, and ``log(sum(exp(z
+        - m)))`` of the student, whose sum is its log-sum-exp; teacher_maximum and teacher_log_sum. Then the results
+        that were asked for: logprob, ``log Q[label]``, and target_logit, ``z_s[label]``, both 0 if the position is
+        ignored or the class is in another shard. A divergence is NaN if a model masks every class, unless it is the
+        divergence of a shard, or if a logit is infinite or NaN otherwise.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.

@@ -104,8 +104,7 @@ def linear_distillation_mixture(
 
     Returns:
         student_terms and teacher_terms, in nats, for a shard of either sign; student_mass and teacher_mass, of at least
-            0:
-        [N] float32 each.
+        0: [N] float32 each.
 
     Raises:
         AssertionError: before anything is computed, if an argument is not accepted.

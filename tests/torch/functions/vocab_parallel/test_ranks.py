@@ -199,7 +199,7 @@ def _found_linear(case: LinearCase, found_by_ranks: dict[int, Found]) -> Found:
 
 
 def _whole_gradients(case: LinearCase, found: Found) -> dict[str, Tensor | None]:
-    """Return the gradient of the input, bitwise identical on all ranks, and of the layer; 0 for padding."""
+    """Return the gradient of the input, equal on all ranks in every bit, and those of the layer, 0 for padding."""
     whole = {}
     for name, first in found[0]["gradients"].items():
         parts = [each["gradients"][name] for each in found]
