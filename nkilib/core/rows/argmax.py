@@ -188,7 +188,10 @@ class Search:
     neg_max_sbuf: nl.NkiTensor | None
 
     def take(self, number: int) -> None:
-        """Search one batch. After the last batch, the columns are there."""
+        """Search the tile of one batch.
+
+        The call for the last batch also writes the columns of all batches, and minus the maxima if the search finds them.
+        """
         tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
         if self.neg_max_sbuf is not None:
             nisa.max8(dst=values_sbuf, src=tile_sbuf)

@@ -57,7 +57,7 @@ class Recorded:
 
     @cached_property
     def tensors(self) -> tuple[TensorLife, ...]:
-        """Every on-chip tensor that is used."""
+        """The lives of all on-chip tensors that are used: one for each core, tensor and iteration."""
         return tuple(life for core, notes, lives in self._cores for life in lives_of(core, lives, notes))
 
     @cached_property

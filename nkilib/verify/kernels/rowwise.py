@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the row-wise losses, from their table."""
+"""The cases of ``python -m nkilib verify`` for the row-wise losses, made from :data:`.rowwise_entries.ENTRIES`."""
 
 from __future__ import annotations
 

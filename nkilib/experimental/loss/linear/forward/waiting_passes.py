@@ -69,7 +69,7 @@ class SearchPass:
     number: int
 
     def take(self) -> None:
-        """Issue the pass."""
+        """Issue the instructions that search for the largest z of the tile."""
         self.search.take(self.number)
 
 

@@ -74,13 +74,13 @@ class LabelTiles:
         return cls(columns, count_sbuf, places_sbuf, _ring(True, SLOTS, plan.classes_of_tile))
 
     def begin(self, first_class: int) -> None:
-        """Count the labels from class ``first_class``."""
+        """Set ``places_sbuf`` to the labels relative to class ``first_class``."""
         nisa.tensor_scalar(
             dst=self.places_sbuf, data=self.columns.label_sbuf, op0=nl.subtract, operand0=float(first_class)
         )
 
     def advance(self, classes: int) -> None:
-        """Count the labels from a class that is ``classes`` further on."""
+        """Make ``places_sbuf`` relative to a class that is ``classes`` further on, by subtracting ``classes``."""
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def gradient(self, number: int, softmax_sbuf: nl.NkiTensor, place: TilePlace) -> nl.NkiTensor:

@@ -199,7 +199,7 @@ class LossDefinition(Protocol):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The names of the tensors from which losses are computed, the first one first."""
+        """The names of the tensors from which losses are computed, in the order of the kernel's arguments."""
 
     @property
     def scratch_tiles(self) -> int:
