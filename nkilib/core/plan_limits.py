@@ -22,8 +22,8 @@ from nkilib.nki import nl
 class PlanLimits:
     """The limits that a test makes smaller than usual. A limit that is None keeps its usual value.
 
-    All but ``shared_classes`` are limits: the usual one holds where it is less. ``shared_classes`` replaces what a plan
-    chooses, and may be more.
+    A field lowers a limit: the smaller of it and the usual limit holds. Only ``shared_classes`` is not a limit: it
+    replaces the number that the plan would choose, and may be larger.
 
     Attributes:
         sbuf_bytes: the bytes of a partition of SBUF that a plan may use.
@@ -33,14 +33,15 @@ class PlanLimits:
         batches: the largest number of batches of a core from which rows can be collected for recomputation.
         parts: the number of sums that a partition keeps for a streamed input of few classes.
         piece_columns: the number of columns that an instruction processes in elementwise and row-wise losses.
-        shift_columns: the least number of columns, of a row and of all batches, at which a cross-entropy subtracts a
-            shift instead of the maximum.
-        shared_classes: the number of classes that both cores process at the end of the linear forward, whatever time
-            the exchange takes: at most four blocks of classes. A plan of few features shares no classes by itself,
+        shift_columns: the least number of columns, of a chunk, a row and all batches, at which a cross-entropy
+            subtracts a shift instead of the maximum.
+        shared_classes: the least number of last classes that the cores of a linear forward share, each for its part of
+            the positions, while they exchange statistics; the plan rounds it up by at most 127, and leaves at least 128
+            classes unshared. At most four blocks of classes. A plan of few features shares no classes by itself,
             because their products would take less time than the exchange.
         weight_tiles: the number of tiles of dW that the linear backward accumulates at a time.
         piece_tiles: the number of tiles of positions of X that the linear backward loads at a time.
-        positions: the number of positions from which on the linear kernels split them.
+        positions: the largest number of positions that the linear kernels process in one part.
     """
 
     sbuf_bytes: int | None = None

@@ -22,7 +22,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class ModelledLaunch:
-    """A launch whose modelled time a page shows.
+    """A launch whose modelled time is shown in docs/reference/losses.md.
 
     Attributes:
         label: the name of the launch, such as ``"forward, mean"``.
@@ -54,10 +54,10 @@ class Loss:
         derivative: the derivative of the formula by the input, in plain text.
         differentiated: the argument names of the floating-point inputs that have gradients.
         options: the further arguments of the function.
-        tests: the folders or files of the tests: of the kernels, then of the PyTorch functions.
-        edges: the behaviour at special values. It is PyTorch's, or better, which the text then says.
+        tests: the folder or file with the tests of the kernels, and the one with the tests of the PyTorch functions.
+        edges: the results at special values, such as infinities; the text says where they are better than PyTorch's.
         differences: the differences from PyTorch, beyond those of all losses.
-        launches: the launches whose modelled times the page shows.
+        launches: the launches whose modelled times are shown in docs/reference/losses.md.
     """
 
     name: str

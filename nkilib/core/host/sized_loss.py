@@ -101,7 +101,10 @@ def sized_launch(
 
 
 def tensor_bytes(*tensors: Any) -> int:
-    """Return the bytes of tensors in HBM, 0 for None. For statements of work, which profiles ask for."""
+    """Return the total size of tensors in bytes; None counts as 0.
+
+    Used by the functions that state the work of a kernel (:func:`nkilib.base.work.states_work`).
+    """
     from nkilib.simulator.terms.dtypes import as_dtype
 
     return sum(prod(tensor.shape) * as_dtype(tensor.dtype).itemsize for tensor in tensors if tensor is not None)

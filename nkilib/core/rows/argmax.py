@@ -190,8 +190,8 @@ class Search:
     def take(self, number: int) -> None:
         """Search the tile of one batch.
 
-        The call for the last batch also writes the columns of all batches, and minus the maxima if the search finds
-        them.
+        The call for the last batch also writes the columns of all batches to ``found_sbuf``, and minus the maxima to
+        ``neg_max_sbuf`` if the search finds them.
         """
         tile_sbuf, values_sbuf = self.tiles_sbuf[number], self.values_sbuf[:, number]
         if self.neg_max_sbuf is not None:

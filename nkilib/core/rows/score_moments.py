@@ -129,7 +129,7 @@ class MeanMoment:
             nisa.tensor_reduce(dst=of_rows_sbuf, op=nl.add, data=in_use_sbuf, axis=2)
 
     def restart(self) -> None:
-        """Put the sums and counts of the chunks so far into column 0."""
+        """Put the sums and counts of the rows, computed by :meth:`combine`, into column 0, as those of one chunk."""
         for of_chunks_sbuf, of_rows_sbuf in self._pairs():
             self.columns.restart(of_chunks_sbuf, of_rows_sbuf)
 

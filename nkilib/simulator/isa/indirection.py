@@ -147,11 +147,13 @@ class IndirectOperand:
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Resolve a view of ``indirect``: read its offsets and copy the elements that they choose.
+    """Return an operand for a view of ``indirect``, with the elements that its offsets choose copied to a tensor.
+
+    The tensor is the operand's own.
 
     Raises:
-        OutOfRangeError: if an offset is not an element of a partition.
-        NkiValidationError: if the groups of partitions hold fewer offsets than the view has.
+        OutOfRangeError: if an offset lies outside of the partition.
+        NkiValidationError: if the view takes more offsets than a group of partitions holds.
     """
     base = indirect.base
     assert base is not None and isinstance(indirect.index, View)

@@ -80,15 +80,16 @@ class Bank:
 
 
 class Piece:
-    """The elements of a view that has been written.
+    """The elements of a PSUM view that instructions write.
 
     Attributes:
-        layout, dtype, width: the elements, and the bytes of each on the device.
+        layout, dtype: the layout and the type of the view.
+        width: the bytes of an element on the device.
         top, bottom: the range of the tensor's partitions that holds them; ``bottom`` is exclusive.
         left, right: the range of bytes of a partition that holds them; ``right`` is exclusive.
         indices: the indices of their banks, counted from the bank in which the tensor starts.
         banks: these banks.
-        number: the number of the instruction that last wrote all of them; 0 before that.
+        number: the number of the instruction that last wrote the whole view; 0 if none has.
         is_result: whether that instruction was a matmul, to whose result a later one may add.
     """
 

@@ -17,7 +17,7 @@ class _Place:
 
 @dataclass
 class HbmPlaces:
-    """The placed tensors of one HBM: a core's private one, or the one that the cores share."""
+    """The tensors that a kernel places itself in one HBM: a core's private one, or the one that the cores share."""
 
     places: list[_Place] = field(default_factory=list)
 

@@ -38,12 +38,12 @@ class TripsToRun:
 
     @classmethod
     def checked(cls, asked: Any, most: Most, *, is_abstract: bool) -> TripsToRun:
-        """Check the argument ``trips`` of ``profile``.
+        """Check the argument ``trips`` of ``profile``, and return the runs that it needs.
 
         Raises:
             TypeError, ValueError: if ``profile(trips=)`` does not take it.
-            TripsRefusedError: if arrays determine the iterations, or if ``"all"`` is passed and the kernel states no
-                maximum.
+            TripsRefusedError: if ``trips`` is passed for a launch on arrays, whose values determine the iterations, or
+                if ``"all"`` is passed and the kernel states no maximum.
         """
         if asked is not None:
             _check(asked)

@@ -82,7 +82,7 @@ class Ref:
         return self.as_rows(self.rows, self.width)
 
     def as_rows(self, rows: int, width: int) -> Layout | None:
-        """Return the elements as a matrix of that shape with dense rows; None if they are not dense."""
+        """Return the layout of the elements as a matrix [rows, width] with dense rows; None if there is none."""
         strides = reshape_strides(self.layout.shape, self.layout.strides, (rows, width))
         if strides is None or (width > 1 and strides[1] != 1):
             return None

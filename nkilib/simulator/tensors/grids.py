@@ -81,7 +81,10 @@ class NkiGrid:
 
     @property
     def element_shape(self) -> Shape:
-        """The number of elements along each dimension."""
+        """The number of selected elements along each dimension of the tensor.
+
+        This includes dimensions that an integer has removed from :attr:`shape`.
+        """
         return tuple(axis.elements for axis in self._axes)
 
     @property

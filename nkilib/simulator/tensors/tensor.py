@@ -346,4 +346,4 @@ class OutsideTensor(NkiTensor):
 
     @indirect_access.setter
     def indirect_access(self, indirect: Indirect | None) -> None:
-        """Ignore the value: a static view has no dynamic part."""
+        """Accept the None that ``_set`` assigns, and store nothing: reading the attribute always raises."""

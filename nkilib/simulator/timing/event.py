@@ -85,13 +85,13 @@ def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
 
 
 class Lines:
-    """The line numbers of positions in the code of a kernel."""
+    """A cache of the source lines of bytecode offsets, for each code object of a kernel."""
 
     def __init__(self) -> None:
         self._known: dict[int, dict[int, int]] = {}  # by the id of a code object, which the notes keep alive
 
     def place(self, code: CodeType | None, position: int) -> str:
-        """Return ``file:line`` of a position in the kernel."""
+        """Return ``file:line`` of a bytecode offset in the code of the kernel."""
         if code is None:
             return "<unknown>"
         known = self._known.get(id(code))

@@ -78,16 +78,17 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
     """Return the target and the ignore_index for a kernel.
 
-    An int32 target is passed through. Other targets keep only their meaning: a class, ignored, or out of range. A plain
-    cast would bring 2^32 + 3 into range.
+    An int32 target is passed through if ``ignore_index`` is an int32 too. Other class indices keep only their meaning:
+    a class, ignored, or out of range. A plain cast would bring 2^32 + 3 into range.
 
     Args:
-        target: [N] of any integer type, or [N, V] class probabilities, floating.
+        target: class indices of any integer type and shape, or class probabilities [N, V], floating.
         ignore_index: the caller's ignore_index, any integer.
         num_classes: V.
 
     Returns:
-        The target [N] int32 and the ignore_index for it; class probabilities in a dtype of the kernels, contiguous.
+        The target, int32 in the same shape, and the ignore_index for it; class probabilities in a dtype of the kernels,
+        contiguous.
     """
     if target.is_floating_point():
         return (target if target.dtype in TILE_DTYPES else target.float()).contiguous(), _IGNORED

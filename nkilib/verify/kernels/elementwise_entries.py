@@ -30,7 +30,8 @@ class ElementwiseEntry:
         name: the name of the loss and of its form.
         forward, backward: the kernels.
         reference: the float64 reference, with the same options.
-        tensors: the kind of values of each tensor, by the names of the loss definition; the first one first.
+        tensors: the kind of values of each tensor, by the names of the loss definition, in the order of the kernel's
+            arguments.
         gradients: the names of the tensors by which the backward differentiates, in its order.
         options: the options of both kernels.
         absent: the optional tensors that are None.

@@ -31,7 +31,7 @@ class RowwiseEntry:
         name: the name of the loss and of its form.
         forward, backward: the kernels.
         reference: the float64 reference, with the same options.
-        tensors: the kind of values of each tensor, by the names of the kernel's arguments; the first one first.
+        tensors: the kind of values of each tensor, by name, in the order of the kernel's arguments.
         gradients: the names of the tensors by which the backward differentiates, in its order.
         options: the options of the forward.
         of_forward: the names of tensors and options that the backward does not take.

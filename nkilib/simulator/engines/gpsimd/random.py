@@ -73,8 +73,9 @@ def _draw(call: Call, tensor: NkiTensor) -> npt.NDArray[np.uint32]:
 def rng(call: Call, dst: NkiTensor, engine: Engine = Engine.vector) -> None:
     """Fill ``dst`` with random bits.
 
-    Every element takes the low bits of a 32-bit number of its own, as many as its type has. The seed is set with
-    ``set_rng_seed`` on the Vector engine, and with ``rand_set_state`` on GpSimd, which trn1 lacks.
+    Each element gets the low bits of its own random 32-bit number, as many as its type has. ``set_rng_seed`` seeds the
+    Vector engine. ``rand_set_state`` sets the state of GpSimd, and on trn3 of the Vector engine too.
+    ``engine=nki.isa.engine.gpsimd`` needs trn2 or newer.
     """
     _require_generation(call, Engine.gpsimd, nc_version.gen3, "trn2")
     dst.array[...] = _draw(call, dst).reshape(dst.shape).astype(dst.array.dtype)

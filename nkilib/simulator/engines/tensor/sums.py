@@ -43,8 +43,8 @@ def defer_product(
 ) -> bool:
     """Defer the product of two tiles to the reader of ``dst`` if possible, and return whether it was.
 
-    ``accumulate`` works as in ``nc_matmul``. Deferring needs non-empty matrices with dense rows, and all elements
-    must be overwritten or all must be added to.
+    ``accumulate`` works as in ``nc_matmul``. Deferring needs a float32 ``dst`` in PSUM and non-empty matrices with
+    dense rows, and all elements must be overwritten or all must be added to.
     """
     storage = dst.storage
     if dst.size == 0 or dst.dtype != float32 or not _are_dense(dst, stationary, moving):

@@ -34,12 +34,12 @@ _KNOWN: Final = (
 
 
 def checked_options(caller: Caller, function: Callable[..., Any], **arguments: Any) -> LossOptions:
-    """Return the options as Python numbers.
+    """Check the options of the loss, and return them as Python numbers.
 
     Args:
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
-        arguments: options by name; options that are not given have their default.
+        arguments: options by name; an option that is not passed has its default.
 
     Raises:
         TypeError: an unknown option; a value that is not a number, or not an integer for ``ignore_index``.

@@ -34,13 +34,13 @@ from nkilib.torch.functions.linear_cross_entropy.operators import DTYPE_NAMES, D
 def checked_recipe(
     caller: Caller, function: Callable[..., Any], temperature: float, logit_scale: float, **further: Any
 ) -> tuple[LossOptions, Product]:
-    """Return the options of the loss and of the matrix product as Python numbers.
+    """Check the options of the loss and of the matrix product, and return both, as Python numbers.
 
     Args:
         caller: the function that error messages name.
         function: the function whose keyword arguments the options are.
         temperature, logit_scale: constants of the compiled kernel; neither is a bool or a tensor.
-        further: further options of the loss by name; options that are not given have their default.
+        further: further options of the loss by name; an option that is not passed has its default.
 
     Raises:
         TypeError, ValueError, RuntimeError: see :func:`checked_options`.

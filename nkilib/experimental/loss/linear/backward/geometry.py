@@ -249,7 +249,10 @@ class BackwardGeometry:
 
     @property
     def stripes_size(self) -> int:
-        """The elements per partition of the stripes of W."""
+        """The elements per partition of the buffers for W.
+
+        These are ``buffers.weight_stripes`` stripes, each of ``stripe`` features of a block of classes.
+        """
         return self.buffers.weight_stripes * self.class_tiles * self.stripe
 
     @property

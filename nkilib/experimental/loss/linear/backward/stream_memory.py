@@ -34,7 +34,7 @@ class StreamMemory:
 
     @classmethod
     def make(cls, plan: BackwardPlan, dtype: nl.DType) -> StreamMemory:
-        """Allocate the shared memory, if the plan has it."""
+        """Return the memory for a plan. Allocates ``shared_sbuf`` if X^T, X and W share memory in the plan."""
         shared_sbuf = None
         if plan.buffers.shares_memory:
             shared_sbuf = nl.ndarray((PARTITIONS, _HALVES, plan.half_size), dtype=dtype, buffer=nl.sbuf)

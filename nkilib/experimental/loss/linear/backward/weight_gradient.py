@@ -58,13 +58,15 @@ class WeightProduct:
 
 @dataclass(frozen=True)
 class WeightGroup:
-    """Tiles of dW that fit the banks and cross HBM together: one transfer costs less than several.
+    """Tiles of dW that are summed in the banks of PSUM at the same time and moved to or from HBM together.
+
+    Fewer transfers cost less.
 
     Attributes:
         products: the tiles.
         place_hbm: the place of the tiles in dW, [rows, columns].
         sum_hbm: the float32 values that dW is added to, at this place; None for 0.
-        scratch_hbm: the sum over blocks of positions, float32; None for one block.
+        scratch_hbm: the float32 sums over the earlier blocks of positions, at this place; None if there is one block.
     """
 
     products: list[WeightProduct]

@@ -133,7 +133,10 @@ class StoredPositions:
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:
-        """Store float32 [128, tiles] as the values of a vector [N] at the positions."""
+        """Store ``values_sbuf``, float32 [128, tiles], at the positions of the block in ``vector_hbm``, [N].
+
+        Returns the last store.
+        """
         return store_positions(self.block.of(vector_hbm), values_sbuf)[-1]
 
 

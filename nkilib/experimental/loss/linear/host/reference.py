@@ -20,7 +20,10 @@ EVERY_CLASS: Final = slice(None)
 
 
 class LinearGradients(NamedTuple):
-    """Float64 gradients, or their bounds: of the input [N, D], of the weight in its layout, of the bias [V]."""
+    """Float64 gradients, or the bounds on their errors.
+
+    They are of the input, [N, D], of the weight in its layout, and of the bias, [V].
+    """
 
     input: Float64Array
     weight: Float64Array

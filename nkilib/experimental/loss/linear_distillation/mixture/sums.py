@@ -75,7 +75,10 @@ class MixtureSums:
         return self.columns_sbuf[:, which, tile, column : column + 1]
 
     def close(self, step: Step, is_last: bool) -> None:
-        """Add up the window, if a block of classes is the last one of it, or of the core."""
+        """Add the columns of the window to column 0, if it ends with the block of classes of ``step``.
+
+        The window ends where the block fills it, or is the core's last one (``is_last``).
+        """
         if _column(step) == WINDOW or is_last:
             columns = _column(step) + 1
             nisa.tensor_reduce(dst=self.total_sbuf, op=nl.add, data=self.columns_sbuf[:, :, :, 0:columns], axis=3)
@@ -196,7 +199,10 @@ class MixtureTerms:
         )
 
     def take_difference(self, pair: MixturePair) -> None:
-        """Compute ratio * teacher - student."""
+        """Compute ratio * teacher - student of the scores of a pair, on GpSimd, into ``pair.teacher_logs_sbuf``.
+
+        The ratio is ``launch.ratio``.
+        """
         teacher_sbuf = pair.teacher_sbuf
         if self.ratio_sbuf is not None:
             teacher_sbuf = pair.teacher_logs_sbuf

@@ -164,30 +164,33 @@ class Losses(Protocol):
     def activation(
         self, op: Operator, data_sbuf: nl.NkiTensor, scale: float = 1.0, bias_sbuf: nl.NkiTensor | None = None
     ) -> None:
-        """Accept losses of the form ``op(data * scale + bias)``, on Scalar."""
+        """Compute the losses as ``op(data * scale + bias)`` on Scalar, and store them or add them to the sums."""
 
     def activations(self, *activations: Activation) -> None:
-        """Accept losses that are the sum of activations, each of which may be written to its ``dst_sbuf``.
+        """Compute the losses as the sum of activations, each of which may be written to its ``dst_sbuf``.
 
         Vector adds losses that are stored; Scalar's accumulator adds losses of a sum.
         """
 
     def activation_and_combination(self, activation: Activation, combination: Combination) -> None:
-        """Accept losses that are the sum of an activation and a combination, which may be written to their tiles.
+        """Compute the losses as the sum of an activation and a combination, which may be written to their tiles.
 
         For a sum, Scalar and Vector each add up their own term.
         """
 
     def two_combinations(self, first: Combination, second: Combination) -> None:
-        """Accept losses that are the sum of two combinations, both on Vector."""
+        """Compute the losses as the sum of two combinations, both on Vector, and store them or add them to the sums."""
 
     def scalar_tensor_tensor(
         self, data_sbuf: nl.NkiTensor, op0: Operator, operand0: float, op1: Operator, operand1: nl.NkiTensor
     ) -> None:
-        """Accept losses of the form ``(data op0 operand0) op1 operand1``, on Vector."""
+        """Compute the losses as ``(data op0 operand0) op1 operand1`` on Vector.
+
+        They are stored or added to the sums.
+        """
 
     def product(self, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-        """Accept losses that are ``left * right`` of two tiles, on Vector."""
+        """Compute the losses as ``left * right`` of two tiles on Vector, and store them or add them to the sums."""
 
 
 class LossDefinition(Protocol):

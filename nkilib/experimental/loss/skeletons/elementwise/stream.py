@@ -36,8 +36,8 @@ class Launch:
     """The tensors of a launch, and the sizes into which they are cut.
 
     Attributes:
-        tensors_hbm: the tensors by name, the first one first. All have its shape; if that is [rows, columns], some may
-            be [rows, 1] or [1, columns].
+        tensors_hbm: the tensors by name; the first one has the shape of the losses. All have this shape; if it is
+            [rows, columns], some may be [rows, 1] or [1, columns].
         tiling: the tiling of the stream.
         scratch_tiles: the float32 tiles of a piece.
     """

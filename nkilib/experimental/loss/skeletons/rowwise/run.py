@@ -74,7 +74,7 @@ def require_wanted(function: str, wanted: dict[str, bool], inplace: bool) -> Non
 
     Args:
         function: the name of the function in error messages.
-        wanted: whether each gradient is requested, by the name of the tensor, the first one first.
+        wanted: whether each gradient is requested, by the name of the tensor, in the order of the kernel's arguments.
         inplace: the argument of the kernel.
     """
     flags = {f"grad_{name}_wanted": flag for name, flag in wanted.items()}
