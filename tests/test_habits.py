@@ -27,13 +27,19 @@ HOOKS = (CHECKOUT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
 CHANGELOG = (CHECKOUT / "CHANGELOG.md").read_text(encoding="utf-8")
 
 
-def commands_of(target: str, directory: Path = CHECKOUT) -> list[str]:
-    """What `make` would run for a target, but for what it installs."""
+def dry_run(target: str, directory: Path = CHECKOUT) -> str:
+    """Return the commands that `make` would run for a target."""
     # An outer make passes its options on to an inner one through these.
     environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL")}
     command = ["make", "--dry-run", target]
     done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=True)
-    return [line for line in done.stdout.splitlines() if re.match(r"\.venv/bin/python -m (?!pip|venv)", line)]
+    return done.stdout
+
+
+def commands_of(target: str, directory: Path = CHECKOUT) -> list[str]:
+    """Return the commands that `make` would run for a target without those that install."""
+    lines = dry_run(target, directory).splitlines()
+    return [line for line in lines if re.match(r"\.venv/bin/python -m (?!pip|venv)", line)]
 
 
 def test_the_hook_is_the_target_that_lints_and_has_no_versions_of_its_own() -> None:
@@ -66,8 +72,7 @@ def test_make_lint_runs_ruff_and_mypy_and_make_test_the_same_first() -> None:
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
 def test_make_lint_builds_the_documentation_site_with_warnings_as_errors() -> None:
-    done = subprocess.run(["make", "--dry-run", "lint"], cwd=CHECKOUT, capture_output=True, text=True, env=os.environ)
-    assert "-m sphinx --fail-on-warning --keep-going" in done.stdout
+    assert "-m sphinx --fail-on-warning --keep-going" in dry_run("lint")
 
 
 def test_hosted_ci_runs_the_targets_of_make_on_every_python() -> None:

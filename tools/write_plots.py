@@ -12,7 +12,7 @@ Every time is modelled, not measured. docs/reference/linear_cross_entropy.md has
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -55,42 +55,35 @@ class Point(NamedTuple):
         return cls(name, engine / profiled.bounds_us["dma"], engine / profiled.time_us)
 
 
-def launches() -> Iterator[tuple[str, Callable[[], Profile]]]:
-    """Yield the launches of the roofline, by label."""
-    rows, classes, features = 4096, 32_000, 2048
+def launches() -> Iterator[tuple[str, Profile]]:
+    """Profile the launches of the roofline, and yield each with its label."""
+    rows, classes, features, dtype = 4096, 32_000, 2048, "bfloat16"
     for direction in ("forward", "backward"):
-        tiling = choose_tiling(rows, classes, "bfloat16", direction)
-        yield (
-            f"cross-entropy {direction}",
-            lambda direction=direction, tiling=tiling: profiling.profile_launch(  # type: ignore[misc]
-                rows, classes, "bfloat16", direction, tiling
-            ),
-        )
-        yield (
-            f"linear cross-entropy {direction}",
-            lambda direction=direction: profiling.profile_linear_launch(  # type: ignore[misc]
-                rows, features, classes, "bfloat16", direction
-            ),
-        )
-    matrix = spec((rows, classes), "bfloat16")
-    yield "softmax forward", lambda: profile(softmax_forward[2], matrix)
-    yield "MSE forward", lambda: profile(mse_loss_forward[2], matrix, matrix)
+        tiling = choose_tiling(rows, classes, dtype, direction)
+        yield f"cross-entropy {direction}", profiling.profile_launch(rows, classes, dtype, direction, tiling)
+        linear = profiling.profile_linear_launch(rows, features, classes, dtype, direction)
+        yield f"linear cross-entropy {direction}", linear
+    matrix = spec((rows, classes), dtype)
+    yield "softmax forward", profile(softmax_forward[2], matrix)
+    yield "MSE forward", profile(mse_loss_forward[2], matrix, matrix)
 
 
-def loss_bytes(tokens: int) -> int:
+def loss_bytes(tokens: int, features: int = FEATURES, classes: int = CLASSES) -> int:
     """Compute the memory of the linear loss kernels beyond inputs and gradients.
 
     Args:
-        tokens: positions of Gemma 3 1B in bfloat16.
+        tokens: positions, in bfloat16.
+        features: D, by default that of Gemma 3 1B.
+        classes: V, by default that of Gemma 3 1B.
 
     Returns:
         Bytes of HBM.
     """
-    tiling = choose_linear_tiling(tokens, FEATURES, CLASSES, "bfloat16", "backward")
-    parts = position_parts(tokens, FEATURES)
+    tiling = choose_linear_tiling(tokens, features, classes, "bfloat16", "backward")
+    parts = position_parts(tokens, features)
     if parts.is_split:
-        return split_backward_bytes(parts, FEATURES, CLASSES, tiling, input_itemsize=2, has_weight_sum=False)
-    return backward_bytes(tokens, FEATURES, *tiling)
+        return split_backward_bytes(parts, features, classes, tiling, input_itemsize=2, has_weight_sum=False)
+    return backward_bytes(tokens, features, *tiling)
 
 
 def _figure() -> tuple[Any, Any]:
@@ -103,7 +96,7 @@ def _figure() -> tuple[Any, Any]:
 def draw_roofline(path: Path) -> None:
     """Draw the modelled launches below the roof into ``path``."""
     figure, axes = _figure()
-    points = [Point.of_profile(name, run()) for name, run in launches()]
+    points = [Point.of_profile(name, profiled) for name, profiled in launches()]
     balances = [min(point.balance for point in points) / 2, 1.0, max(point.balance for point in points) * 4]
     axes.plot(balances, [min(1.0, balance) for balance in balances], color="#555555", label="roof")
     for point, marker in zip(points, "osD^vP", strict=True):

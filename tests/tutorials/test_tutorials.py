@@ -25,10 +25,10 @@ import pytest
 
 from tests.fresh_python import CHECKOUT, with_checkout
 from tests.optional_packages import missing_in_text
+from tests.test_documentation import BLOCK
 from tests.warm_python import run_script
 
 PAGES = sorted((CHECKOUT / "docs" / "tutorials").glob("*.md"))
-BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+\.\d+")
 # What pip does is not run here.
 NOT_RUN = ("pip ",)

@@ -9,10 +9,8 @@ import re
 
 import pytest
 
-from nkilib.experimental.loss import choose_linear_tiling
-from nkilib.experimental.loss.linear.host.memory import backward_bytes, split_backward_bytes
-from nkilib.experimental.loss.linear.shared.sizes import position_parts
 from tests.fresh_python import CHECKOUT
+from tools.write_plots import loss_bytes
 
 PAGE = (CHECKOUT / "docs" / "reference" / "linear_cross_entropy.md").read_text(encoding="utf-8")
 SECTION = PAGE.split("## Memory and sequence length")[1].split("\n## ")[0]
@@ -20,26 +18,16 @@ ROWS = re.findall(r"^\| ([\w. -]+) \| (\d+), ([\d,]+) \| (.*) \|$", SECTION, re.
 UNITS = {"MiB": 2**20, "GiB": 2**30}
 
 
-def scratch_bytes(positions: int, features: int, classes: int) -> int:
-    tiling, parts = (
-        choose_linear_tiling(positions, features, classes, "bfloat16", "backward"),
-        position_parts(positions, features),
-    )
-    if parts.is_split:
-        return split_backward_bytes(parts, features, classes, tiling, input_itemsize=2, has_weight_sum=False)
-    return backward_bytes(positions, features, *tiling)
-
-
 def test_the_table_has_rows_and_more_positions_take_no_more() -> None:
     assert len(ROWS) == 6
-    assert scratch_bytes(2**20, 2880, 201_088) <= scratch_bytes(2**17, 2880, 201_088)
+    assert loss_bytes(2**20, 2880, 201_088) <= loss_bytes(2**17, 2880, 201_088)
 
 
 @pytest.mark.parametrize(("model", "width", "vocabulary", "cells"), ROWS, ids=[row[0] for row in ROWS])
 def test_bytes_of_a_model(model: str, width: str, vocabulary: str, cells: str) -> None:
     features, classes = int(width), int(vocabulary.replace(",", ""))
     of_logits, *of_kernels, tokens = cells.split(" | ")
-    expected = [14 * 8192 * classes, *(scratch_bytes(2**power, features, classes) for power in (13, 16, 17))]
+    expected = [14 * 8192 * classes, *(loss_bytes(2**power, features, classes) for power in (13, 16, 17))]
     for cell, exact in zip([of_logits, *of_kernels], expected, strict=True):
         number, unit = cell.split()
         digits = len(number.partition(".")[2])
