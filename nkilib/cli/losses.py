@@ -19,13 +19,18 @@ from nkilib.experimental.loss.registry import LOSSES
 _FORMULAS: Final = (
     "loss",
     "module",
-    "loss of an element or row",
-    "derivative by the input",
+    "loss per element or row",
+    "derivative with respect to the input",
     "options",
     "differentiable inputs",
 )
-_GUARANTEES: Final = ("loss", "largest error", "largest error of gradients", "same on 1 and 2 cores", "in place")
-_TERM_ERRORS: Final = ("loss", "u of the largest term", "for each further u of a function", "terms")
+_GUARANTEES: Final = ("loss", "largest error", "largest error of gradients", "bitwise identical on 1 and 2 cores", "in place")
+_TERM_ERRORS: Final = (
+    "loss",
+    "error, in u of the largest term",
+    "plus, for each further u of error of a function",
+    "terms",
+)
 _EDGES: Final = ("loss", "edges", "differences from PyTorch")
 _TIMES: Final = ("loss", "launch", "bfloat16", "float32")
 _DTYPES: Final = ("bfloat16", "float32")
@@ -71,7 +76,7 @@ def term_errors() -> str:
         guarantee = guarantee_of(kind.forward)
         for bound in guarantee.term_errors if guarantee is not None else ():
             name = f"`{kind.name}`, {in_cell(bound.form)}" if bound.form else f"`{kind.name}`"
-            own = f"{bound.figure}, and {in_cell(bound.beside)}" if bound.beside else bound.figure
+            own = f"{bound.figure}, plus {in_cell(bound.beside)}" if bound.beside else bound.figure
             further = ", ".join(f"`{function}` {factor:g}" for function, factor in bound.functions.items())
             rows.append((name, own, further or "-", in_cell(bound.terms) or "the loss"))
     return table(_TERM_ERRORS, rows)

@@ -50,8 +50,8 @@ class Loss:
             ``<name>_backward``.
         module: the class name in ``torch.nn`` and in this library.
         forward, backward: the kernels, as ``nki.jit`` returned them; their guarantees are stated with them.
-        formula: the loss of an element or a row, in plain text, such as ``(x - t)^2``.
-        derivative: the derivative of the formula by the input, in plain text.
+        formula: the loss per element or per row, in plain text, such as ``(x - t)^2``.
+        derivative: the derivative of the formula with respect to the input, in plain text.
         differentiated: the argument names of the floating-point inputs that have gradients.
         options: the further arguments of the function.
         tests: the folder or file with the tests of the kernels, and the one with the tests of the PyTorch functions.
@@ -101,7 +101,7 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the tensors that a backward kernel differentiates by: those with a flag, or else the first one."""
+    """Return the names of the tensors whose gradients a backward kernel computes: those with a flag, else the first."""
     flags = [name for name in inspect.signature(backward).parameters if name.startswith("grad_")]
     wanted = tuple(name.removeprefix("grad_").removesuffix("_wanted") for name in flags if name.endswith("_wanted"))
     return wanted or tuple(tensors_of(backward))[:1]

@@ -409,9 +409,9 @@ _EPS: Final = 1e-4
 
 
 def _form(log_input: bool, full: bool) -> Form:
-    """Return the form of the loss for logarithms of rates, or for rates."""
+    """Return the form of the loss for inputs that are logarithms of rates, or rates."""
     samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
-    label = f"{'' if log_input else ' of rates'}{', full' if full else ''}"
+    label = f"{'' if log_input else ', log_input=False'}{', full' if full else ''}"
     options = {"log_input": log_input, "full": full, "eps": _EPS}
     return Form(PoissonReference(log_input, full, _EPS), samples, options, label)
 
