@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from torch.nn import functional
+
 
 class Caller(NamedTuple):
     """The function that checks its arguments, as its messages name it.
@@ -15,7 +17,8 @@ class Caller(NamedTuple):
         function: the name of the function.
         input: the name of its first argument.
         noun: a noun for the first argument, in words.
-        instead: the PyTorch function that messages recommend where this one cannot be used.
+        instead: what messages recommend where this one cannot be used, as the object of "use":
+            :func:`counterpart` of the name, or another function of PyTorch.
     """
 
     function: str
@@ -25,3 +28,13 @@ class Caller(NamedTuple):
 
     def __str__(self) -> str:
         return self.function
+
+
+def counterpart(name: str) -> str:
+    """Return PyTorch's function of that name, or, if there is none, a phrase for the formula in operations of PyTorch.
+
+    Both can follow "use" in a message.
+    """
+    if hasattr(functional, name):
+        return f"torch.nn.functional.{name}"
+    return f"the formula of {name} in operations of PyTorch, which has no function of that name"

@@ -13,7 +13,7 @@ from torch.nn.functional import pad
 
 from nkilib.experimental.loss import cosine_embedding_loss_backward, cosine_embedding_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.caller import Caller, counterpart
 from nkilib.torch.dispatch.checks import checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.losses.modules import LossModule
@@ -23,7 +23,7 @@ _COEFFICIENTS: Final = 3
 
 
 _LOSS: Final = rowwise_loss(
-    Caller("cosine_embedding_loss", "input1", "embeddings", "torch.nn.functional.cosine_embedding_loss"),
+    Caller("cosine_embedding_loss", "input1", "embeddings", counterpart("cosine_embedding_loss")),
     (cosine_embedding_loss_forward, cosine_embedding_loss_backward),
     RowInputs(("input1", "input2"), vectors=("target",)),
     options={"margin": 0.0},

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from nkilib.experimental.loss import multilabel_soft_margin_loss_backward, multilabel_soft_margin_loss_forward
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.caller import Caller, counterpart
 from nkilib.torch.dispatch.reductions import reduced
 from nkilib.torch.losses.modules import WeightedLossModule
 from nkilib.torch.losses.rowwise import RowInputs, as_floats, rowwise_loss
 
 _LOSS: Final = rowwise_loss(
-    Caller("multilabel_soft_margin_loss", "input", "logits", "torch.nn.functional.multilabel_soft_margin_loss"),
+    Caller("multilabel_soft_margin_loss", "input", "logits", counterpart("multilabel_soft_margin_loss")),
     (multilabel_soft_margin_loss_forward, multilabel_soft_margin_loss_backward),
     RowInputs(("input", "target"), optional=("weight",)),
     wanted={"input": True, "target": False, "weight": False},

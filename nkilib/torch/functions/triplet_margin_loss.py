@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from nkilib.experimental.loss import triplet_margin_loss_backward, triplet_margin_loss_forward
 from nkilib.experimental.loss.triplet_margin.host.pairs import num_coefficients, pairs_of
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.caller import Caller, counterpart
 from nkilib.torch.dispatch.checks import check_flag, checked_number
 from nkilib.torch.dispatch.losses import as_computed
 from nkilib.torch.losses.modules import LossModule
@@ -24,7 +24,7 @@ _NAMES: Final = ("anchor", "positive", "negative")
 
 
 _LOSS: Final = rowwise_loss(
-    Caller("triplet_margin_loss", "anchor", "embeddings", "torch.nn.functional.triplet_margin_loss"),
+    Caller("triplet_margin_loss", "anchor", "embeddings", counterpart("triplet_margin_loss")),
     (triplet_margin_loss_forward, triplet_margin_loss_backward),
     RowInputs(_NAMES),
     options={"margin": 1.0, "p": 2.0, "eps": 1e-6, "swap": False},

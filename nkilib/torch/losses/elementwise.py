@@ -15,7 +15,7 @@ from torch import Tensor
 from nkilib.torch.dispatch import checks
 from nkilib.torch.dispatch.autograd import Derivative, differentiate
 from nkilib.torch.dispatch.broadcasting import broadcast_shape
-from nkilib.torch.dispatch.caller import Caller
+from nkilib.torch.dispatch.caller import Caller, counterpart
 from nkilib.torch.dispatch.layout import stored_order
 from nkilib.torch.dispatch.losses import (
     FLOAT_DTYPES,
@@ -166,7 +166,7 @@ def elementwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        name: the name of the function in ``torch.nn.functional``.
+        name: the name of the loss, which is that of its function in ``torch.nn.functional`` if there is one.
         noun: a noun for the first tensor, in words.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         tensors, optional, constant, integers: see :class:`ElementwiseLoss`.
@@ -177,7 +177,7 @@ def elementwise_loss(
         check_values: a function that raises if values are out of range, called on the CPU only.
         is_float32_under_autocast, takes_integers_alone: see :class:`ElementwiseLoss`.
     """
-    caller = Caller(name, tensors[0], noun, f"torch.nn.functional.{name}")
+    caller = Caller(name, tensors[0], noun, counterpart(name))
     names = (*tensors, *optional)
     inputs = tuple(
         Input(tensor_name, dtypes=FLOAT_DTYPES, is_optional=tensor_name in optional) for tensor_name in names

@@ -169,7 +169,8 @@ def rowwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: its name, and the name of its first tensor in messages.
+        caller: its name, the name of its first tensor in messages, and what they recommend instead, which is
+            :func:`~nkilib.torch.dispatch.caller.counterpart` of its name.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the tensors that it takes.
         options: the defaults of the kernels' options other than the reduction, by name.
