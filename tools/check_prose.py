@@ -51,8 +51,6 @@ PHRASES: Final = {
     "the same bits": "bitwise identical",
     "in turns": "round-robin, or alternately",
     "take turns": "alternate, or use slots round-robin",
-    "what that of": "the noun",
-    "that of that": "the noun",
 }
 _PHRASE: Final = re.compile(r"\b(" + "|".join(map(re.escape, PHRASES)) + r")\b", re.IGNORECASE)
 _SECTION: Final = re.compile(r"(Args|Attributes|Returns|Raises|Yields):$")

@@ -58,6 +58,11 @@ def test_a_phrase_is_reported_with_its_replacement_in_docstrings_and_pages(tmp_p
     assert "elementwise losses" in finding
 
 
+def test_each_phrase_has_another_term_to_write_instead() -> None:
+    """A replacement is a term, not advice such as "the noun"."""
+    assert check_prose.PHRASES and "the noun" not in check_prose.PHRASES.values()
+
+
 def test_phrases_in_code_are_left_alone(tmp_path: Path) -> None:
     assert findings_of_page(tmp_path, "See `held to`.\n\n```text\nheld to\n```\n") == []
 
