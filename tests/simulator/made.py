@@ -27,7 +27,7 @@ TYPES = {getattr(nl, name): name.rstrip("_") for name in FLOAT_TYPES + FLOAT8_TY
 MEMORIES = {getattr(nl, name): name for name in ("sbuf", "psum", "private_hbm", "shared_hbm")}
 
 # Methods of tensors that a description passes on.
-METHODS = ("ap", "broadcast", "indirect", "permute", "select", "vector_select", "view")
+METHODS = ("ap", "broadcast", "expand_dim", "indirect", "permute", "select", "vector_select", "view")
 
 
 @dataclass(frozen=True, repr=False)

@@ -16,6 +16,7 @@ from ...tensors.tensor import NkiTensor
 from ...terms import enums
 from ...terms.dtypes import COPYABLE, int64
 from ...terms.errors import NkiValidationError
+from ...terms.regions import is_hbm
 from .modes import as_dge_mode, as_oob_mode, check_priority, check_vector_offset, has_vector_offset
 from .rows import Rows, move, resolve, rows_in_range
 
@@ -57,7 +58,9 @@ def dma_copy(
         check_vector_offset(call.core, dge_mode)
     _check_hardware_descriptors(dst, src, dge_mode, engine)
     if dst.size != src.size:
-        raise NkiValidationError(f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
+        raise NkiValidationError(
+            f"operands 'dst' and 'src' must have equally many elements, got {dst} and {src}{_way_to_repeat(dst, src)}"
+        )
     if dst.shape != src.shape:
         _check_order_of_tiles(dst, src)
     no_cast_of_packed(dst, src)
@@ -75,6 +78,23 @@ def dma_copy(
         if isinstance(target, Rows) and len(target.numbers) < dst.shape[0]:
             call.keep(dst)
     move(call.core, target, source)
+
+
+def _way_to_repeat(dst: NkiTensor, src: NkiTensor) -> str:
+    """Return the advice to repeat ``src`` over the partitions of ``dst``, if it is one row of it in HBM; else nothing.
+
+    A row on chip cannot be repeated: its partition dimension has no stride of 0.
+    """
+    if not is_hbm(src.buffer) or src.indirect_access is not None:
+        return ""
+    count, row = dst.shape[0], dst.shape[1:]
+    if src.shape == row:
+        row_view = "src.expand_dim(0)"
+    elif src.shape == (1, *row):
+        row_view = "src"
+    else:
+        return ""
+    return f"; to copy this row to all {count} partitions, pass src={row_view}.broadcast(0, {count})"
 
 
 def _no_cast_of_int64(dst: NkiTensor, src: NkiTensor) -> None:

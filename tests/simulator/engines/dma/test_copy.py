@@ -889,15 +889,22 @@ ONE_INDEX_A_ROW = (
     "private_hbm, got tensor {} int32 in sbuf"
 )
 
+UNEQUAL_SIZES = "operands 'dst' and 'src' must have equally many elements, got {dst} and {src}"
+
 
 @rules(
     legal(nisa.dma_copy, dst=Hbm(2, 2), src=Sbuf(2, 2)),
     broken("PSUM source", src=Psum(2, 2)).says(must("src", f"be in {DMA_MEMORIES}", COPY_FIRST)),
     legal(nisa.dma_copy, dst=Hbm(2, 2, buffer=nl.shared_hbm), src=Sbuf(2, 2)),
     broken("PSUM destination", dst=Psum(2, 2, value=None)).says(must("dst", f"be in {DMA_MEMORIES}")),
-    broken("number of elements", dst=Hbm(2, 3))
-    .says("operands 'dst' and 'src' must have equally many elements, got {dst} and {src}")
-    .fixed(dst=Hbm(4)),
+    broken("number of elements", dst=Hbm(2, 3)).says(UNEQUAL_SIZES).fixed(dst=Hbm(4)),
+    broken("a vector for all partitions", dst=Sbuf(128, 5), src=Hbm(5))
+    .says(f"{UNEQUAL_SIZES}; to copy this row to all 128 partitions, pass src=src.expand_dim(0).broadcast(0, 128)")
+    .fixed(src=Hbm(5).expand_dim(0).broadcast(0, 128)),
+    broken("a row for all partitions", dst=Sbuf(100, 5), src=Hbm(1, 5))
+    .says(f"{UNEQUAL_SIZES}; to copy this row to all 100 partitions, pass src=src.broadcast(0, 100)")
+    .fixed(src=Hbm(1, 5).broadcast(0, 100)),
+    broken("a row for all partitions that is on chip", dst=Sbuf(100, 5), src=Sbuf(1, 5)).says(UNEQUAL_SIZES),
     broken("rows of a gather", dst=Hbm(4, 1), src=Hbm(4, 2).vector_select(0, lazily(indices, 0, 1)))
     .says(
         "where rows are chosen or skipped 'dst' and 'src' must have equally many of them, got 4 of {dst} and 2 "
