@@ -83,7 +83,29 @@ def activation_reduce(
     bias: Any = None,
     scale: Any = 1.0,
 ) -> None:
-    """Run :func:`activation` with ``reduce_cmd=reset_reduce``."""
+    """Apply an activation function, and sum its results over the free dimensions of each partition.
+
+    The formula, in float32, with one sum for each partition::
+
+        output = op(data * scale + bias)
+        dst = output, cast to the type of dst
+        reduce_res = sum of output over all free dimensions
+
+    The sum is of the float32 results, before the cast to the type of ``dst``. It starts from 0 in each call: the
+    instruction adds nothing to the previous contents of ``reduce_res``, and overwrites the registers of the engine. To
+    continue a sum over several tiles, call :func:`activation` with ``reduce_cmd=reset_reduce`` for the first tile and
+    with ``reduce_cmd=reduce`` for the others. ``activation_reduce`` is :func:`activation` with
+    ``reduce_cmd=reset_reduce``.
+
+    Args:
+        dst: the tile that receives the activated data, with the size of ``data``.
+        op: an activation function, such as ``nl.exp``.
+        data: the input tile, of shape (P, ...).
+        reduce_op: the operator of the reduction, ``nl.add``.
+        reduce_res: the tile of shape (P, 1) that receives the sums; None leaves them in the registers.
+        bias: a number, or a (P, 1) tile with one number for each partition.
+        scale: a number, or a (P, 1) float32 tile with one number for each partition.
+    """
     _activation(call.core, dst, op, data, bias, scale, reduce_op, reduce_res, reduce_cmd.reset_reduce)
 
 

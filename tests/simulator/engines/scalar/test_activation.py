@@ -490,6 +490,20 @@ def test_activation_reduce_is_activation_with_reset_reduce() -> None:
         assert float(got) == pytest.approx(reference, rel=16 * 2**-24)
 
 
+def test_the_help_of_activation_reduce_has_its_formula_which_sums_before_the_cast() -> None:
+    text = str(nisa.activation_reduce.__doc__)
+    for line in ("output = op(data * scale + bias)", "reduce_res = sum of output over all free dimensions"):
+        assert line in text
+
+    def body(rounded: Any, total: Any, data: Any) -> None:
+        nisa.memset(total, 100.0)  # not part of the sum
+        nisa.activation_reduce(rounded, nl.copy, data, nl.add, total, scale=2.0, bias=1.0)
+
+    data = np.full((1, 2, 2), 128, np.float32)  # 257 is 256 in bfloat16
+    rounded, total = run(body, [data], Result((1, 2, 2), nl.bfloat16), Result((1, 1)))
+    assert rounded.reshape(-1).tolist() == [256] * 4 and total.tolist() == [[4 * 257]]
+
+
 def test_activation_reduce_shares_the_registers_and_may_leave_the_sum_there() -> None:
     def body(total: Any, data: Any) -> None:
         scratch = nl.ndarray((2, 3), nl.float32)
