@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The losses with loops of their own.
+"""The losses that use neither the elementwise nor the row-wise skeleton.
 
-Each has a registry entry with the sizes of its tensors: the element at a target, margins between classes, connectionist
-temporal classification, and distillation from logits.
+They are the negative log-likelihood loss, the margin losses of classes, connectionist temporal classification, and
+distillation from logits. Each has a registry entry with the sizes of its tensors.
 """
 
 from __future__ import annotations

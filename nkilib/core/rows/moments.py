@@ -214,7 +214,10 @@ class ShiftedEntropy:
         return cls(columns.tile(), columns.row_tile())
 
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """Compute E and S of one chunk that holds no -inf: see :func:`raise_negligible`."""
+        """Compute S = sum of exp(x - c) and E = sum of exp(x - c) (x - c) of one chunk.
+
+        The chunk must hold no -inf; :func:`raise_negligible` removes them.
+        """
         terms = PieceTerms(sums.bias_of(place.batch), sums.shift_of(place.batch), sums.scale)
         terms.sum(chunk_sbuf, pieces, place.of(sums.sums_sbuf), place.of(self.entropy_sbuf))
 

@@ -105,11 +105,13 @@ class ShiftedSums:
         return values_sbuf if self.scale == 1.0 else scaled(values_sbuf, self.scale)
 
     def take_shift(self, chunk_sbuf: nl.NkiTensor, element_sbuf: nl.NkiTensor, batch: int) -> None:
-        """Compute -c of the rows of a batch, before their first chunk is summed.
+        """Compute -c, minus the shift of each row of a batch, before the first chunk is summed.
+
+        The shift is the largest of the first chunk and one more element, such as the logit at the target.
 
         Args:
             chunk_sbuf: the first chunk, or a part of it, [rows, columns].
-            element_sbuf: another element of each row, in the type of the chunk, [rows, 1].
+            element_sbuf: the further element of each row, in the type of the chunk, [rows, 1].
             batch: the number of the batch in the group.
         """
         shift_sbuf = self.shift_of(batch)

@@ -92,7 +92,10 @@ class SmoothL1:
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute the square of c plus the part beyond b. Scalar needs no other activation table for the square."""
+        """Compute f (c^2 / (2 b) + max(|d| - b, 0)).
+
+        The square and the relu are in the same activation table of Scalar.
+        """
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
         if self._scalar_computes_excess(piece):

@@ -109,10 +109,10 @@ class TransposedResults:
 
 @dataclass
 class OwnTiles:
-    """Natural tiles of a result that cannot be written over an input.
+    """Tiles in the layout of HBM for a result that cannot be written over an input.
 
     Attributes:
-        tiles_sbuf: the tiles, which the parts use round-robin.
+        tiles_sbuf: the tiles, which the parts of the windows use round-robin.
         numbers: the number of each part that has used a tile, by the numbers of its window and part.
     """
 
@@ -120,7 +120,7 @@ class OwnTiles:
     numbers: dict[tuple[int, int], int] = field(default_factory=dict)
 
     def tile(self, item: Item) -> nl.NkiTensor:
-        """Return the tile of the part of an item."""
+        """Return the tile that collects the results of the item's part; all items of a part share one tile."""
         key = item.window.number, item.part.number
         if key not in self.numbers:
             self.numbers[key] = len(self.numbers)

@@ -61,7 +61,7 @@ def _origin_of(value: Any) -> str:
 
 
 def is_settled(kind: type) -> bool:
-    """Tell whether a class is not defined by the program itself, so that nothing changes it."""
+    """Tell whether a class comes from NKI, a library or the standard library, so that a program does not change it."""
     return is_opaque(kind) or _origin_of(kind).partition(".")[0] in sys.stdlib_module_names
 
 

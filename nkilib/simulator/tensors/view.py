@@ -215,7 +215,10 @@ class View(NKIObject):
 
     @property
     def rows_to_read(self) -> npt.NDArray[Any] | None:
-        """The rows of :attr:`flat_rows`, for reading only; if the tile's load is deferred, the memory of its source."""
+        """The rows of :attr:`flat_rows`, for reading only.
+
+        If the load of the tile is deferred, these are rows of the source's memory, and the load stays deferred.
+        """
         storage = self.storage
         if storage.parts and self.indirect_access is None:
             block = storage.block_of(self.layout, self.dtype)

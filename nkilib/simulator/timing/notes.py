@@ -74,7 +74,7 @@ class Repeat:
 
     @property
     def added(self) -> int:
-        """The number of notes that it adds to those of the instructions that were run."""
+        """The number of notes that the repeat stands for: those of the iterations that were not run."""
         return self.added_inside + self.times * self.period
 
 

@@ -25,9 +25,11 @@ def loss_of_pair(
     """Return the loss of an input and a target, with PyTorch's broadcasting.
 
     Args:
-        loss, reduction, inplace: the loss and its arguments; a warning points to the caller of the public function that
-            calls this one.
-        input, target: tensors whose shapes broadcast.
+        loss: the elementwise loss.
+        input, target: tensors whose shapes broadcast. If the shapes differ, a warning names the line that called the
+            public function, which calls this one.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        inplace: whether the gradient is written over the memory of the input.
         weight: a weight of the shape of the input; None: 1.
         divides_by_weight: whether a mean divides by the sum of the weights, not by their number.
         options: the options of the loss.

@@ -114,12 +114,13 @@ def pieces(group: Group) -> Iterator[Piece]:
 
 @dataclass(frozen=True)
 class Gradient:
-    """The operands and the result of the gradient of a group.
+    """The operands and the result of the gradient of a group of sequences.
 
     Attributes:
-        factors: the factors of the sequences.
-        occupancies: the occupancies of the classes.
-        log_probs_hbm, grad_hbm: [T, N, C].
+        factors: the factor of each sequence's gradient: its upstream gradient times the factor of the reduction.
+        occupancies: the probability of each class at each time, given the target.
+        log_probs_hbm: the log-probabilities, [T, N, C].
+        grad_hbm: the gradient, [T, N, C].
     """
 
     factors: Factors

@@ -138,7 +138,7 @@ def raise_half(logits_sbuf: nl.NkiTensor, lowest_sbuf: nl.NkiTensor) -> None:
 
 
 def add_nan_of_empty(values_sbuf: nl.NkiTensor, neg_shift_sbuf: nl.NkiTensor) -> None:
-    """Add NaN where a row is -inf alone, as in PyTorch, or where a logit is +inf or NaN; else add 0."""
+    """Add NaN to rows whose logits are all -inf, as in PyTorch, and to rows with a +inf or NaN; add 0 to the others."""
     suspect_sbuf = nl.ndarray(values_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
     nisa.tensor_scalar(
         dst=suspect_sbuf, data=neg_shift_sbuf, op0=nl.multiply, operand0=_BEYOND, op1=nl.multiply, operand1=0.0

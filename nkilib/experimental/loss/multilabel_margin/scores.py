@@ -81,10 +81,17 @@ def scores_of_group(
     iterations: nisa.VirtualRegister,
     unused_sbuf: nl.NkiTensor,
 ) -> list[Scores]:
-    """Compute the scores of the blocks of a group from their inputs [rows, C], in place.
+    """Separate the scores of targets from the scores of other classes, for the blocks of a group, in place.
 
-    The score of a target is the sum of the products of all scores with a mask, which is 0 for all other classes. These
-    products are 0 only if the scores are finite, so scores are made finite before.
+    The score of a target is the sum over all classes of score times mask; the mask is 1 at the target and 0 elsewhere.
+    Infinite scores are clipped to the largest finite numbers first, because 0 times infinity is NaN.
+
+    Args:
+        inputs_sbuf: the scores of each block, [rows, C]; overwritten.
+        lists: the target lists of each block.
+        ordinals: the numbers of the classes.
+        iterations: the number of iterations that cover the longest list of all rows.
+        unused_sbuf: a scratch tile for products, [128, C].
     """
     group_scores = [
         Scores.make(input_sbuf, target_lists) for input_sbuf, target_lists in zip(inputs_sbuf, lists, strict=True)

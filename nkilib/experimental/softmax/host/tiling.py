@@ -27,9 +27,9 @@ def choose_softmax_tiling(
 ) -> SoftmaxTiling:
     """Return the tiling that the kernels use by default, for tensors of one type.
 
-    It depends only on the size of the axis, on whether there are elements inside of the axis, and on the type, because
-    the rounding of results depends on it. Columns of an axis that is not the last one choose their own tiling, which
-    ``chunk_size=None`` stands for.
+    The rounding of results depends on the tiling. The tiling therefore depends only on the type, on the size of the
+    axis, and on whether the sizes after the axis hold more than one element. If they do, the result is
+    ``chunk_size=None``: the kernel then chooses the tiling of its columns itself.
 
     Example::
 

@@ -27,7 +27,7 @@ class Parcel:
         src: the tensor that is sent.
         how: the name and value of another parameter on which both cores must agree.
         values: a copy of the values of ``src``; None where there are none.
-        arrived: the data that its observers bring.
+        arrived: the data that the observers of the sending core hand to those of the receiving core.
     """
 
     core: int

@@ -109,7 +109,13 @@ class InputSum:
             nisa.core_barrier(place_hbm, tuple(range(len(self.partials_hbm))))
 
     def add(self, positions: Span, features: Span, part: int, parts: int) -> None:
-        """Sum part ``part`` of ``parts`` of a region after its barrier; short parts let other transfers pass."""
+        """Add up the cores' partial sums of a part of a region, after :meth:`synchronise` of the region.
+
+        Args:
+            positions, features: the region.
+            part, parts: the number of the part, and the number of parts. Each part is a transfer; with several short
+                ones, other transfers need not wait for a long one.
+        """
         share = div_ceil(positions.size, len(self.partials_hbm))
         of_core = min(share, positions.size - self.core * share)
         of_part = div_ceil(of_core, parts)

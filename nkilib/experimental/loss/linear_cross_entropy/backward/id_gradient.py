@@ -39,7 +39,7 @@ _GPSIMD = nisa.engine.gpsimd
 
 
 def sorted_at_a_time(ids: int) -> int:
-    """Return the number of tiles of positions that are sorted at a time."""
+    """Return the number of tiles of positions that are sorted at a time, for ``ids`` target ids per position."""
     return _SORTED_AT_A_TIME // searched_ids(ids)
 
 

@@ -155,7 +155,14 @@ def _means(values: Float64Array, z: Float64Array) -> Float64Array:
 def gradients_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, sizes: Float64Array, weight: Float64Array
 ) -> Iterator[GradientRows]:
-    """Yield gradients of logits and their errors, in blocks that cover the positions."""
+    """Yield the gradients of the logits with the bounds of their errors, in blocks that cover the positions.
+
+    Args:
+        problem: the inputs and options of the launch.
+        upstream: the upstream gradients and the saved results of the forward.
+        sizes: for each position, the sum of the magnitudes of all terms in the factor of p, [N].
+        weight: ``problem.classes_first``.
+    """
     options, cap = problem.recipe, problem.recipe.logit_softcap
     for rows in problem.row_blocks():
         row_upstream, targets = upstream.of_rows(rows), problem.targets[rows]

@@ -52,7 +52,10 @@ class LinearProblem:
 
     @property
     def recipe(self) -> ExtendedLoss:
-        """The options for the logits of :meth:`logits_of`: softcap(s y, c) / T = softcap(y, c / s) / (T / s)."""
+        """The options with the logit scale s folded into the softcap c and the temperature T.
+
+        For the logits y of :meth:`logits_of`, softcap(s y, c) / T = softcap(y, c / s) / (T / s).
+        """
         cap, temperature = self.options.logit_softcap, self.options.temperature
         return replace(
             self.options,

@@ -111,14 +111,15 @@ class BlockTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class PairWork:
-    """The sizes that determine the times.
+    """The amounts of work from which the times of a tile of positions are estimated.
 
     Attributes:
-        products: passes of Tensor over a column of a pair of tiles.
-        loaded_bytes: bytes of a class of both W.
-        vector_passes, scalar_passes: passes of the first visit over a pair of tiles.
-        columns: classes of the core that has most.
-        class_block: classes that are processed at a time.
+        products: the passes of Tensor over a column of a pair of tiles of logits.
+        loaded_bytes: the bytes of a class in the W of both models.
+        vector_passes, scalar_passes: the passes of Vector and Scalar over a pair of tiles in the first visit, which
+            computes the scores.
+        columns: the number of classes of the core with the most.
+        class_block: the number of classes that are processed at a time.
     """
 
     products: int

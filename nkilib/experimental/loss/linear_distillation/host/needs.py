@@ -121,7 +121,7 @@ class PairNeeds:
 
     @property
     def gpsimd_passes(self) -> int:
-        """The passes of GpSimd over a pair of tiles, of two elements each; the search for a label is half a pass."""
+        """The passes of GpSimd over a pair of tiles: the differences of the scores, and their ratio of units if any."""
         return 0 if self.mixed else 1 + self.ratio
 
     @property

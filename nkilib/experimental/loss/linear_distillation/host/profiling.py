@@ -53,15 +53,16 @@ def profile_linear_distillation_launch(
 
     Args:
         num_positions, student_features, teacher_features, vocab_size: N, Ds, Dt, V.
-        dtype: type of X and W of the student, and of the teacher's without ``teacher_dtype``: an NKI type or its name.
+        dtype: the type of X and W: an NKI type or its name.
         direction: ``"forward"``, ``"backward"`` or ``"mixture"``, the sums of a shard of the vocabulary.
         tiling: the tiling of the launch; None: the result of ``choose_linear_distillation_tiling``.
-        teacher_dtype: type of X and W of the teacher.
+        teacher_dtype: the type of the teacher's X and W; None: ``dtype``.
         target: the generation.
         cores: the number of cores of the launch.
         student_weight_layout, teacher_weight_layout: the layouts of W.
         parameters: the model's assumptions where nothing is published.
-        options: further keyword arguments of the kernel, such as ``beta``, shapes of arrays among them.
+        options: further keyword arguments of the kernel, such as ``beta``; tensors are given as specifications
+            (:func:`nkilib.simulator.spec`).
 
     Raises:
         ValueError: for another direction.
