@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final
 
+from nkilib.nki import SIMULATED
 from nkilib.torch.dispatch.native import NATIVE_DEVICE
 
 # The native device of torch-neuronx, the older one, and the CPU, where kernels are simulated.
@@ -162,3 +163,17 @@ def checked_devices(caller: str, devices: Any) -> frozenset[str]:
                 f"that is replaced runs there"
             )
     return frozenset(names)
+
+
+def warn_without_effect(caller: str, devices: frozenset[str]) -> None:
+    """Warn the caller of ``install`` if no kernel can run on any of the devices.
+
+    The simulator, on which nkilib runs if the real NKI is not installed, takes tensors on the CPU only.
+    """
+    if SIMULATED and "cpu" not in devices:
+        warnings.warn(
+            f"{caller}: devices must include 'cpu' where nkilib runs on its simulator, as here, got "
+            f"{', '.join(map(repr, sorted(devices)))}: no kernel will run, and tensors on the CPU stay with the "
+            f"functions that it replaces; pass devices=('cpu',) for a test on the CPU, or install the Neuron SDK",
+            stacklevel=3,
+        )

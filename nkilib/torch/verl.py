@@ -21,7 +21,7 @@ from torch import Tensor
 from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.operator import TILE_DTYPES
 from nkilib.torch.functions.linear_token_scores.functional import linear_token_scores
-from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace
+from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 
 __all__ = ["Undo", "fused_linear_for_ppo", "install", "linear_cross_entropy"]
 
@@ -140,7 +140,8 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     with ``use_fused_kernels``.
 
     Args:
-        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. A warning says if no
+            kernel runs on any of them here.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.
@@ -171,6 +172,7 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             ),
         },
     )
+    warn_without_effect("nkilib.torch.verl.install", kinds)
     stock = kernel.linear_cross_entropy
     return replace(
         "verl",

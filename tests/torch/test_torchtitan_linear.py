@@ -24,6 +24,8 @@ from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.telling import GRADIENT_UNITS, LOSS_UNITS, UNIT, assert_telling
 from tests.torch.torchtitan_stand_in import DAPO, LOSSES, ChunkedLossWrapper, CrossEntropyLoss, DAPOLoss
 
+# Many tests install for devices that are not here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*devices must include 'cpu' where nkilib runs on its simulator")
 SHAPE, WIDTH, VALID = (2, 6), 16, 7.0
 HIDDEN, LABELS = make_logits(*SHAPE, WIDTH, spread=1.0), make_targets(*SHAPE, ignored=-100)
 POLICY = {
@@ -159,6 +161,13 @@ def test_functions_are_installed_where_they_were_imported_and_put_back(titan: di
         install("cpu")
     with pytest.raises(ValueError, match="devices must name one or more of neuron, xla, cpu"):
         install(())
+
+
+def test_an_installation_without_effect_on_the_simulator_warns(titan: dict[str, Any]) -> None:
+    with pytest.warns(
+        UserWarning, match=r"^nkilib\.torch\.torchtitan\.install: devices must include 'cpu' .* got 'neuron'"
+    ):
+        install()()
 
 
 def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

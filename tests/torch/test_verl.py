@@ -20,6 +20,8 @@ from tests.torch.inputs import CLASSES, make_logits, make_targets
 from tests.torch.telling import GRADIENT_UNITS, LOSS_UNITS, UNIT, assert_telling
 from tests.torch.verl_stand_in import BY_NAME, FUSED, KERNEL, FusedLinearForPPO, LinearCrossEntropy, scores
 
+# Many tests install for devices that are not here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*devices must include 'cpu' where nkilib runs on its simulator")
 BATCH, LENGTH, WIDTH, T = 2, 3, 16, 0.8
 HIDDEN = make_logits(BATCH, LENGTH, WIDTH, spread=1.0)
 WEIGHT = make_logits(CLASSES, WIDTH, seed=4, spread=0.6)
@@ -165,6 +167,11 @@ def test_another_release_is_named_and_other_arguments_are_refused(monkeypatch: p
     with pytest.raises(RuntimeError, match=message):
         install()
     assert modules[KERNEL].linear_cross_entropy is theirs
+
+
+def test_an_installation_without_effect_on_the_simulator_warns(verl: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=r"^nkilib\.torch\.verl\.install: devices must include 'cpu' .* got 'neuron'"):
+        install()()
 
 
 def test_a_second_installation_and_a_string_of_devices_are_refused(verl: dict[str, Any]) -> None:

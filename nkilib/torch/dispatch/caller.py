@@ -17,7 +17,7 @@ class Caller(NamedTuple):
         function: the name of the function.
         input: the name of its first argument.
         noun: a noun for the first argument, in words.
-        instead: what messages recommend where this one cannot be used, as the object of "use":
+        instead: the recommendation of messages where this one cannot be used, as the object of "use":
             :func:`counterpart` of the name, or another function of PyTorch.
     """
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from nkilib.experimental.loss.linear.shared.launch import FEATURES_MAX, FEATURES_MIN
 from nkilib.torch.dispatch.dtensors import dtensor
 from nkilib.torch.dispatch.operator import TILE_DTYPES
-from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace
+from nkilib.torch.replacement import Release, Replacement, Undo, checked_devices, replace, warn_without_effect
 from nkilib.torch.torchtitan import losses
 from nkilib.torch.torchtitan.linear import linear_loss, logprobs_of, loss_by_head, reason_against
 
@@ -52,7 +52,8 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
     Configurations and trainers stay as they are.
 
     Args:
-        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator.
+        devices: the device types, as in ``tensor.device.type``; ``"cpu"`` runs the simulator. A warning says if no
+            kernel runs on any of them here.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.
@@ -80,6 +81,7 @@ def install(devices: Sequence[str] = ("neuron",)) -> Undo:
             f"{_LOSSES}.ChunkedLossWrapper.set_lm_head": (wrapper.set_lm_head, "(self, lm_head)"),
         },
     )
+    warn_without_effect(_CALLER, kinds)
     functions = {
         "cross_entropy_loss": _cross_entropy_loss(titan.cross_entropy_loss, kinds),
         "compute_logprobs": _compute_logprobs(titan.compute_logprobs, kinds),

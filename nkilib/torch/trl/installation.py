@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from nkilib.torch.dispatch.native import NATIVE_DEVICE
-from nkilib.torch.replacement import checked_devices
+from nkilib.torch.replacement import checked_devices, warn_without_effect
 from nkilib.torch.trl.contract import INSTALL, find_places
 from nkilib.torch.trl.routers import DivergenceRouter, Installation, Router, ScoreRouter, router_of
 
@@ -60,7 +60,8 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
 
     Args:
         devices: the device types whose tensors the kernels take: ``"neuron"``, the native device of torch-neuronx,
-            ``"xla"``, the older one, and ``"cpu"``, where the kernels are simulated, for tests.
+            ``"xla"``, the older one, and ``"cpu"``, where the kernels are simulated, for tests. Without the Neuron SDK
+            no kernel runs on the first two, and a warning says so.
 
     Returns:
         An object that undoes the replacement: call it, or use it in a ``with`` statement.
@@ -74,6 +75,7 @@ def install(devices: Iterable[str] = (NATIVE_DEVICE,)) -> Undo:
     """
     installation = Installation(checked_devices(INSTALL, devices))
     places = find_places()
+    warn_without_effect(INSTALL, installation.devices)
     routers = (router_of(places.scores, ScoreRouter), router_of(places.divergences, DivergenceRouter))
     for router in routers:
         router.add(installation)

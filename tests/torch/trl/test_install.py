@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +20,12 @@ import trl.kernels.chunked_logprob
 import trl.trainer.utils
 from torch import Tensor
 
+from nkilib.torch import replacement
 from nkilib.torch.trl import install
 from tests.torch.trl.exact import DIVERGENCES, OUTPUTS, SCORES, Replaced
 
+# Many tests install for devices that are not here.
+pytestmark = pytest.mark.filterwarnings("ignore:.*devices must include 'cpu' where nkilib runs on its simulator")
 POSITIONS, FEATURES, CLASSES = 5, 16, 40
 FUNCTIONS = pytest.mark.parametrize("replaced", [SCORES, DIVERGENCES], ids=["scores", "divergences"])
 STOCK = {SCORES.name: SCORES.current, DIVERGENCES.name: DIVERGENCES.current}
@@ -165,6 +170,30 @@ def test_a_device_that_is_not_named_is_left_to_trl(replaced: Replaced, tiles: li
         first, *_ = call(replaced, operands(replaced))
         first.sum().backward()  # type: ignore[union-attr]
     assert tiles == [forward_tile(replaced), "_backward_tile"]
+
+
+@pytest.mark.parametrize("devices", [("neuron",), ("xla",), ("xla", "neuron")])
+def test_an_installation_without_effect_on_the_simulator_warns(
+    devices: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    named = ", ".join(map(repr, sorted(devices)))
+    expected = (
+        rf"^nkilib\.torch\.trl\.install: devices must include 'cpu' where nkilib runs on its simulator, as here, got "
+        rf"{named}: no kernel will run, .*; pass devices=\('cpu',\) for a test on the CPU, or install the Neuron SDK$"
+    )
+    with pytest.warns(UserWarning, match=expected) as warned:
+        install(devices)()
+    assert [Path(each.filename) for each in warned] == [Path(__file__)], "the warning names the line that installs"
+    monkeypatch.setattr(replacement, "SIMULATED", False)  # as with the Neuron SDK
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(devices)()
+
+
+def test_an_installation_for_the_cpu_too_does_not_warn() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        install(("neuron", "cpu"))()
 
 
 @pytest.mark.parametrize(
