@@ -68,10 +68,11 @@ $(RUN) -m pytest -n 2 --dist loadfile
 endef
 
 # Warnings are errors: links and anchors that lead nowhere, pages that no group lists, docstrings that are no valid text.
-# Sphinx is pinned to a release that needs Python 3.11.
+# Sphinx ends with 1 after warnings alone, with 2 if there is no site. It is pinned to a release that needs Python 3.11.
 define build_docs
 @if $(RUN) -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-  $(RUN) -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/docs; fi
+  $(RUN) -m sphinx --fail-on-warning --keep-going --quiet --jobs 2 docs build/docs || { status=$$?; [ $$status != 1 ] || \
+  echo "make: the warnings above are errors; the site is in build/docs all the same" >&2; exit $$status; }; fi
 endef
 
 define run_linters
