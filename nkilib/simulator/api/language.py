@@ -22,7 +22,15 @@ from ..language.normalization import rms_norm, softmax
 from ..language.printing import device_print
 from ..language.programs import num_programs, program_id, program_ndim
 from ..language.random import dropout, rand, random_seed
-from ..language.ranges import dynamic_range, fori_loop, no_reorder, static_range, while_loop
+from ..language.ranges import (
+    affine_range,
+    dynamic_range,
+    fori_loop,
+    no_reorder,
+    sequential_range,
+    static_range,
+    while_loop,
+)
 from ..language.reductions import all_over as all
 from ..language.reductions import prod_over as prod
 from ..language.reductions import var
@@ -66,10 +74,6 @@ private_hbm = MemoryRegion.private_hbm
 shared_hbm = MemoryRegion.shared_hbm
 hbm = private_hbm
 tile_size = TileSize()
-
-# The documentation makes the first two aliases of range(), as static_range is.
-affine_range = static_range
-sequential_range = static_range
 
 # Operators: arguments of instructions, and functions on tiles.
 abs = OPERATORS["abs"]

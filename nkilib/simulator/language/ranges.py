@@ -36,8 +36,41 @@ Bound = int | DeviceInteger
 
 
 def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
-    """Return a ``range`` with the documented argument order, for a loop that the compiler unrolls."""
-    return range(0, start, step) if stop is None else range(start, stop, step)
+    """Return a ``range`` with the documented argument order, for a loop that the compiler unrolls.
+
+    Raises:
+        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+    """
+    return _unrolled("nl.static_range", start, stop, step)
+
+
+def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """Return a ``range``, as :func:`static_range` does: the documentation makes both aliases of ``range()``.
+
+    Raises:
+        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+    """
+    return _unrolled("nl.affine_range", start, stop, step)
+
+
+def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """Return a ``range``, as :func:`static_range` does: the documentation makes both aliases of ``range()``.
+
+    Raises:
+        NkiValidationError: if a bound or the step is a float, as the result of ``/`` is.
+    """
+    return _unrolled("nl.sequential_range", start, stop, step)
+
+
+def _unrolled(what: str, start: int, stop: int | None, step: int) -> range:
+    bounds = (0, start) if stop is None else (start, stop)
+    for value in (*bounds, step):
+        if isinstance(value, float | np.floating):
+            raise NkiValidationError(
+                f"{what}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a float: "
+                f"divide with //, which rounds down to an integer"
+            )
+    return range(*bounds, step)
 
 
 def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Iterator[VirtualRegister]:

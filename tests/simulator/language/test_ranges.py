@@ -39,6 +39,18 @@ def test_static_ranges_count_as_range_does(loop: Any) -> None:
     assert list(loop(3, 3)) == list(loop(0)) == []
 
 
+@pytest.mark.parametrize("loop", STATIC)
+@pytest.mark.parametrize("bounds", [(256 / 128,), (0, np.float32(2.5)), (0, 4, 2.0)], ids=str)
+def test_a_static_range_takes_no_floats_and_advises_the_division_of_integers(loop: Any, bounds: Any) -> None:
+    message = refused(NkiValidationError, lambda: run(lambda: loop(*bounds)))
+    value = next(bound for bound in bounds if not isinstance(bound, int))
+    assert without_line(message) == (
+        f"nl.{loop.__name__}: bounds and step must be integers, got the float {value!r}; of two integers, / makes a "
+        f"float: divide with //, which rounds down to an integer"
+    )
+    assert message.startswith(f"{__file__}:")
+
+
 def register(value: int) -> VirtualRegister:
     """In a kernel: a register that holds `value`."""
     return nisa.register_alloc(value)
