@@ -24,6 +24,8 @@ from .replay.launch import LAUNCHES
 from .terms.errors import (
     BarrierError,
     CapacityError,
+    GridTypeError,
+    GridValueError,
     IdenticalWritesError,
     NkiValidationError,
     OutOfRangeError,
@@ -31,6 +33,7 @@ from .terms.errors import (
     RaceError,
     RegisterTypeError,
     SimulatorWarning,
+    TensorTypeError,
     UncomputedError,
     UninitializedReadError,
 )
@@ -42,6 +45,8 @@ __all__ = [
     "AS_ISSUED",
     "BarrierError",
     "CapacityError",
+    "GridTypeError",
+    "GridValueError",
     "IdenticalWritesError",
     "LaunchCounts",
     "ModelParameters",
@@ -59,6 +64,7 @@ __all__ = [
     "ReplayCounts",
     "SimulatorWarning",
     "Spec",
+    "TensorTypeError",
     "Uncomputed",
     "UncomputedError",
     "UninitializedReadError",

@@ -150,7 +150,13 @@ def test_the_table_of_steps_has_the_figures_of_the_steps() -> None:
 def test_messages_of_the_first_kernel_are_shown_and_one_mistake_is_invisible_without_its_option(tmp_path: Path) -> None:
     page = CHECKOUT / "docs" / "tutorials" / "first_kernel_on_the_simulator.md"
     failed = {each.text.partition(":")[0]: each.script for each in followed(page) if each.has_failed}
-    expected = ["TypeError", "NkiValidationError", "OutOfRangeError", "UninitializedReadError", "IdenticalWritesError"]
+    expected = [
+        "TensorTypeError",
+        "NkiValidationError",
+        "OutOfRangeError",
+        "UninitializedReadError",
+        "IdenticalWritesError",
+    ]
     assert list(failed) == expected
     script = tmp_path / "lse.py"
     script.write_text(failed["UninitializedReadError"].replace('uninitialized="error", ', ""), encoding="utf-8")

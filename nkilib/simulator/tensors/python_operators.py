@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from ..terms.errors import TensorTypeError
 from ..terms.objects import NKIObject
 
 _BINARY = {
@@ -40,13 +41,13 @@ _UNARY = {
 
 def _refusal(symbol: str, function: str) -> Callable[..., NoReturn]:
     def refuse(self: Any, *others: Any) -> NoReturn:
-        raise TypeError(f"{self}: Python's {symbol} is no operation of NKI on tensors; use {function}")
+        raise TensorTypeError(f"{self}: Python's {symbol} is no operation of NKI on tensors; use {function}")
 
     return refuse
 
 
 class PythonOperators(NKIObject):
-    """The base of ``NkiTensor`` whose arithmetic raises TypeError. Equality is identity, so tensors are hashable."""
+    """The base of ``NkiTensor``: arithmetic raises TensorTypeError; equality is identity, so tensors are hashable."""
 
     __slots__ = ()
 
@@ -54,15 +55,15 @@ class PythonOperators(NKIObject):
     __array_priority__ = 1000.0
 
     def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
-        """Raise TypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
-        raise TypeError(
+        """Raise TensorTypeError: numpy would treat a tensor as one object, and its sum as the tensor itself."""
+        raise TensorTypeError(
             f"{self}: numpy cannot compute with a tensor; use the functions of nki.language (in a debugger, .array is "
             f"a numpy view)"
         )
 
     def __index__(self) -> NoReturn:
-        """Raise TypeError; ``int()``, ``float()`` and ``range()`` call this too."""
-        raise TypeError(
+        """Raise TensorTypeError; ``int()``, ``float()`` and ``range()`` call this too."""
+        raise TensorTypeError(
             f"{self}: the values of a tensor are not known while the kernel is being built; nisa.register_load brings "
             f"one into a register"
         )

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import sys
 from types import FrameType
+from typing import TypeVar
 
 # The package whose frames are no user's kernel, by the name under which everybody imports it.
 _SIMULATOR = "nkilib.simulator"
 
+Class = TypeVar("Class", bound=type)
 
+
+def _public(error: Class) -> Class:
+    """Give an exception the module from which users import it: Python shows that name in tracebacks."""
+    error.__module__ = _SIMULATOR
+    return error
+
+
+@_public
 class NkiValidationError(Exception):
     """A rule of the hardware or of the documented API is violated.
 
@@ -29,26 +39,37 @@ class NkiValidationError(Exception):
     core = ""
 
 
+@_public
 class OutOfRangeError(NkiValidationError, IndexError):
     """An index, static or read from a tensor at run time, is outside the tensor that it indexes."""
 
 
+@_public
 class UninitializedReadError(NkiValidationError):
     """A register that was never set is read, or, with ``uninitialized="error"``, an element that was never written."""
 
 
+@_public
 class RegisterTypeError(NkiValidationError, TypeError):
     """Python is asked to branch on or to compute with a register or a scalar, whose value only the device knows."""
 
 
+@_public
+class TensorTypeError(NkiValidationError, TypeError):
+    """Python or numpy is asked to compute with a tensor, as in ``tile * 2``."""
+
+
+@_public
 class GridTypeError(NkiValidationError, TypeError):
     """A shape or an index of a grid of tiles has the wrong type."""
 
 
+@_public
 class GridValueError(NkiValidationError, ValueError):
     """A shape or an index of a grid of tiles has an impossible value."""
 
 
+@_public
 class CapacityError(NkiValidationError):
     """The tensors that are live at one time do not fit SBUF or PSUM, or two tensors placed by hand overlap.
 
@@ -61,26 +82,32 @@ class CapacityError(NkiValidationError):
         self.made_at = made_at
 
 
+@_public
 class RaceError(NkiValidationError):
     """Two cores access the same elements of a shared tensor, one of them writing, without a barrier in between."""
 
 
+@_public
 class IdenticalWritesError(RaceError):
     """Two cores write the same values to the same elements, with ``identical_writes="error"``."""
 
 
+@_public
 class PsumGroupError(NkiValidationError):
     """A matmul adds to an accumulation group in PSUM after another group was started in the same bank."""
 
 
+@_public
 class BarrierError(NkiValidationError):
     """A core or a rank waits for another one that can no longer arrive, or that waits at a different operation."""
 
 
+@_public
 class UncomputedError(RuntimeError):
     """The values of a result are read that a launch with ``skip_arithmetic`` did not compute."""
 
 
+@_public
 class SimulatorWarning(UserWarning):
     """A warning in place of an error, where a setting (``NKILIB_RACES=warn`` and similar ones) asks for warnings."""
 

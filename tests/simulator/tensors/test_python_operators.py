@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from nkilib.nki import nl
+from nkilib.simulator import NkiValidationError, TensorTypeError
+from tests.simulator.frame import refused, run
 
 BINARY = [
     (operator.add, "+", "nl.add"),
@@ -62,6 +64,13 @@ def test_a_number_first(compute: Any, symbol: str, function: str, number: Any) -
 @pytest.mark.parametrize(("compute", "symbol", "function"), UNARY, ids=lambda item: str(item))
 def test_operators_of_one_operand(compute: Any, symbol: str, function: str) -> None:
     assert message(compute, tensor()).endswith(f"Python's {symbol} is no operation of NKI on tensors; use {function}")
+
+
+@pytest.mark.parametrize("compute", [lambda x: x * 2.0, lambda x: np.exp(x), lambda x: range(x)])
+def test_in_a_kernel_the_error_names_the_line_and_is_a_type_error(compute: Any) -> None:
+    assert issubclass(TensorTypeError, TypeError) and issubclass(TensorTypeError, NkiValidationError)
+    told = refused(TensorTypeError, lambda: run(compute, np.zeros((2, 3), np.float32)))
+    assert told.startswith(f"{__file__}:{compute.__code__.co_firstlineno}: tensor 'x' [2, 3] float32 in private_hbm: ")
 
 
 def test_assignment_with_an_operator() -> None:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import traceback
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,26 @@ def test_the_classes() -> None:
         assert issubclass(error, NkiValidationError) and getattr(nkilib.simulator, error.__name__) is error
     assert issubclass(OutOfRangeError, IndexError)
     assert not issubclass(CoreAbortedError, Exception)
+
+
+PUBLIC = [value for name in nkilib.simulator.__all__ if inspect.isclass(value := getattr(nkilib.simulator, name))]
+
+
+@pytest.mark.parametrize("error", [kind for kind in PUBLIC if issubclass(kind, Exception)])
+def test_a_traceback_names_an_error_as_users_import_it_and_it_can_be_pickled(error: type[Exception]) -> None:
+    raised = error("too large")
+    [line] = traceback.format_exception_only(raised)
+    assert line == f"nkilib.simulator.{error.__name__}: too large\n"
+    again = pickle.loads(pickle.dumps(raised))
+    assert type(again) is error and again.args == raised.args
+
+
+def test_every_error_that_a_kernel_can_meet_is_public() -> None:
+    def below(kind: type) -> set[type]:
+        return {kind}.union(*(below(each) for each in kind.__subclasses__()))
+
+    own = {kind for kind in below(NkiValidationError) if kind.__module__.startswith("nkilib.")}
+    assert own <= set(PUBLIC)
 
 
 def test_an_error_names_the_line_of_the_kernel() -> None:
