@@ -13,6 +13,7 @@ from typing import Any
 from nkilib.base.ending import ending_quietly
 
 from . import doctor, profile, tune, verify
+from .parser import Parser
 
 _EXIT_CODES = "Exit code: 0; 1 if the command cannot do what was asked, and prints why; 2 if the arguments are wrong."
 _PROGRAM = "python -m nkilib"
@@ -34,7 +35,7 @@ class _Version(argparse.Action):
 
 def parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog=_PROGRAM,
         description="Losses of large models on AWS Trainium: kernels, and the simulator that runs them anywhere.",
     )

@@ -48,12 +48,22 @@ def test_its_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
-    [((), "required: command"), (("profil",), "invalid choice: 'profil'"), (("doctor", "--x"), "unrecognized")],
+    ("arguments", "program", "said"),
+    [
+        ((), "python -m nkilib", "required: command"),
+        (("profil",), "python -m nkilib", "invalid choice: 'profil'"),
+        (("doctor", "--x"), "python -m nkilib", "unrecognized"),
+        (("profile",), "python -m nkilib profile", "or a kernel as FILE.py:KERNEL"),
+        (("tune", "--positions", "0"), "python -m nkilib tune", "must be a positive integer, got '0'"),
+    ],
 )
-def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+def test_mistakes(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], program: str, said: str) -> None:
+    """One line that says what is wrong and one that names the help, without the usage."""
     assert ended(arguments) == 2
-    assert said in capsys.readouterr().err
+    printed = capsys.readouterr()
+    error, advice = printed.err.splitlines()
+    assert error.startswith(f"{program}: error: ") and said in error
+    assert advice == f"see `{program} --help`" and printed.out == ""
 
 
 @pytest.mark.parametrize("command", ["profile", "tune"])
