@@ -32,7 +32,8 @@ def assert_loss(actual: Tensor, exact: Tensor, magnitude: float) -> None:
         exact: float64, of the same shape.
         magnitude: the largest summand that enters: logits, log V, times weights; for a sum, times its length.
     """
-    assert actual.dtype == torch.float32
+    if actual.dtype != torch.float32:
+        raise AssertionError(f"assert_loss: the loss must be torch.float32, got {actual.dtype}")
     assert_telling(actual, exact, 0.0, LOSS_UNITS * UNIT * max(1.0, magnitude))
 
 
@@ -50,19 +51,32 @@ def assert_gradient(actual: Tensor, exact: Tensor, scale: float) -> None:
 
 def assert_telling(actual: Tensor, exact: Tensor, rtol: float, atol: float) -> None:
     """``actual`` is within a tolerance of ``exact``, float64, in which no wrong result is."""
-    assert actual.shape == exact.shape
-    torch.testing.assert_close(actual.double(), exact, rtol=rtol, atol=atol)
+    _assert_same_shape(actual, exact)
+    torch.testing.assert_close(actual.double(), exact, rtol=rtol, atol=atol, msg=_result_and_reference)
     for name, wrong in _wrong_results(exact).items():
         assert not torch.allclose(wrong, exact, rtol=rtol, atol=atol), f"the comparison accepts a result that is {name}"
 
 
 def assert_within(actual: Tensor, exact: Tensor, bound: Tensor) -> None:
     """``actual`` is off ``exact``, float64, by no more than a bound of each element, and no wrong result is."""
-    assert actual.shape == exact.shape == bound.shape
+    _assert_same_shape(actual, exact)
+    _assert_same_shape(bound, exact, "the bound")
     off = (actual.double() - exact).abs()
     assert (off <= bound).all(), f"off by {(off / bound).max().item():.3g} of the bound"
     for name, wrong in _wrong_results(exact).items():
         assert not ((wrong - exact).abs() <= bound).all(), f"the bounds accept a result that is {name}"
+
+
+def _assert_same_shape(actual: Tensor, exact: Tensor, what: str = "the result") -> None:
+    if actual.shape != exact.shape:
+        raise AssertionError(
+            f"{what} must have the shape of the float64 reference, {tuple(exact.shape)}, got {tuple(actual.shape)}"
+        )
+
+
+def _result_and_reference(difference: str) -> str:
+    """What PyTorch says of two tensors, and which two they are."""
+    return f"the result of the kernels (actual) is not near enough to the float64 reference (expected):\n{difference}"
 
 
 def _wrong_results(exact: Tensor) -> dict[str, Tensor]:

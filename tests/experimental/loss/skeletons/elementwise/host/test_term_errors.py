@@ -17,6 +17,7 @@ from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.core.host.samples import Sample
 from nkilib.verify.kernels.elementwise_entries import ENTRIES, ElementwiseEntry
 from nkilib.verify.kernels.samples import MAKERS
+from tests.experimental.loss.skeletons.term_errors import assert_kept, assert_near, assert_same_functions
 
 Numbers = np.ndarray
 SHAPE: Final = (128, 320)
@@ -110,11 +111,12 @@ def test_a_stated_error_is_derived_and_kept(entry: ElementwiseEntry) -> None:
     """What is derived is never more than what is stated, and comes near it; the kernel's error is never more either."""
     tensors, stated = hard_tensors(entry), entry.reference.stated
     found = derived(entry, tensors)
-    assert found.functions.keys() == stated.functions.keys()
-    figures = [(stated.own, found.own), *((stated.functions[name], each) for name, each in found.functions.items())]
-    for figure, errors in figures:
-        assert 0.8 * figure <= units(errors, found) <= figure + 1e-6
-    assert observed(entry, tensors, found) <= allowed(entry)
+    assert_same_functions(entry.name, stated.functions, found.functions)
+    assert_near(entry.name, "own", stated.own, units(found.own, found), 0.8)
+    for function, errors in found.functions.items():
+        part = f"functions[{function!r}]"
+        assert_near(entry.name, part, stated.functions[function], units(errors, found), 0.8)
+    assert_kept(entry.name, observed(entry, tensors, found), allowed(entry))
 
 
 @every_entry

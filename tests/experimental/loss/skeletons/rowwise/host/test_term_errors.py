@@ -17,6 +17,7 @@ from nkilib.core.host.samples import Sample
 from nkilib.experimental.loss.skeletons.rowwise.host.reference import additions
 from nkilib.verify.kernels.rowwise_entries import ENTRIES, RowwiseEntry
 from nkilib.verify.kernels.samples import MAKERS
+from tests.experimental.loss.skeletons.term_errors import assert_kept, assert_near, assert_same_functions
 
 Numbers = np.ndarray
 # Rows of one number and of some, and one of several runs.
@@ -77,12 +78,13 @@ def test_a_stated_error_is_derived_and_kept(entry: RowwiseEntry, shape: tuple[in
     """What is derived is never more than what is stated; the kernel's error is never more either."""
     tensors, stated = hard_tensors(entry, shape), entry.reference.stated
     found = derived(entry, tensors)
-    assert found.functions.keys() == stated.functions.keys()
-    figures = [(stated.own + stated.additions * additions(shape[1]), found.own)]
-    figures += [(stated.functions[name], each) for name, each in found.functions.items()]
-    for figure, errors in figures:
-        assert 0.4 * figure <= units(errors, found) <= figure + 1e-6
-    assert observed(entry, tensors, found) <= allowed(entry, shape[1])
+    assert_same_functions(entry.name, stated.functions, found.functions)
+    own = stated.own + stated.additions * additions(shape[1])
+    assert_near(entry.name, "own and additions", own, units(found.own, found), 0.4)
+    for function, errors in found.functions.items():
+        part = f"functions[{function!r}]"
+        assert_near(entry.name, part, stated.functions[function], units(errors, found), 0.4)
+    assert_kept(entry.name, observed(entry, tensors, found), allowed(entry, shape[1]))
 
 
 @every_entry
