@@ -5,8 +5,9 @@
 
 A logical NeuronCore (LNC) is one physical core or two. A kernel takes its size from the launch grid, ``kernel[2]``, or
 from ``NEURON_LOGICAL_NC_CONFIG``, or else is made for one core. The Neuron compiler takes it from ``--lnc`` in
-``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. NKI 0.7 compares them only after
-everything is compiled: error NCC_EVRF066. This module raises an error before the launch if they disagree.
+``NEURON_CC_FLAGS``, or from the variable, or else compiles for two on trn2 and later. Earlier NKI releases do not
+compare them; NKI 0.7 compares them after everything is compiled: error NCC_EVRF066. This module raises an error before
+the launch if they disagree.
 
 It imports nothing of this library, so that every part of the library can use it.
 
@@ -253,13 +254,14 @@ def explanation() -> str:
     bare, grid = of_kernel(None), library_grid()
     launch_cores("kernel(...)", grid)
     if grid is None:
-        return f"{bare.cores}, as {bare.source} says, with brackets and without"
+        return f"{bare.cores}, with brackets and without ({bare.source})"
     source = (of_compiler() or bare).source
     if grid == bare.cores:
-        return f"{grid}, as {source} says, and without brackets {bare.source}"
+        return f"{grid}, with brackets ({source}) and without ({bare.source})"
     return (
-        f"nkilib's wrappers launch on {grid} ({source}), kernel(...) without brackets is made for {bare.cores} "
-        f"({bare.source}), which such a compiler refuses (NCC_EVRF066): set {VARIABLE} to have both alike"
+        f"nkilib launches its kernels on {grid} ({source}); to launch kernels of your own on a device, write "
+        f"kernel[{grid}](...) or set {VARIABLE}={grid}, because kernel(...) is made for {bare.cores} core, which the "
+        f"compiler refuses (NCC_EVRF066)"
     )
 
 
