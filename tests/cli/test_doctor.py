@@ -76,14 +76,18 @@ def test_where_there_is_no_neuron_software() -> None:
 def test_the_cores_of_a_launch_and_a_disagreement_about_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _cores_of_a_launch() == Finding(
         "cores of a launch",
-        "nkilib's wrappers launch on 2 (the compiler's default), kernel(...) without brackets is made for 1 (the "
-        "default of NKI 0.7), which such a compiler refuses (NCC_EVRF066): set NEURON_LOGICAL_NC_CONFIG to have both "
-        "alike",
+        "nkilib launches its kernels on 2 (the compiler's default); to launch kernels of your own on a device, write "
+        "kernel[2](...) or set NEURON_LOGICAL_NC_CONFIG=2, because kernel(...) is made for 1 core, which the compiler "
+        "refuses (NCC_EVRF066)",
     )
     monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
-    found = "2, as NEURON_LOGICAL_NC_CONFIG=2 says, with brackets and without"
+    found = "2, with brackets and without (NEURON_LOGICAL_NC_CONFIG=2)"
     assert _cores_of_a_launch() == Finding("cores of a launch", found)
+    monkeypatch.delenv("NEURON_LOGICAL_NC_CONFIG")
     monkeypatch.setenv("NEURON_CC_FLAGS", "--lnc 1")
+    found = "1, with brackets (--lnc=1 in NEURON_CC_FLAGS) and without (the default of NKI 0.7)"
+    assert _cores_of_a_launch() == Finding("cores of a launch", found)
+    monkeypatch.setenv("NEURON_LOGICAL_NC_CONFIG", "2")
     finding = _cores_of_a_launch()
     assert finding.is_wrong and "take --lnc=1 out of NEURON_CC_FLAGS" in finding.found
 

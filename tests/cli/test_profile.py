@@ -61,7 +61,7 @@ def test_trips_of_the_library_s_own_loop(capsys: pytest.CaptureFixture[str]) -> 
     for trips in ("all", "recompute_rows=2"):
         code, printed, errors = command(capsys, *sizes, "--trips", trips)
         assert (code, errors) == (0, "")
-        assert "recompute_rows (recomputation.py" in printed and "with all trips" not in printed
+        assert "recompute_rows (recomputation.py" in printed and "the most iterations that" not in printed
         assert "target_logits_hbm" in printed
     code, _, errors = command(capsys, *sizes, "--trips", "other=2")
     assert code == 1 and "trips names 'other'" in errors

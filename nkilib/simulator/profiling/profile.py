@@ -184,7 +184,7 @@ class Profile:
 
     @property
     def _shown_trips(self) -> str:
-        return "trips: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
+        return "loop iterations: " + ", ".join(f"{loop} {count:,}" for loop, count in self.trips.items())
 
     def to_perfetto(self, path: str | PathLike[str]) -> None:
         """Write a trace for https://ui.perfetto.dev: engines of each core, critical path, and use of SBUF."""
@@ -237,7 +237,9 @@ class Profile:
         return "\n".join(lines)
 
     def _all_trips_lines(self) -> list[str]:
-        return [] if self.with_all_trips is None else [f"with all trips: {self.with_all_trips.title}"]
+        if self.with_all_trips is None:
+            return []
+        return [f"with the most iterations that the kernel states: {self.with_all_trips.title}"]
 
     def _bound_line(self) -> str:
         if self.bound_us is None:

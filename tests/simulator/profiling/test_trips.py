@@ -80,9 +80,9 @@ def test_a_kernel_that_states_its_most_is_profiled_with_none_and_with_all() -> N
 
 def test_the_table_says_how_often_loops_ran() -> None:
     first, _, other, *_ = str(profile(stating, *shapes())).splitlines()
-    assert first.endswith(f"modelled, not measured; trips: again ({LINE}) 0")
-    assert other.startswith("with all trips: stating on 1 core of trn2: ")
-    assert other.endswith(f"modelled, not measured; trips: again ({LINE}) 8")
+    assert first.endswith(f"modelled, not measured; loop iterations: again ({LINE}) 0")
+    assert other.startswith("with the most iterations that the kernel states: stating on 1 core of trn2: ")
+    assert other.endswith(f"modelled, not measured; loop iterations: again ({LINE}) 8")
 
 
 def test_without_a_word_the_loop_is_refused_with_what_to_say() -> None:
