@@ -25,16 +25,22 @@ PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "examples" / "README.md", *sorted((R
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def blocks(language: str) -> list[Any]:
-    """The blocks in ``language``, each with a name that says where it stands."""
-    found = []
+# Scripts of these are run by tests/tutorials, in the order of the page, and their output is compared.
+TUTORIALS = frozenset((ROOT / "docs" / "tutorials").glob("*.md"))
+
+
+def blocks(language: str, without: frozenset[Path] = frozenset()) -> list[Any]:
+    """The blocks in ``language`` of all pages but ``without``, each with the page and line as its name."""
+    marked = []
     for page in PAGES:
+        if page in without:
+            continue
         text = page.read_text(encoding="utf-8")
         for match in BLOCK.finditer(text):
             if match.group(1) == language:
                 line = text[: match.start()].count("\n") + 1
-                found.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{line}"))
-    return found
+                marked.append(pytest.param(match.group(2), id=f"{page.relative_to(ROOT)}:{line}"))
+    return marked
 
 
 def _is_for_any_nki(source: str) -> bool:
@@ -48,7 +54,7 @@ def skip_without_packages(source: str) -> None:
         pytest.skip(f"needs {missing}")
 
 
-@pytest.mark.parametrize("source", blocks("python"))
+@pytest.mark.parametrize("source", blocks("python", without=TUTORIALS))
 def test_python_block_runs(source: str, tmp_path: Path) -> None:
     skip_without_packages(source)
     script = tmp_path / "block.py"

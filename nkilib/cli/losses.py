@@ -24,7 +24,13 @@ _FORMULAS: Final = (
     "options",
     "differentiable inputs",
 )
-_GUARANTEES: Final = ("loss", "largest error", "largest error of gradients", "bitwise identical on 1 and 2 cores", "in place")
+_GUARANTEES: Final = (
+    "loss",
+    "largest error",
+    "largest error of gradients",
+    "bitwise identical on 1 and 2 cores",
+    "in place",
+)
 _TERM_ERRORS: Final = (
     "loss",
     "error, in u of the largest term",
