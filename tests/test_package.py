@@ -6,6 +6,7 @@
 import ast
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from nkilib.base.installation import extra_remedy
 from tests.fresh_python import CHECKOUT, run_fresh
 
 if sys.version_info >= (3, 11):
@@ -114,6 +116,17 @@ def test_what_a_package_imports_is_in_the_extra_of_its_name(extra: str) -> None:
     found = set().union(*(imported(file) for file in (CHECKOUT / "nkilib" / extra).rglob("*.py")))
     assert extra in found
     assert found - BROUGHT_BY_THE_CALLER <= declared
+
+
+def test_messages_name_extras_that_there_are() -> None:
+    sources = "".join(file.read_text(encoding="utf-8") for file in (CHECKOUT / "nkilib").rglob("*.py"))
+    named = set(re.findall(r"extra_remedy\([\"'](\w+)[\"']\)", sources))
+    assert named >= {"plot", "torch", "jax"} and named <= project()["optional-dependencies"].keys()
+    assert "pip install 'nkilib" not in sources, "no package index has nkilib: use extra_remedy of base/installation.py"
+    assert extra_remedy("plot") == (
+        "install nkilib with its extra 'plot': pip install '.[plot]' in a checkout, or "
+        "'./nkilib-VERSION-py3-none-any.whl[plot]'"
+    )
 
 
 def test_nkilib_torch_needs_the_release_that_its_extra_asks_for() -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The packages named nkilib on this machine: whether this one is imported, another one, or a mixture of both.
+"""The packages named nkilib on this machine: whether this one is imported, another one, or a mixture; and its extras.
 
 The Neuron compiler of AWS installs a package that is called nkilib too, with modules of its own. This package may
 precede it on the import path (``docs/how_to/install.md``), but an import must not load one half from here and the other
@@ -22,6 +22,14 @@ HOME: Final = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 # Packages that the other nkilib has too, outer ones first.
 _SHARED: Final = ("nkilib", "nkilib.core", "nkilib.experimental", "nkilib.experimental.loss")
 _INIT: Final = "nkilib/__init__.py"
+
+
+def extra_remedy(extra: str) -> str:
+    """Return the instruction to install nkilib with an extra, such as ``"torch"``. No package index has nkilib."""
+    return (
+        f"install nkilib with its extra {extra!r}: pip install '.[{extra}]' in a checkout, or "
+        f"'./nkilib-VERSION-py3-none-any.whl[{extra}]'"
+    )
 
 
 class Copy(NamedTuple):

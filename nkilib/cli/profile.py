@@ -16,6 +16,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from nkilib.base.installation import extra_remedy
+
 from .families.registry import FAMILIES, add_family_arguments, kernels_of
 from .kernel_source import SourceRefusedError, bound_arguments, described, kernel_of
 from .kernel_values import ValueRefusedError, arguments_of, trips_of
@@ -78,7 +80,7 @@ def main(options: argparse.Namespace) -> int:
     if reason:
         return fail("profile", reason)
     if options.plot and not _has_matplotlib():
-        return fail("profile", "--plot needs matplotlib: pip install 'nkilib[plot]'")
+        return fail("profile", f"--plot needs matplotlib, and there is none; {extra_remedy('plot')}")
     values = _values(options)
     try:
         result = _profile_of_file(options, values) if options.kernel else _profile_of_library(options, values)

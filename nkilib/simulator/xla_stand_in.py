@@ -23,13 +23,15 @@ from importlib.util import find_spec, spec_from_loader
 from types import ModuleType
 from typing import Any
 
+from nkilib.base.installation import extra_remedy
+
 _HINT = "the stand-in of nkilib.simulator has only what AWS's examples of kernels use; run this on a Neuron device"
 
 # What to do where a script imports something that is not there, by its name or the beginning of it.
 _ADVICE = {
-    "torch_xla": "install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in",
-    "torch_neuronx": "install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in",
-    "torch": "install torch (pip install 'nkilib[torch]')",
+    "torch_xla": f"with torch the simulator has a stand-in; {extra_remedy('torch')}",
+    "torch_neuronx": f"with torch the simulator has a stand-in; {extra_remedy('torch')}",
+    "torch": extra_remedy("torch"),
     "jax": "install jax, and give kernels numpy arrays: numpy.asarray(x)",
     "jax_neuronx": "call the kernel of nki.jit itself, on numpy arrays: numpy.asarray(x)",
     "libneuronxla": "it is of the Neuron device alone; run this there",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Final
 
+from nkilib.base.installation import extra_remedy
 from nkilib.core.host.requirement import Requirement
 
 # The oldest that the tests run. Older ones cannot trace all of nkilib.torch: under 2.11 on Python 3.12, torch.compile
 # with fullgraph=True ends with "Attempted to call function marked as skipped".
-REQUIREMENT: Final = Requirement("nkilib.torch", "torch", (2, 13), "install it with pip install 'nkilib[torch]'")
+REQUIREMENT: Final = Requirement("nkilib.torch", "torch", (2, 13), extra_remedy("torch"))
 
 REQUIREMENT.check()

@@ -19,7 +19,7 @@ from nkilib.cli.output_files import output_file, picture_file, picture_formats
 def test_a_picture_of_unknown_format(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str
 ) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
+    pytest.importorskip("matplotlib", reason="pip install '.[plot]'")
     monkeypatch.setattr("nkilib.cli.profile.main", None)  # it is not run
     with pytest.raises(SystemExit, match="2"):
         main(("profile", "--positions", "64", "--vocab", "3000", "--plot", str(tmp_path / name)))

@@ -67,8 +67,15 @@ def test_trips_of_the_library_s_own_loop(capsys: pytest.CaptureFixture[str]) -> 
     assert code == 1 and "trips names 'other'" in errors
 
 
+def test_a_picture_without_matplotlib(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nkilib.cli.profile._has_matplotlib", lambda: False)
+    code, printed, errors = command(capsys, *SIZES, "--plot", "picture.png")
+    expected = "--plot needs matplotlib, and there is none; install nkilib with its extra 'plot': pip install '.[plot]'"
+    assert (code, printed) == (1, "") and expected in errors
+
+
 def test_trace_and_picture_are_written(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pip install 'nkilib[plot]'")
+    pytest.importorskip("matplotlib", reason="pip install '.[plot]'")
     trace, picture = tmp_path / "trace.json", tmp_path / "picture.png"
     code, _, _ = command(capsys, *SIZES, "--trace", str(trace), "--plot", str(picture))
     assert code == 0

@@ -24,7 +24,7 @@ def _forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jax", None)
-    with pytest.raises(ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, .*pip install 'nkilib\[jax\]'"):
+    with pytest.raises(ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, .*pip install '\.\[jax\]'"):
         importlib.import_module("nkilib.jax")
 
 
@@ -32,5 +32,5 @@ def test_with_an_older_one(monkeypatch: pytest.MonkeyPatch) -> None:
     older = ModuleType("jax")
     vars(older).update(__version__="0.6.2", __version_info__=(0, 6, 2), __file__="here.py")
     monkeypatch.setitem(sys.modules, "jax", older)
-    with pytest.raises(ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, got 0.6.2 in here.py; install it"):
+    with pytest.raises(ImportError, match=r"^nkilib.jax: needs jax 0.7 or later, got 0.6.2 in here.py; install nkilib with"):
         importlib.import_module("nkilib.jax")

@@ -167,7 +167,8 @@ def test_without_torch_there_is_no_stand_in_and_the_advice_is_to_install_it(
     with pytest.raises(ModuleNotFoundError) as caught:
         imported("torch_xla")
     said = (
-        "No module named 'torch_xla': install torch (pip install 'nkilib[torch]'): with it the simulator has a stand-in"
+        "No module named 'torch_xla': with torch the simulator has a stand-in; install nkilib with its extra 'torch': "
+        "pip install '.[torch]' in a checkout, or './nkilib-VERSION-py3-none-any.whl[torch]'"
     )
     assert advice(caught.value) == said
 

@@ -21,7 +21,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
 
 def test_without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.13 or later, .*pip install 'nkilib\[torch\]'"):
+    with pytest.raises(ImportError, match=r"^nkilib.torch: needs torch 2.13 or later, .*pip install '\.\[torch\]'"):
         REQUIREMENT.check()
 
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+from nkilib.base.installation import extra_remedy
+
 from ..timing.event import Event
 from .tensors import TensorLife, use_over_time
 
@@ -40,9 +42,7 @@ def draw(
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(
-            "profile.plot draws with matplotlib, which is not installed: pip install 'nkilib[plot]'"
-        ) from error
+        raise ImportError(f"profile.plot: needs matplotlib, and there is none; {extra_remedy('plot')}") from error
     cores = sorted({event.core for event in events}) or [0]  # a kernel may do nothing
     rows = [(core, engine) for core in cores for engine in _ENGINES]
     height = _REST_INCHES + _ROW_INCHES * len(rows)
