@@ -45,9 +45,9 @@ def install() -> None:
 
 
 def _modules() -> dict[str, ModuleType]:
-    """Return the simulator's module for every module of NKI, by name.
+    """Return the simulator's modules by the names under which NKI has them.
 
-    They are imported here, because the package itself must not need all of them.
+    They are imported here and not at the top, because the package itself must not need all of them.
     """
     from .api import aliases, collectives, compiler, isa, language, nki
 
@@ -62,9 +62,9 @@ def _origin(module: ModuleType) -> str:
 
 
 def _place_of(package: str, part: str) -> str:
-    """Return where a package is installed that has a module ``part``, or an empty string.
+    """Return the path of a package that has a module ``part``; an empty string if no such package is installed.
 
-    The stubs on the public index have the packages' names but no content.
+    A stub on the public index has a package's name but not the module.
     """
     spec = find_spec(package)
     if spec is None or spec.submodule_search_locations is None:

@@ -3,6 +3,6 @@
 
 """Modules that take the place of ``nki``, ``nki.isa`` and ``nki.language`` of NKI 0.7.
 
-Only single pages of the documentation of 0.7 could be read, and all pages of 0.6:
+The whole documentation of NKI 0.6, and single pages of that of 0.7, were available to compare with:
 ``docs/reference/simulator_functions.md`` names the functions that are compared with 0.7.
 """

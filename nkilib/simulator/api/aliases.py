@@ -89,7 +89,10 @@ _CALLED = {"nki": "nki", "nki.isa": "nisa", "nki.language": "nl", "nki.collectiv
 
 
 def offer(module: str, names: Sequence[str]) -> None:
-    """Register the names that a module has, for hints when one is misspelt or looked for in another module."""
+    """Register the public names of a module of NKI, from which hints are made.
+
+    A hint follows the error for a name that is misspelt, or that another module has.
+    """
     _OFFERED[module] = names
 
 
@@ -112,9 +115,9 @@ def alias(module: str, name: str) -> Any:
 
 
 def _likely(module: str, name: str) -> str:
-    """Return a hint at the likely name.
+    """Return the end of an error message that suggests a name for the missing ``module.name``; empty if none is likely.
 
-    It is the same name in another module, or a similar one, in this module before others.
+    The suggestion is the same name in another module, or else a name of similar spelling, in ``module`` first.
     """
     if name.startswith("_"):
         return ""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Names of NKI that exist here but are not implemented yet."""
+"""Stand-ins for functions that NKI documents and the simulator does not implement yet."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 
 def pending(name: str) -> Callable[..., NoReturn]:
-    """Return a function that raises NotImplementedError with ``name``, the documented name that it replaces."""
+    """Return a stand-in for the documented function ``name``; a call raises NotImplementedError with that name."""
 
     def not_implemented(*args: Any, **kwargs: Any) -> NoReturn:
         raise NotImplementedError(f"{name} is not implemented in the simulator yet")

@@ -12,7 +12,11 @@ from ..terms.errors import NkiValidationError
 
 
 def check_engine_access(name: str, tensor: View) -> None:
-    """Check the limits of a compute engine's access to an on-chip tensor.
+    """Check that a compute engine can access an on-chip tensor: its partitions, and the pattern within a partition.
+
+    Args:
+        name: the name of the operand in messages.
+        tensor: the view that the engine is to access.
 
     Raises:
         NkiValidationError: naming the operand, the limit and the value.
@@ -56,10 +60,11 @@ def check_free_pattern(name: str, tensor: View) -> None:
 
 
 def check_partitions(name: str, tensor: View) -> None:
-    """Check that a compute engine may access the partitions (trainium_inferentia2_arch.rst, Data Access).
+    """Check that a compute engine may access a view's partitions (trainium_inferentia2_arch.rst, Data Access).
 
     Raises:
-        NkiValidationError: if they are not consecutive, or do not start where their number allows.
+        NkiValidationError: if they are not consecutive, or the first is not one at which an access to so many
+            partitions may start.
     """
     check_consecutive_partitions(name, tensor)
     start, partitions = start_partition(tensor), tensor.shape[0]

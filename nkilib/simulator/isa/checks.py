@@ -13,7 +13,7 @@ from ..terms.regions import MemoryRegion
 
 
 def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that tensors have as many partitions as operand ``first``.
+    """Check that the operands ``others`` have as many partitions as operand ``first``; ``values`` holds them by name.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -27,7 +27,7 @@ def same_partitions(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that tensors have as many partitions, and elements per partition, as operand ``first``.
+    """Check that the operands ``others`` have as many partitions, and elements per partition, as operand ``first``.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -41,7 +41,7 @@ def same_tile_size(values: dict[str, Any], first: str, *others: str) -> None:
 
 
 def same_elements(values: dict[str, Any], first: str, *others: str) -> None:
-    """Check that tensors have as many elements per partition as operand ``first``.
+    """Check that the operands ``others`` have as many elements per partition as operand ``first``.
 
     Raises:
         NkiValidationError: naming the two operands and their sizes.
@@ -78,7 +78,7 @@ def no_cast_of_packed(first: NkiTensor, second: NkiTensor) -> None:
 
 
 def at_most_rank(values: dict[str, Any], limit: int, *names: str) -> None:
-    """Check that tensors have at most ``limit`` dimensions, the partitions included.
+    """Check that the operands ``names`` have at most ``limit`` dimensions, the partition dimension included.
 
     For some instructions NKI 0.7 documents a smaller limit than that of engine accesses.
 

@@ -21,9 +21,9 @@ _UNKNOWN = Engine.unknown
 
 
 class Cost(Protocol):
-    """A function that returns the cycles that a call takes in the model of time.
+    """A function that returns the cycles that a call of an instruction takes in the model of time.
 
-    The model of time decides what the function is given about the call.
+    Its argument describes the call: :class:`nkilib.simulator.timing.costs.CostInputs`, which this package does not import.
     """
 
     def __call__(self, call: Any, /) -> float: ...
@@ -37,20 +37,27 @@ class Definition:
         name: the name of the instruction without its module.
         function: ``function(call, **parameters)``, which makes the checks special to the instruction, computes and
             stores.
-        operands: the tensor parameters.
-        engines: engines that a caller may ask for.
+        operands: the requirements on each tensor parameter.
+        engines: the engines that a caller may ask for.
         default_engine: the engine that runs it if the caller leaves that open.
-        since: the first generation that has it.
-        choose_engine: picks the engine in place of the default, from the parameters; None if nothing depends on them.
+        since: the first hardware generation that has it.
+        choose_engine: a function that picks the engine from the parameters where the caller leaves that open; None if
+            this is always the default.
         signature: the public signature, ``name=`` included.
         is_lane_bound: whether the rules for the partitions that an engine may access hold for its operands (not for
             DMA).
         is_matmul: whether a later matmul may add to its result in PSUM.
-        cost: the cycles that it takes in the model of time; None for instructions that take none, and for transfers.
+        cost: the function that gives the cycles of a call in the model of time; None for instructions that take none,
+            and for transfers.
         is_transfer: whether the DMA engines do the work.
         is_untimed: whether it takes no time in the model of time because nothing is known of its duration.
-        module: the module in which kernels find it.
-        names: the parameters of ``signature``.
+        module: the module in which kernels find it, ``nisa`` for instance.
+        names: the names of the parameters of ``signature``.
+        checks: each of ``operands``, with its position in ``names`` and the position of its ``like`` (0 if it has none).
+        outputs: the operands that the instruction writes, each with its position in ``names``.
+        output_names: the names of these operands.
+        label: the name of the instruction in messages, with its module.
+        since_number: ``since`` as a number.
     """
 
     name: str
@@ -97,10 +104,10 @@ class Definition:
             object.__setattr__(self, name, value)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the values of all parameters, in the order of ``names``.
+        """Return the values of all parameters for the arguments of a call, in the order of ``names``.
 
         Raises:
-            TypeError: for a wrong call, as Python raises it.
+            TypeError: if the arguments do not fit the signature, as for any Python function.
         """
         # The calls of a program are written in a few ways; each is checked when it comes for the first time.
         way = (len(args), *kwargs)
@@ -111,7 +118,7 @@ class Definition:
         return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the index of each parameter in the sequence of arguments, keyword arguments and defaults."""
+        """Return, for each parameter, where its value is in the sequence of positional, keyword and default arguments."""
         error = call_error(self.label, self.signature, args, kwargs)
         if error is not None:
             raise error
@@ -121,7 +128,7 @@ class Definition:
         return (*range(len(args)), *by_name[len(args) :])
 
     def pick_engine(self, values: list[Any]) -> Engine:
-        """Return the engine that runs this call.
+        """Return the engine that runs a call with these parameter values.
 
         Raises:
             NkiValidationError: if the caller asks for one that cannot run it.

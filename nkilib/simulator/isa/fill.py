@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Compile-time constants as elements of a tensor, shared by ``memset``, the creation functions and the selections."""
+"""Compile-time constants cast to the type of a tensor, for ``memset``, the creation functions and the selections."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..terms.errors import NkiValidationError
 
 
 def filling(tensor: NkiTensor, value: Any) -> npt.NDArray[Any]:
-    """Return ``value`` as an element of ``tensor``, in an array of size 1.
+    """Return the constant ``value`` cast to an element of ``tensor``, in an array of size 1.
 
-    An integer is exact in integer types; other types get a float cast.
+    Integer types take only integers, which stay exact; for float types ``value`` is cast as on the engines.
 
     Raises:
         NkiValidationError: if ``value`` is not a number, not an integer that the tensor's integer type can hold, or
-            not 0 for a packed type.
+            not 0 for a packed type; or if the type is int64, into which no instruction writes a constant.
     """
     require_number("value", value)
     if tensor.dtype == int64:

@@ -54,7 +54,7 @@ class NkiInstruction(NKIObject):
         self._number = next(_NUMBERS)
 
     def issued_in(self, scope: Scope) -> NkiInstruction:
-        """Record the dynamic loops in whose bodies the instruction was issued, and return the handle.
+        """Record the iterations of dynamic loops in which the instruction was issued, and return the handle.
 
         The method is for the simulator.
         """

@@ -3,9 +3,10 @@
 
 """Tensor indirection of trn3: the instructions that take a view of ``NkiTensor.indirect``, and its gather and scatter.
 
-An input is gathered into a tensor of its own before the instruction runs. So is an output, because the instruction
-may leave some of its elements unchanged, or add to them; afterwards the elements are scattered back. The instruction
-itself is not aware of the indirection.
+Before the instruction runs, the elements that an indirect input selects are gathered into a tensor made for this
+purpose, which takes the input's place. The same is done for an indirect output, because the instruction may leave
+some of its elements unchanged, or add to them; afterwards its elements are scattered back. The instruction itself
+is not aware of the indirection.
 
 Sources: sections "Tensor indirection" of the docstrings of ``nki.isa``; docstring of ``NkiTensor.indirect``.
 """
@@ -56,7 +57,7 @@ RULES = {
 
 
 def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[Operand, ...]:
-    """Return the operands of ``instruction``, with the rule of those that may be a view of ``indirect``."""
+    """Return ``operands`` with ``indirection`` set on those that ``instruction`` takes as a view of ``indirect``."""
     rule = RULES.get(instruction)
     if rule is None:
         return operands
@@ -67,7 +68,7 @@ def with_indirection(instruction: str, operands: tuple[Operand, ...]) -> tuple[O
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of free elements of a tensor by offsets, of which each group of partitions holds its own.
+    """The rule by which offsets choose free elements of a tensor; a group of partitions shares the offsets it holds.
 
     Attributes:
         partitions, columns: the shape of the tensor of offsets.
@@ -84,17 +85,20 @@ class Choice:
 
     @property
     def places(self) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
-        """The partition and the column that hold the offset of each partition and chosen element."""
+        """The position of an offset in the tensor of offsets, for each partition and chosen element.
+
+        The two arrays (partitions, count) hold the partition and the column of the offset.
+        """
         element = np.arange(self.count)
         first = np.arange(self.partitions) // self.group * self.group
         columns = np.broadcast_to(element // self.group, (self.partitions, self.count))
         return first[:, None] + element % self.group, columns
 
     def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the chosen elements of each partition.
+        """Return the index of the chosen free elements, as an array (partitions, count), from the values of the offsets.
 
         Raises:
-            OutOfRangeError: if an offset is not the offset of an element.
+            OutOfRangeError: if an offset is outside [0, limit).
         """
         positions = offsets.reshape(self.partitions, self.columns).astype(np.int64)[self.places]
         outside = (positions < 0) | (positions >= self.limit)
@@ -112,9 +116,9 @@ class IndirectOperand:
         base: the tensor of which free elements are chosen.
         index: the tensor of their offsets.
         choice: the choice of elements by the offsets.
-        positions: the free elements of each partition, in the order of the gathered ones.
-        gathered: the tensor that the instruction works on in its place.
-        elements: the layout of the gathered elements in its storage, as a matrix like ``positions``.
+        positions: the indices of the chosen free elements, as an array (partitions, chosen elements).
+        gathered: the tensor of the gathered elements, which the instruction gets in place of the indirect view.
+        elements: the layout (partitions, chosen elements) of the gathered elements in the storage of ``gathered``.
         is_output: whether the elements are scattered back afterwards.
     """
 
@@ -128,9 +132,9 @@ class IndirectOperand:
     is_output: bool
 
     def finish(self) -> None:
-        """Scatter the elements of an output back after the instruction.
+        """Scatter the elements back to ``base`` after the instruction, if the operand is an output.
 
-        If several go to one place, the last one wins.
+        If several have the same position, the last one is stored.
         """
         storage, source = self.base.storage, self.gathered.storage
         if not self.is_output or storage.is_shape_only:
@@ -147,9 +151,7 @@ class IndirectOperand:
 
 
 def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_output: bool) -> IndirectOperand:
-    """Return an operand for a view of ``indirect``, with the elements that its offsets choose copied to a tensor.
-
-    The tensor is the operand's own.
+    """Copy the elements that a view of ``indirect`` chooses to a new tensor, and return both as an operand.
 
     Raises:
         OutOfRangeError: if an offset lies outside of the partition.
@@ -185,7 +187,7 @@ def gather(name: str, view: View, indirect: Indirect, rule: Indirection, is_outp
 
 
 def _copy_elements(base: View, positions: npt.NDArray[np.int64], gathered: View) -> None:
-    """Copy the chosen elements of ``base``, and the record of which were written, to ``gathered``."""
+    """Copy the chosen elements of ``base`` to ``gathered``, and mark those as written that are written in ``base``."""
     storage, width = gathered.storage, base.storage.width_of(base.dtype)
     if not storage.is_abstract:
         source = base.flat_rows
@@ -215,7 +217,10 @@ def _choice(name: str, view: View, indirect: Indirect, group: int) -> Choice:
 
 
 def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.int64]:
-    """Return the free element for each partition and gathered element."""
+    """Return the index of the chosen free element, for each partition and chosen element.
+
+    In a launch on shapes all indices are 0.
+    """
     assert isinstance(indirect.index, View)
     if indirect.index.storage.is_shape_only:
         return np.zeros((choice.partitions, choice.count), np.int64)
@@ -233,7 +238,9 @@ def _positions(name: str, indirect: Indirect, choice: Choice) -> npt.NDArray[np.
 def check_indirect_operands(
     instruction: str, engine: Engine, values: dict[str, Any], operands: list[IndirectOperand]
 ) -> None:
-    """Check the documented requirements of an instruction with indirect operands, beyond those of each operand.
+    """Check what an instruction with indirect operands requires of its engine and of several operands together.
+
+    The requirements on a single operand are checked elsewhere.
 
     Raises:
         NkiValidationError: naming operand, requirement and value.
@@ -254,7 +261,11 @@ def check_indirect_operands(
 
 
 def _check_places(names: tuple[str, ...], values: dict[str, Any], operands: dict[str, IndirectOperand]) -> None:
-    """Check the rules for operands that the kernel places itself; a compiler finds places that satisfy them."""
+    """Check the partitions at which indirect operands and their indices start.
+
+    Operands that must start at the same partition are compared only where the kernel places both; a compiler would
+    place them accordingly.
+    """
     for operand in operands.values():
         # Every tensor starts on such a partition, wherever it is placed; a view of one may not.
         start = operand.index.offset // operand.index.strides[0]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The location of a view with a scalar offset at the time when an instruction uses it."""
+"""Resolution of a view with a scalar offset, when an instruction uses it, to the static view at that offset."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..terms.spec import DataNeeded
 def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
     """Return the static view to which a view with a scalar offset points now.
 
-    In a launch without data it is a view to which it may point.
+    In a launch without data the value of the offset is not known; the view is then that of offset 0.
 
     Raises:
         OutOfRangeError: if it points outside the tensor.
@@ -42,7 +42,7 @@ def resolve_scalar_offset(name: str, view: NkiTensor) -> NkiTensor:
 
 
 def _index(indirect: Indirect) -> int:
-    """Return the index; 0 if it is not known, because every location has the same shape, checks and costs."""
+    """Return the value of a scalar offset; 0 if it is not known, since shape, checks and costs do not depend on it."""
     try:
         (index,) = indirect.read()
     except DataNeeded:
@@ -51,7 +51,7 @@ def _index(indirect: Indirect) -> int:
 
 
 def _check_stays_in_partitions(name: str, view: NkiTensor, index: int, offset: int) -> None:
-    """Check that an index moves an on-chip view within its partitions, never into the neighbouring one."""
+    """Check that every partition of an on-chip view, moved by an index, holds all elements that the view has in it."""
     row = partition_elements(view)
     static = view.offset % row
     low, high = extent(Layout(view.shape[1:], view.strides[1:], static + offset - view.offset))

@@ -27,8 +27,9 @@ class Indirection(NamedTuple):
     """The documented support of an instruction for views of ``NkiTensor.indirect``.
 
     Attributes:
-        operands: the operands that may be indirect; the second is the input that decides the location of the first's
-            index.
+        operands: the operands that may be indirect: first the output, then the inputs. Where the output is indirect,
+            its index must start at the partition of the first of these inputs (or of that input's index, if the
+            input is indirect and not in SBUF).
         engines: the engines that support it.
     """
 
@@ -42,7 +43,7 @@ class Indirection(NamedTuple):
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor parameter of an instruction.
+    """The requirements of an instruction on one of its tensor parameters.
 
     Attributes:
         name: the name of the parameter.
@@ -51,14 +52,15 @@ class Operand:
         is_optional: whether it may be None.
         accepts_scalar: whether it may be a Python number instead of a tensor.
         is_vector: whether it must have shape (partitions of ``like``, 1).
-        like: the operand whose partitions a vector must match.
+        like: the name of the operand whose partitions a vector must match.
         dtypes: the allowed types; by default those with which engines compute, which are all but the packed ones.
         accepts_indirect: whether the instruction itself resolves indirect views, vector offsets included (DMA only).
-        marks_itself: whether the instruction itself marks the elements that it wrote.
-        may_leave: whether it may leave elements of the view unchanged.
+        marks_itself: whether the instruction itself records which elements of the output it wrote.
+        may_leave: whether the instruction may leave elements of the output unchanged.
         is_accessed: whether its elements are read or written. Otherwise it only names something to wait for, or the
             instruction reads a part of it and checks that this part was written.
-        indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``.
+        indirection: the rule in ``indirection.RULES`` by which it may be a view of ``NkiTensor.indirect``; None if it
+            may not.
     """
 
     name: str

@@ -60,10 +60,11 @@ class Operator:
 
 
 def operator_key(parameter: str, op: Any) -> str:
-    """Return the name of ``op`` in the tables of this module and of ``activations``.
+    """Return the name of ``op``, by which the tables of this module and of ``activations`` list it.
 
     Raises:
-        NkiValidationError: if ``op`` is not an operator of ``nki.language``, or one that the target does not have.
+        NkiValidationError: if ``op`` is not an operator of ``nki.language``, or one that the target does not have; the
+            message names ``parameter``.
     """
     if not isinstance(op, Operator):
         raise NkiValidationError(f"{parameter} must be an operator such as nl.add, got {op!r}")
