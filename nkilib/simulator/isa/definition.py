@@ -23,7 +23,7 @@ _UNKNOWN = Engine.unknown
 class Cost(Protocol):
     """A function that returns the cycles that a call of an instruction takes in the model of time.
 
-    Its argument describes the call: :class:`nkilib.simulator.timing.costs.CostInputs`, which this package does not import.
+    Its argument describes the call; it is a ``CostInputs`` of ``timing/costs.py``, which this package does not import.
     """
 
     def __call__(self, call: Any, /) -> float: ...
@@ -53,7 +53,8 @@ class Definition:
         is_untimed: whether it takes no time in the model of time because nothing is known of its duration.
         module: the module in which kernels find it, ``nisa`` for instance.
         names: the names of the parameters of ``signature``.
-        checks: each of ``operands``, with its position in ``names`` and the position of its ``like`` (0 if it has none).
+        checks: each of ``operands``, with its position in ``names`` and the position of its ``like`` (0 if it has
+            none).
         outputs: the operands that the instruction writes, each with its position in ``names``.
         output_names: the names of these operands.
         label: the name of the instruction in messages, with its module.
@@ -118,7 +119,7 @@ class Definition:
         return list(order(values))
 
     def _order_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return, for each parameter, where its value is in the sequence of positional, keyword and default arguments."""
+        """Return, for each parameter, the position of its value in ``(*args, *kwargs.values(), *self._defaults)``."""
         error = call_error(self.label, self.signature, args, kwargs)
         if error is not None:
             raise error

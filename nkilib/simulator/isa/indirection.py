@@ -95,7 +95,7 @@ class Choice:
         return first[:, None] + element % self.group, columns
 
     def of(self, offsets: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the index of the chosen free elements, as an array (partitions, count), from the values of the offsets.
+        """Return the chosen free elements, as an array of indices (partitions, count), for the values of the offsets.
 
         Raises:
             OutOfRangeError: if an offset is outside [0, limit).
