@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arithmetic of the backward on items [columns, elements], with one column per partition.
+"""The arithmetic of the backward on items (:class:`.column_geometry.Item`) [columns, elements], with one column per
+partition.
 
-With s the sum over a column of dy, or of y dy, in float32, which is the sum of the segments' sums,
+With y the output of the forward, dy the gradient of y, dx the gradient of the input, and s the sum over a column of dy
+(log-softmax) or of y dy (softmax), in float32, which is the sum of the segments' sums,
 
     log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 
@@ -28,7 +30,7 @@ STAGES = 1
 
 @dataclass(frozen=True)
 class WindowSums:
-    """The sums of the columns of a window, float32.
+    """The sums of the columns of a window, float32. s is the sum of a column, see the module.
 
     Attributes:
         sums_sbuf: the sums of segments, negative for log-softmax, [columns, strips, segments].
@@ -40,7 +42,7 @@ class WindowSums:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowSums:
-        """Allocate the tiles for a number of strips. Partitions without a column hold harmless values."""
+        """Allocate the tiles for a number of strips. Partitions without a column hold the sum 0."""
         partitions = nl.tile_size.pmax
         sums_sbuf = nl.ndarray((partitions, strips, segments), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0, engine=nisa.engine.gpsimd)
@@ -51,7 +53,7 @@ class WindowSums:
 
 @dataclass
 class BackwardArithmetic:
-    """The arithmetic of both passes of the backward; the views of an item are those of dy and of y.
+    """The arithmetic of both passes of the backward; of an item, view 0 is dy and view 1 is y.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -59,10 +61,11 @@ class BackwardArithmetic:
         in_psum: whether the views are in PSUM.
         kept: the copies of y in SBUF that wait for the second pass, used round-robin; empty if the second pass copies y
             again.
-        copies_sbuf: tiles of exp(y), or of y if nothing is kept, used round-robin in the first pass and in the second.
+        copies_sbuf: the tiles of exp(y) for log-softmax, used round-robin; for softmax that keeps nothing, copies of y,
+            one half of the tiles for the first pass and the other half for the second.
         scratch_sbuf: a tile for values of which only the sum is used.
         windows: the sums of the windows in flight, by the number of the window.
-        taken: the number of tiles that each phase has used.
+        taken: the number of tiles that each :class:`.Phase` has used, by its value.
     """
 
     kind: Kind
@@ -78,7 +81,9 @@ class BackwardArithmetic:
     def make(
         cls, kind: Kind, segments: int, longest: int, dtype: nl.DType, in_psum: bool, kept: int
     ) -> BackwardArithmetic:
-        """Allocate the tiles for segments of at most ``longest`` elements; ``dtype`` is the type of y."""
+        """Allocate the tiles for segments of at most ``longest`` elements; ``dtype`` is the type of y, and ``kept`` the
+        number of copies of y that can wait for the second pass.
+        """
         shape = (nl.tile_size.pmax, longest)
         copy_type = nl.float32 if kind is Kind.LOG_SOFTMAX else dtype
         waiting = [nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf) for _ in range(kept)]
@@ -87,13 +92,13 @@ class BackwardArithmetic:
         return cls(kind, segments, in_psum, waiting, copies, scratch_sbuf, {}, [0, 0, 0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Copy y of softmax to SBUF."""
+        """Copy y of an item from PSUM to SBUF, for softmax; nothing is copied for log-softmax, or if y is in SBUF."""
         if self.kind is Kind.SOFTMAX and self.in_psum:
             tiles = self.kept or self.copies_sbuf[:_COPIES]
             nisa.activation(dst=self._next(tiles, 0, item), op=nl.copy, data=views[1])
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute the sum of an item."""
+        """Compute the sum of an item, which is its segment's part of s (see the module), negative for log-softmax."""
         columns, number = item.strip.columns, item.segment.number
         sum_sbuf = self._of_window(item.window).sums_sbuf[0:columns, item.strip.number, number : number + 1]
         scratch_sbuf = self.scratch_sbuf[0:columns, 0 : item.segment.size]
@@ -120,7 +125,7 @@ class BackwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Compute s for all strips of a group."""
+        """Compute s, the sum of the segments' sums, for all strips of a group."""
         if self.segments == 1:
             return
         of_window = self._of_window(group.window)
@@ -129,14 +134,14 @@ class BackwardArithmetic:
         nisa.tensor_reduce(dst=row_sum_sbuf, op=nl.add, data=sums_sbuf, axis=2)
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(y), or copy y to SBUF unless it was kept."""
+        """Compute exp(y) for log-softmax; for softmax, copy y from PSUM to SBUF unless the first pass kept it."""
         if self.kind is Kind.LOG_SOFTMAX:
             nisa.activation(dst=self._next(self.copies_sbuf, 2, item), op=nl.exp, data=views[1])
         elif self.in_psum and not self.kept:
             nisa.activation(dst=self._next(self.copies_sbuf[_COPIES:], 2, item), op=nl.copy, data=views[1])
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the gradient of an item, which may be written over dy."""
+        """Compute the gradient dx of an item into ``dst_sbuf``, which may be the tile of dy."""
         strip = item.strip.number
         row_sum_sbuf = self._of_window(item.window).row_sum_sbuf[0 : item.strip.columns, strip : strip + 1]
         if self.kind is Kind.LOG_SOFTMAX:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arithmetic of the forward on items [columns, elements], with one column per partition.
+"""The arithmetic of the forward on items (:class:`.column_geometry.Item`) [columns, elements], with one column per
+partition.
 
-For segment k of a column let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m the
-maximum of the m_k and d = sum of s_k exp(m_k - m),
+For segment k of a column x let m_k be its maximum, clamped to finite numbers, and s_k the sum of exp(x - m_k). With m
+the maximum of the m_k and d = sum of s_k exp(m_k - m),
 
     log-softmax = (x - m) - log d        softmax = exp(x - m_k) * (exp(m_k - m) / d),
 
@@ -30,13 +31,14 @@ _RECOMPUTED_TILES = 3
 
 @dataclass(frozen=True)
 class WindowStatistics:
-    """The statistics of the columns of a window, float32.
+    """The statistics of the columns of a window, float32, with the symbols of the module.
 
     Attributes:
         neg_max_sbuf, sums_sbuf: -m_k and s_k, [columns, strips, segments].
-        row_neg_max_sbuf, row_sum_sbuf: -m, and d or log d, [columns, strips]; for one segment, views of the other
-            tiles.
-        factors_sbuf: exp(m_k - m) / d, [columns, strips, segments]; for softmax only.
+        row_neg_max_sbuf, row_sum_sbuf: -m, and d, then log d for log-softmax, [columns, strips]; for one segment, views
+            of the other tiles.
+        factors_sbuf: exp(m_k - m) / d, [columns, strips, segments], which softmax needs; before that m_k - m and
+            exp(m_k - m), for several segments.
     """
 
     neg_max_sbuf: nl.NkiTensor
@@ -47,7 +49,7 @@ class WindowStatistics:
 
     @classmethod
     def make(cls, strips: int, segments: int) -> WindowStatistics:
-        """Allocate the tiles for a number of strips. Partitions without a column hold harmless values."""
+        """Allocate the tiles for a number of strips. Partitions without a column hold the maximum 0 and the sum 1."""
         partitions = nl.tile_size.pmax
         shape = (partitions, strips, segments)
         neg_max_sbuf, sums_sbuf, factors_sbuf = [nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf) for _ in range(3)]
@@ -65,7 +67,7 @@ class WindowStatistics:
 
 
 def _take_distances(of_group: WindowStatistics) -> None:
-    """Compute -m, and m_k - m in place of the factors."""
+    """Compute -m, and m_k - m into the tile of the factors."""
     nisa.tensor_reduce(dst=of_group.row_neg_max_sbuf, op=nl.minimum, data=of_group.neg_max_sbuf, axis=2)
     nisa.tensor_tensor(
         dst=of_group.factors_sbuf,
@@ -81,7 +83,7 @@ def _take_weights(of_group: WindowStatistics) -> None:
 
 
 def _add_up(of_group: WindowStatistics) -> None:
-    """Compute d, the weighted sum of the s_k."""
+    """Compute d, the sum of s_k exp(m_k - m)."""
     nisa.tensor_tensor(dst=of_group.sums_sbuf, data1=of_group.sums_sbuf, data2=of_group.factors_sbuf, op=nl.multiply)
     nisa.tensor_reduce(dst=of_group.row_sum_sbuf, op=nl.add, data=of_group.sums_sbuf, axis=2)
 
@@ -92,12 +94,12 @@ def _take_logs(of_group: WindowStatistics) -> None:
 
 
 def _take_only_factor(of_group: WindowStatistics) -> None:
-    """Compute 1 / d for columns of one segment."""
+    """Compute the factor 1 / d of columns of one segment."""
     nisa.reciprocal(dst=of_group.factors_sbuf, data=of_group.sums_sbuf)
 
 
 def _take_factors(of_group: WindowStatistics) -> None:
-    """Compute the factors exp(m_k - m) / d."""
+    """Compute the factors exp(m_k - m) / d from exp(m_k - m); the tile of d then holds 1 / d."""
     nisa.reciprocal(dst=of_group.row_sum_sbuf, data=of_group.row_sum_sbuf)
     inverses_sbuf = of_group.row_sum_sbuf.expand_dim(2).broadcast(2, of_group.factors_sbuf.shape[2])
     nisa.tensor_tensor(dst=of_group.factors_sbuf, data1=of_group.factors_sbuf, data2=inverses_sbuf, op=nl.multiply)
@@ -116,7 +118,7 @@ def combining_stages(kind: Kind, segments: int) -> list[Callable[[WindowStatisti
 
 @dataclass
 class ForwardArithmetic:
-    """The arithmetic of both passes of the forward.
+    """The arithmetic of both passes of the forward; view 0 of an item is x.
 
     Attributes:
         kind: softmax or log-softmax.
@@ -125,7 +127,7 @@ class ForwardArithmetic:
             recomputes them.
         scratch_sbuf: first a tile for exponentials of which only the sum is used; then the tiles for exponentials that
             the second pass recomputes.
-        ceiling_sbuf: the highest finite number, [columns, 1].
+        ceiling_sbuf: the highest finite float32 number in each partition, [128, 1].
         windows: the statistics of the windows in flight, by the number of the window.
         taken: the number of tiles of ``kept``, or of recomputed exponentials, that were written, and that were read.
     """
@@ -141,7 +143,7 @@ class ForwardArithmetic:
     @classmethod
     def make(cls, kind: Kind, segments: int, longest: int, kept: int) -> ForwardArithmetic:
         """Allocate the tiles for segments of at most ``longest`` elements; the exponentials of ``kept`` segments can
-        wait.
+        wait for the second pass.
         """
         shape = (nl.tile_size.pmax, longest)
         scratch_type = nl.bfloat16 if kind is Kind.LOG_SOFTMAX else nl.float32
@@ -155,7 +157,7 @@ class ForwardArithmetic:
         return cls(kind, segments, waiting, scratch, ceiling_sbuf, {}, [0, 0])
 
     def begin(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute -m_k of an item."""
+        """Compute -m_k of an item, minus the maximum of each of its columns."""
         columns = item.strip.columns
         neg_max_sbuf = self._of_item(self._of_window(item.window).neg_max_sbuf, item)
         nisa.tensor_reduce(dst=neg_max_sbuf, op=nl.maximum, data=views[0], axis=1, negate=True)
@@ -169,7 +171,7 @@ class ForwardArithmetic:
         )
 
     def gather(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute s_k of an item."""
+        """Compute s_k of an item, the sum of exp(x - m_k) over each of its columns."""
         of_window = self._of_window(item.window)
         exponentials_sbuf = self._next_kept(0) if self.kept else self.scratch_sbuf[0]
         nisa.activation(
@@ -183,11 +185,11 @@ class ForwardArithmetic:
         )
 
     def combine(self, group: Group, stage: int) -> None:
-        """Compute -m, and log d or the factors, for all strips of a group."""
+        """Issue a stage of those that compute -m, and log d or the factors of softmax, for all strips of a group."""
         combining_stages(self.kind, self.segments)[stage](self._of_window(group.window).part_of(group))
 
     def prepare(self, item: Item, views: dict[int, nl.NkiTensor]) -> None:
-        """Compute exp(x - m_k), unless it was kept."""
+        """Compute exp(x - m_k) of an item again for softmax, unless the first pass kept it."""
         if self.kind is Kind.LOG_SOFTMAX or self.kept:
             return
         nisa.activation(
@@ -198,7 +200,7 @@ class ForwardArithmetic:
         )
 
     def result(self, item: Item, views: dict[int, nl.NkiTensor], dst_sbuf: nl.NkiTensor) -> None:
-        """Compute the result of an item, which may be written over the item."""
+        """Compute the result of an item into ``dst_sbuf``, which may be the item's own tile."""
         of_window = self._of_window(item.window)
         columns, size, strip = item.strip.columns, item.segment.size, item.strip.number
         if self.kind is Kind.LOG_SOFTMAX:
@@ -224,7 +226,7 @@ class ForwardArithmetic:
         return tiles[self.taken[visit] % len(tiles)][0 : item.strip.columns, 0 : item.segment.size]
 
     def _of_item(self, tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-        """Return the statistics of an item, [columns, 1]."""
+        """Return the view of a tile [columns, strips, segments] that belongs to an item, [columns, 1]."""
         number = item.segment.number
         return tile_sbuf[0 : item.strip.columns, item.strip.number, number : number + 1]
 

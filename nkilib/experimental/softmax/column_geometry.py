@@ -22,7 +22,9 @@ STRIP_COLUMNS = 128
 
 
 class Block(NamedTuple):
-    """The first ``partitions`` partitions, and their lines from ``first`` to ``end``."""
+    """Some lines (see :class:`Segment`) of a segment: ``first`` to ``end``, exclusive, in the first ``partitions``
+    partitions.
+    """
 
     partitions: int
     first: int
@@ -31,10 +33,11 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """The elements ``start`` to ``end`` of every column; ``number`` is the index of the segment.
+    """The elements ``start`` to ``end``, exclusive, of every column; ``number`` is the index of the segment.
 
     If the axis lies on partitions, each partition holds ``lines`` consecutive elements, in their order in HBM:
-    partition p holds elements p * lines to (p + 1) * lines, the last partition fewer.
+    partition p holds elements p * lines to (p + 1) * lines, the last partition fewer. Line i consists of element i of
+    every partition.
     """
 
     number: int
@@ -53,20 +56,20 @@ class Segment:
 
     @property
     def full(self) -> int:
-        """The number of partitions that have all lines."""
+        """The number of partitions that hold ``lines`` elements."""
         return self.size // self.lines
 
     @property
     def rest(self) -> int:
-        """The number of lines of the partition after the full ones."""
+        """The number of elements in the partition after the full ones; 0 if there is no such partition."""
         return self.size % self.lines
 
     def partitions(self, line: int) -> int:
-        """Return the number of partitions that have a line."""
+        """Return the number of partitions that have an element of a line."""
         return self.full + (1 if line < self.rest else 0)
 
     def blocks(self) -> list[Block]:
-        """Return the blocks in which every partition has every line."""
+        """Divide the lines into one or two blocks, in each of which every partition has an element of every line."""
         blocks = [Block(self.full + 1, 0, self.rest), Block(self.full, self.rest, self.lines)]
         return [block for block in blocks if block.partitions > 0 and block.first < block.end]
 
@@ -79,8 +82,8 @@ def segments_of(count: int, longest: int) -> list[Segment]:
 
 @dataclass(frozen=True)
 class Strip:
-    """Columns that are processed at a time, ``outer`` times ``inner`` of them, with indices counted within their
-    window.
+    """Columns of a window that are processed at a time, at most 128, one per partition: those at ``outer`` outer times
+    ``inner`` inner indices, with indices counted within the window.
     """
 
     number: int
@@ -97,10 +100,10 @@ class Strip:
 
 @dataclass(frozen=True)
 class Window:
-    """Columns of a tensor [O, C, I] that are loaded together: ``outer`` indices from ``first_outer`` on, ``inner``
-    likewise.
+    """Columns of a tensor [O, C, I] that are loaded together: those at ``outer`` outer indices from ``first_outer`` on
+    and ``inner`` inner indices from ``first_inner`` on.
 
-    With ``is_strided`` the outer indices lie on partitions, and a strip is one of the inner indices.
+    With ``is_strided`` the outer indices lie on partitions, and a strip consists of the columns at one inner index.
     """
 
     number: int
@@ -136,7 +139,7 @@ class Window:
 def windows_of_core(
     outer: int, inner: int, most_outer: int, most_inner: int, cores: int, core: int, is_strided: bool
 ) -> list[Window]:
-    """Return the windows of a core: consecutive ones, as many as the other core has, or one more."""
+    """Return the windows of a core, which are consecutive; the shares of the cores differ by at most one window."""
     places = [
         (first_outer, min(most_outer, outer - first_outer), first_inner, min(most_inner, inner - first_inner))
         for first_outer in range(0, outer, most_outer)
@@ -148,29 +151,29 @@ def windows_of_core(
 
 @dataclass(frozen=True)
 class Part:
-    """The segments that are loaded together."""
+    """Consecutive segments of the columns of a window, which are loaded together."""
 
     number: int
     segments: tuple[Segment, ...]
 
     def slot(self, segment: Segment) -> int:
-        """Return the index of a segment in the tile of the part."""
+        """Return the index of a segment among the segments of the part."""
         return segment.number - self.segments[0].number
 
 
 def parts_of(segments: list[Segment], most: int) -> list[Part]:
-    """Divide the segments into parts of at most ``most`` segments."""
+    """Divide the segments of a column into parts of at most ``most`` segments."""
     starts = range(0, len(segments), most)
     return [Part(number, tuple(segments[start : start + most])) for number, start in enumerate(starts)]
 
 
 @dataclass(frozen=True)
 class Item:
-    """A segment of the columns of a strip, which one instruction processes.
+    """The elements of one segment in the columns of one strip, which one instruction processes.
 
     Attributes:
         window, part, strip, segment: the window, part, strip and segment of the item.
-        ends_part: whether no later item of its window and pass needs the part.
+        ends_part: whether the item is the last one of its window, in each pass, that needs the part.
     """
 
     window: Window

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of sources and results for the layout of a plan."""
+"""The choice of the source of items and the destination of results (:class:`.Source`, :class:`.Results`) by the layout
+of a plan.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from nkilib.nki import nl
 
 
 def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int]) -> Source:
-    """Return the source of the items of a tensor [O, C, I]; ``banks`` is the number of PSUM banks for each pass that
-    reads.
+    """Return the source of the items of a tensor [O, C, I]; ``banks`` has the number of PSUM banks for each pass that
+    reads the tensor, by the number of the pass.
     """
     passes = tuple(banks)
     buffers = plan.buffers_of(passes)
@@ -38,7 +40,9 @@ def source_of(tensor_hbm: nl.NkiTensor, plan: ColumnPlan, banks: dict[int, int])
 
 
 def results_of(result_hbm: nl.NkiTensor, plan: ColumnPlan, overwritten: Source | None, scalar_share: float) -> Results:
-    """Return the destination of the results: the tiles of ``overwritten``, or tiles of its own."""
+    """Return the destination of the results, which collects them in the tiles of ``overwritten``, or in tiles of its
+    own if that is None.
+    """
     tile = _own_tiles(result_hbm, plan).tile if overwritten is None else _tile_of_source(overwritten)
     if plan.layout is Layout.STRIDED:
         return StridedResults(result_hbm, tile)

@@ -50,7 +50,7 @@ def loads_of(windows: list[Window], parts: list[Part], passes: tuple[int, ...], 
         windows: the windows of the core.
         parts: the parts of every column.
         passes: the numbers of the passes, 1 and 2, that need the loads.
-        is_read_twice: whether columns do not fit on chip.
+        is_read_twice: whether each pass loads the columns for itself, because they do not fit on chip.
     """
     if not is_read_twice:
         return [Load(window, part, 0) for window in windows for part in parts]
@@ -71,10 +71,10 @@ class LoadRing:
     Attributes:
         loads: all loads, in their order.
         tiles_sbuf: the buffer slots.
-        fill: a function that loads a tile, one transfer after the other.
+        fill: a function that issues the transfers of a load into a tile, and yields after each of them.
         issued: the number of loads that were issued.
         released: the keys of the loads whose buffer slots are free again.
-        numbers: the number of each issued load, by its key.
+        numbers: the index in ``loads`` of each load that was issued, by its key.
     """
 
     loads: list[Load]
@@ -85,7 +85,7 @@ class LoadRing:
     numbers: dict[LoadKey, int] = field(default_factory=dict)
 
     def advance(self) -> Iterator[None]:
-        """Issue every load that has a free buffer slot, one transfer after the other."""
+        """Issue every load that has a free buffer slot, and yield after each transfer."""
         while self.issued < len(self.loads) and self._has_free_slot():
             load = self.loads[self.issued]
             yield from self.fill(self.tiles_sbuf[self.issued % len(self.tiles_sbuf)], load)
@@ -97,16 +97,16 @@ class LoadRing:
         return before < 0 or self.loads[before].key in self.released
 
     def key(self, window: Window, part: Part, visit: int) -> LoadKey:
-        """Return the key of the load that a pass reads."""
+        """Return the key of the load that holds a part of a window for pass number ``visit``."""
         is_once = self.loads[0].visit == 0
         return LoadKey(window.number, part.number, 0 if is_once else visit)
 
     def has(self, key: LoadKey) -> bool:
-        """Return whether a load was issued."""
+        """Return whether the load with this key was issued."""
         return key in self.numbers
 
     def tile(self, key: LoadKey) -> nl.NkiTensor:
-        """Return the tile of a load."""
+        """Return the tile that the load with this key fills."""
         return self.tiles_sbuf[self.numbers[key] % len(self.tiles_sbuf)]
 
     def release(self, key: LoadKey) -> None:

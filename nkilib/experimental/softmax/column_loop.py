@@ -17,7 +17,7 @@ class ColumnLoop:
 
     Attributes:
         plan: the division of the launch into windows, parts and segments.
-        phases: the first phase of each pass that reads a tensor, for each tensor that the loop reads.
+        phases: for each tensor that the loop reads, the first :class:`.Phase` of each pass in which the tensor is read.
         kept: the number of tiles that keep results of the first pass for the second pass; 0 if the second pass
             recomputes these results.
         whole_windows: True if the second pass over a window starts after the first pass over the whole window; False

@@ -75,11 +75,11 @@ class ViewKey(NamedTuple):
 
 @dataclass(frozen=True)
 class Reader:
-    """A source and the passes that read its items.
+    """A source of items, and the passes that read them.
 
     Attributes:
         source: the source that gives the items.
-        phases: the first phase, in each pass that reads the items, that reads them.
+        phases: for each pass that reads the items, the first :class:`.Phase` in which it does.
     """
 
     source: Source
@@ -165,7 +165,7 @@ class Pipeline:
         return issued
 
     def _is_transposed(self, item: Item, phase: Phase) -> bool:
-        """Return whether every view of the item that this phase is the first to read has been made."""
+        """Return whether the views exist, for every reader, that this phase is the first one of its pass to read."""
         return all(
             phase not in reader.phases or ViewKey(place, phase.visit, id(item)) in self.views
             for place, reader in enumerate(self.readers)
@@ -210,9 +210,9 @@ class Pipeline:
         return is_complete
 
     def _views(self, item: Item, phase: Phase) -> dict[int, nl.NkiTensor]:
-        """Return the views that a phase may read, by reader; the second half of a pass gives up its views.
+        """Return the views that a phase may read, by reader. After the second half of a pass, nothing keeps its views.
 
-        The load is released too if this is its last use.
+        The second half also releases the load of the views if it is the last use of that load.
         """
         keys = {place: ViewKey(place, phase.visit, id(item)) for place in range(len(self.readers))}
         views = {place: self.views[key] for place, key in keys.items() if key in self.views}

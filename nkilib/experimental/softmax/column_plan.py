@@ -68,7 +68,7 @@ _TABLES_BYTES = 0.94e6
 
 
 class Layout(Enum):
-    """The way in which items come on chip."""
+    """The way in which columns come on chip and to partitions; the values name it."""
 
     TENSOR_TRANSPOSED = "transposed by Tensor"
     DMA_TRANSPOSED = "transposed by DMA"
@@ -77,15 +77,15 @@ class Layout(Enum):
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """The division of a launch into windows, parts and segments.
+    """The division of a launch into windows, parts and segments (:mod:`.column_geometry`).
 
     Attributes:
         layout: the layout of the items.
         longest: the maximum number of elements of a segment.
         segments, parts: the segments and the parts of every column.
         windows: the windows of the core.
-        buffers: the number of tiles of each input.
-        is_read_twice: whether columns are too long to stay on chip.
+        buffers: the number of tiles of each input; a tile holds a part of a window.
+        is_read_twice: whether columns are too long to stay on chip, so that each pass loads them.
     """
 
     layout: Layout
@@ -98,11 +98,11 @@ class ColumnPlan:
 
     @property
     def has_parts(self) -> bool:
-        """Whether a column comes in several parts."""
+        """Whether a column is loaded in several parts."""
         return len(self.parts) > 1
 
     def buffers_of(self, passes: tuple[int, ...]) -> int:
-        """Return the number of tiles of an input that the given passes read."""
+        """Return the number of tiles of an input that the passes with the given numbers read."""
         return _buffers_of(self.buffers, len(self.parts), passes)
 
 
@@ -127,10 +127,10 @@ class ColumnTensors:
         read, written: the types of the inputs, and of the result.
         passes: for each input, the numbers of the passes that read it.
         can_transpose: whether the DMA engines may transpose the inputs.
-        keeps_windows: whether the second pass over a window starts after the first one has ended.
+        keeps_windows: whether the second pass over a window starts after the first pass over that window has ended.
         keeping: the layouts in which results of the first pass wait on chip for the second pass.
-        slowness_of_parts: the factor by which a column takes longer part by part, where exponentials are then
-            recomputed.
+        slowness_of_parts: the least factor by which columns that are loaded part by part take longer; more than 1 if
+            exponentials are then recomputed.
     """
 
     shape: Sizes
@@ -144,7 +144,7 @@ class ColumnTensors:
 
     @property
     def buffers(self) -> tuple[int, ...]:
-        """The possible numbers of tiles of a window."""
+        """The numbers of tiles of a whole window that :func:`plan_columns` tries for each input."""
         return (10, 6, 4, 3) if self.keeps_windows else (3, 4, 6, 10, 2)
 
     @property
@@ -153,7 +153,7 @@ class ColumnTensors:
         return self.read[0] == self.written
 
     def element_bytes(self, layout: Layout, buffers: int, parts: int) -> int:
-        """Return the bytes per partition for each element of a part of a window."""
+        """Return the bytes per partition that the tiles of all tensors take for each element of a part of a window."""
         needs_own = layout is Layout.DMA_TRANSPOSED or not self.overwrites
         own = OWN_TILES * dtype_bytes(self.written) if needs_own else 0
         return own + sum(
@@ -163,7 +163,7 @@ class ColumnTensors:
 
     @property
     def moved_bytes(self) -> int:
-        """The bytes that cross HBM for an element."""
+        """The bytes that all tensors together move from and to HBM for an element."""
         return sum(dtype_bytes(dtype) for dtype in (*self.read, self.written))
 
 
@@ -171,9 +171,9 @@ def is_short(count: int, dtypes: tuple[nl.DType, ...], chunk_size: int | None) -
     """Return whether a partition holds whole columns (:mod:`.short_columns`), so that columns are not transposed.
 
     Transposed columns use as many partitions as they have elements, and an instruction processes at most 128 of them.
-    Whole columns come in runs that are shorter for longer columns, because a window has a fixed number of elements per
-    partition. The limits are where the modelled times of large tensors are equal. The rounding of results depends on
-    the choice, so the choice depends only on the size of the axis and on the types.
+    Whole columns come in contiguous runs of HBM that are shorter for longer columns, because a window has a fixed
+    number of elements per partition. At the limits, the modelled times of both ways are equal for large tensors. The
+    rounding of results depends on the choice, so the choice depends only on the size of the axis and on the types.
     """
     longest = _SHORT_FLOAT32 if nl.float32 in dtypes else _SHORT_16_BIT
     return 2 <= count <= longest and (chunk_size is None or chunk_size >= count)
@@ -277,7 +277,9 @@ def _transposed_layout(tensors: ColumnTensors) -> Layout:
 
 
 def _cost(tensors: ColumnTensors, segments: list[Segment], choice: _Choice) -> float:
-    """Return the bytes that a core moves, weighted by the rate of their runs, plus those that overlap with nothing."""
+    """Return the modelled cost of a candidate, in bytes: those that a core moves, weighted by the slowness of their
+    runs in HBM, plus those whose transfers overlap with nothing.
+    """
     outer, count, inner = tensors.shape
     width = dtype_bytes(tensors.written)
     run = choice.inner * width

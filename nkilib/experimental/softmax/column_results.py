@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The destination of results: transposed back by the Tensor engine into a natural tile, which is stored when a part is
-complete.
+"""The destinations of results: the Tensor engine transposes them back into a natural tile, which has the layout of HBM
+(:func:`.natural_shape`) and is stored when a part is complete.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _PIECES = 3
 
 
 class Results(Protocol):
-    """A tensor [O, C, I] to which items are written."""
+    """A tensor [O, C, I] to which the results of items are written."""
 
     def piece(self, item: Item) -> nl.NkiTensor:
         """Return the view to which the result of an item is written, [columns, elements of the segment]."""
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Issue the work of the Tensor engine on a result, and return where its result is."""
+        """Issue the work of the Tensor engine on a result, and return the tensor that :meth:`finish` gets."""
 
     def finish(self, item: Item, back_psum: nl.NkiTensor) -> None:
-        """Issue the rest of the work on a result: copies and the store."""
+        """Issue the rest of the work on a result: copies, and the store if the item is the last one of its part."""
 
 
 @dataclass
@@ -44,7 +44,7 @@ class TransposedResults:
         banks: the PSUM banks for the transposed results.
         tile: a function that returns the natural tile to which the result of an item is written.
         scalar_share: the share of the copies out of PSUM that Scalar does; Vector does the rest.
-        made: the number of pieces and of copies so far.
+        made: the number of tiles of ``pieces_sbuf`` that were used, and the number of copies out of PSUM, so far.
     """
 
     result_hbm: nl.NkiTensor
@@ -76,7 +76,7 @@ class TransposedResults:
         return piece_sbuf[0 : item.strip.columns, 0 : item.segment.size]
 
     def transpose_back(self, item: Item, piece_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Transpose the lines of the segment side by side: [partitions, lines * columns]."""
+        """Transpose the lines of the item's segment, side by side, into PSUM: [partitions, lines * columns]."""
         segment, columns = item.segment, item.strip.columns
         back_psum = self.banks.take()
         for line in range(segment.lines):

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The sources of items: each gives views [columns, elements of the segment], in the order of the axis.
+"""The sources of items (:class:`.column_geometry.Item`): each gives views [columns, elements of the segment], in the
+order of the axis.
 
 - :class:`TensorTransposedSource`: the axis lies on partitions, which gives long runs in HBM, and the Tensor engine
   transposes every item into PSUM;
@@ -26,12 +27,12 @@ class Source(Protocol):
     ring: LoadRing
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Return the view of an item for a pass."""
+        """Return the view of an item, [columns, elements of the segment], for pass number ``visit``."""
 
 
 @dataclass
 class PsumBanks:
-    """PSUM banks that are used round-robin. Each has a name of its own, so that its writer waits for its reader."""
+    """PSUM banks that are used round-robin. Each is a tensor of its own, so that its writer waits for its reader."""
 
     tiles_psum: list[nl.NkiTensor]
     taken: int = 0
@@ -49,7 +50,9 @@ class PsumBanks:
 
 
 def natural_shape(windows: list[Window], parts: list[Part]) -> tuple[int, ...]:
-    """Return the shape of a tile with the axis on partitions: [partitions, outer, segments, lines, inner]."""
+    """Return the shape of a natural tile, in which the axis lies on partitions: [partitions, outer, segments, lines,
+    inner], with the lines of :class:`.Segment`.
+    """
     lines = max(segment.lines for part in parts for segment in part.segments)
     return (
         nl.tile_size.pmax,
@@ -86,7 +89,7 @@ def _copy(of_hbm: nl.NkiTensor, of_sbuf: nl.NkiTensor, is_store: bool) -> None:
 
 
 def of_columns(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
-    """Return the columns of an item in a natural tile, [partitions, outer, lines, inner]."""
+    """Return the view of an item's elements in a natural tile, [partitions, outer, lines, inner]."""
     strip = item.strip
     slot = item.part.slot(item.segment)
     outer = slice(strip.first_outer, strip.first_outer + strip.outer)
@@ -96,7 +99,7 @@ def of_columns(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class TensorTransposedSource:
-    """Natural tiles whose items the Tensor engine transposes one by one.
+    """Natural tiles (:func:`natural_shape`) whose items the Tensor engine transposes one by one.
 
     Attributes:
         ring: the ring buffer of natural tiles.
@@ -135,7 +138,9 @@ class TensorTransposedSource:
         return cls(LoadRing(loads, tiles, fill), of_passes)
 
     def view(self, item: Item, visit: int) -> nl.NkiTensor:
-        """Transpose an item into PSUM; in the order of the segment, each line has a stride of ``segment.lines``."""
+        """Transpose an item into PSUM, in the order of the axis: line i becomes every ``segment.lines``-th element from
+        element i on.
+        """
         segment, strip = item.segment, item.strip
         columns_sbuf = of_columns(self.ring.tile(self.ring.key(item.window, item.part, visit)), item)
         transposed_psum = self.banks[visit].take()[0 : strip.columns]
@@ -150,7 +155,7 @@ class TensorTransposedSource:
 
 @dataclass
 class DmaTransposedSource:
-    """Tiles [columns, strips, elements of the part] that the DMA engines transpose.
+    """Tiles [columns, strips, elements of the part] that the DMA engines fill with transposed columns.
 
     Attributes:
         ring: the ring buffer of these tiles.

@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 
 def strided_shape(windows: list[Window], count: int) -> tuple[int, ...]:
-    """Return the shape of a tile [outer, elements of a column, inner]."""
+    """Return the shape of a tile that holds a window: [outer, elements of a column, inner]."""
     return max(window.outer for window in windows), count, windows[0].inner
 
 
@@ -32,7 +32,7 @@ def _of_item(tile_sbuf: nl.NkiTensor, item: Item) -> nl.NkiTensor:
 
 @dataclass
 class StridedSource:
-    """Tiles with an outer index on each partition.
+    """Tiles that hold a window with one outer index on each partition.
 
     Attributes:
         ring: the ring buffer of these tiles.
@@ -63,7 +63,7 @@ class StridedResults:
 
     Attributes:
         result_hbm: the result tensor, [O, C, I].
-        tile: a function that returns the tile to which the window of an item is written.
+        tile: a function that returns the tile for the results of an item's window.
     """
 
     result_hbm: nl.NkiTensor

@@ -60,7 +60,7 @@ def forward_of_columns(x_hbm: nl.NkiTensor, y_hbm: nl.NkiTensor, kind: Kind, til
 def forward_loop(
     shape: Sizes, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of the forward loop of a core, for columns that are not short."""
+    """Return the plan of the forward loop of a core, for columns for which :func:`.is_short` is False."""
     tensors = ColumnTensors(
         shape,
         read=(x_dtype,),

@@ -58,7 +58,7 @@ def backward_of_columns(
 def backward_loop(
     shape: Sizes, kind: Kind, dtypes: BackwardTypes, chunk_size: int | None, cores: int, core: int
 ) -> ColumnLoop:
-    """Return the plan of the backward loop of a core, for columns that are not short."""
+    """Return the plan of the backward loop of a core, for columns for which :func:`.is_short` is False."""
     tensors = ColumnTensors(
         shape,
         read=(dtypes.grad, dtypes.output),

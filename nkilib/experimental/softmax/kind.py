@@ -19,7 +19,7 @@ class Kind(Enum):
 
 
 class BackwardTypes(NamedTuple):
-    """The element types of dy (``grad``), y (``output``) and dx (``grad_x``)."""
+    """The element types of the backward's tensors: ``grad`` of dy, ``output`` of y and ``grad_x`` of dx."""
 
     grad: nl.DType
     output: nl.DType

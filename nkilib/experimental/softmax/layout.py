@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Views of tensors of one shape and any layout around an axis, as [O, C, I].
+"""Views of tensors around an axis as [O, C, I]; the tensors have one shape, and any layout.
 
 C elements lie along the axis, I inside and O outside of it: after and before it in dense tensors. For other views the
 strides decide which dimensions are inside. Dimensions are merged where they are contiguous to each other in all
@@ -19,7 +19,7 @@ from nkilib.nki import nl
 
 @dataclass(frozen=True)
 class Matrices:
-    """Views of one part of several tensors, of one shape."""
+    """Views of the same part of several tensors, all of one shape."""
 
     tensors: tuple[nl.NkiTensor, ...]
 
@@ -29,7 +29,9 @@ class Matrices:
 
 
 def around_axis(tensors: tuple[nl.NkiTensor, ...], axis: int) -> list[Matrices]:
-    """Return the parts of tensors of one shape, each [O, C, I]; all parts have the same shape."""
+    """Divide tensors of one shape into the parts that the module describes, and return views [O, C, I] of each part;
+    all parts have the same shape.
+    """
     outer, inner = _sides(tensors, axis)
     kept_outer, kept_inner = _longest(tensors, outer), _longest(tensors, inner)
     kept = (*kept_outer, axis, *kept_inner)

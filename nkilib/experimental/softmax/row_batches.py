@@ -18,11 +18,11 @@ _LEAST_BATCHES = 3
 
 @dataclass(frozen=True)
 class RowBatch:
-    """Rows that are in SBUF together: ``rows_each`` rows per partition, or ``parts`` partitions per row.
+    """Rows that are in SBUF together: ``rows_each`` rows per partition, or ``plan.parts`` partitions per row.
 
     Attributes:
         plan: the plan of the rows.
-        matrix: the number of the matrix that the rows belong to.
+        matrix: the index of the matrix that the rows belong to.
         first: the first row; the others follow it.
         lines: the number of rows or, if a partition holds several rows, the number of partitions.
         rows_each: the number of rows per partition.
@@ -45,13 +45,13 @@ class RowBatch:
         return self.plan.pieces(self.rows_each)
 
     def tile_of(self, buffer_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return a buffer as [partitions, rows per partition, columns]."""
+        """Return the batch's view of a buffer [128, size]: [partitions, rows per partition, columns]."""
         columns = self.plan.columns
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : self.rows_each * columns]
         return flat_sbuf.reshape((self.partitions, self.rows_each, columns))
 
     def piece_of(self, buffer_sbuf: nl.NkiTensor, piece: Piece) -> nl.NkiTensor:
-        """Return a scratch buffer as the tile of a piece, [partitions, rows, columns]."""
+        """Return a piece's view of a scratch buffer [128, size]: [partitions, rows, columns]."""
         flat_sbuf = buffer_sbuf[0 : self.partitions, 0 : piece.size]
         return flat_sbuf.reshape((self.partitions, piece.rows, piece.columns))
 
@@ -81,7 +81,8 @@ class RowBatch:
 
 @dataclass(frozen=True)
 class _Transfer:
-    """The columns of a piece that every part of a row has, or that only the last part has.
+    """The columns of a piece that one transfer moves: those that every part of a row has, or those that only the last
+    part has.
 
     Attributes:
         piece: the piece of a batch.
@@ -119,7 +120,7 @@ class _Transfer:
 
 
 def batches_of_core(plan: RowPlan, matrices: int, rows: int, cores: int, core: int) -> list[RowBatch]:
-    """Return the batches of a core, which has a run of the ``rows`` rows of each of ``matrices`` matrices.
+    """Return the batches of a core, which processes consecutive rows of each of ``matrices`` matrices of ``rows`` rows.
 
     Full partitions come first. The rows left at the end have fewer rows per partition, and then fewer partitions.
     """

@@ -6,9 +6,9 @@
 This module decides everything that may affect the rounding of a row, from the length of a row and the types only. The
 number of rows per partition is decided where the number of rows is known, because it does not affect any bit.
 
-Rows stay in SBUF between the two passes over them, so HBM is read once and written once. A row that is too long for a
-partition lies on several of them, 2 to 128: its parts are W = floor(C / F) columns wide, and the last one has the rest
-as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
+Rows stay in SBUF between the two passes over them, so HBM is read once and written once. A row of C elements that is
+too long for a partition lies on F of them, 2 to 128: its parts are W = floor(C / F) columns wide, and the last one has
+the rest as well. The other parts have the same number of padding columns instead, which change no maximum and no sum.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Piece:
     columns.
 
     Attributes:
-        first, end: the rows of a partition.
-        start, stop: the columns of a partition.
+        first, end: the first row of each partition, and the last one plus one.
+        start, stop: the first column of each partition, and the last one plus one.
         column: the column of the piece in the statistics, if rows have several pieces.
     """
 
@@ -90,7 +90,7 @@ class Streams:
 
 @dataclass(frozen=True)
 class RowPlan:
-    """The plan of rows of one length and type.
+    """The plan of rows of one length and type; C, F and W are those of the module.
 
     Attributes:
         row_size: C, the number of elements of a row.
@@ -127,12 +127,14 @@ class RowPlan:
 
     @property
     def is_short(self) -> bool:
-        """Whether the fixed cost of instructions matters for each row."""
+        """Whether a partition has at most 512 columns of a row, so that the fixed cost of an instruction for each row
+        matters.
+        """
         return self.columns <= SHORT_ROW
 
     @property
     def is_tiny(self) -> bool:
-        """Whether one instruction computes many rows."""
+        """Whether a partition has at most 40 columns of a row; then one instruction computes many rows."""
         return self.columns <= TINY_ROW
 
     def pieces(self, rows_each: int) -> list[Piece]:
@@ -209,9 +211,7 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip: as a single batch, whose loads and stores nothing
-    overlaps.
-    """
+    """Return the length of the longest row that stays on chip, as a single batch: nothing overlaps its loads and stores."""
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The maximum and the sum of exponentials of the rows of a batch: of pieces, of partitions, of rows.
+"""The maximum and the sum of exponentials of each row of a batch, combined from those of its pieces and partitions.
 
-For piece k of a row let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of m_k,
+For piece k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). With m = max over k of
+m_k,
 
     d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m)
 
@@ -32,7 +33,7 @@ def combining_stages(plan: RowPlan) -> int:
 
 @dataclass
 class RowStatistics:
-    """The statistics of the rows of a batch, float32.
+    """The statistics of the rows of a batch, float32, with the symbols of the module.
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
@@ -73,13 +74,14 @@ class RowStatistics:
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def combine(self, stage: int) -> None:
-        """Issue a stage; no engine has to wait for the results of another one if the stages are issued in different
-        steps.
+        """Issue stage number ``stage`` of those that combine the statistics.
+
+        No engine has to wait for the results of another one if the stages are issued in different steps.
         """
         _stages(self.batch.plan)[stage](self)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d."""
+        """Compute log d, or 1 / d for softmax."""
         _divide(self.kind, self.divisor_sbuf, self.total_sbuf)
 
     def take_distances(self) -> None:
@@ -101,12 +103,12 @@ class RowStatistics:
             self.lines = Lines.make(self.kind, self.batch, self.row_neg_max_sbuf, self.total_sbuf)
 
     def with_lines(self, stage: Callable[[Lines], None]) -> None:
-        """Issue a stage that combines partitions."""
+        """Issue a stage of those that combine the partitions of a row."""
         if self.lines is not None:
             stage(self.lines)
 
     def bring_back(self) -> None:
-        """Copy -m and log d or 1 / d of rows from the lines."""
+        """Copy -m and the divisor of the rows from PSUM, where :meth:`Lines.spread` put them, to SBUF."""
         if self.lines is not None and self.lines.back_psum:
             neg_max_psum, divisor_psum = self.lines.back_psum
             nisa.tensor_copy(dst=self.row_neg_max_sbuf, src=neg_max_psum)
@@ -119,10 +121,10 @@ class Lines:
 
     Attributes:
         kind: softmax or log-softmax, which decides the divisor.
-        neg_max_psum, sums_psum: -m and d of partitions.
-        weights_sbuf: exp(m of a partition - m).
+        neg_max_psum, sums_psum: -m and d of each partition, for its part of a row.
+        weights_sbuf: exp(m of a partition - m of its row).
         row_neg_max_sbuf: -m of rows.
-        divisor_sbuf: d of rows, and then log d or 1 / d.
+        divisor_sbuf: d of rows, and then log d or, for softmax, 1 / d.
         back_psum: -m and the divisor on the partitions of each row, [partitions, 1]; empty until :meth:`spread`.
     """
 
@@ -143,7 +145,7 @@ class Lines:
         return cls(kind, neg_max_psum, sums_psum, _float32(shape), _float32(row), _float32(row))
 
     def take_distances(self) -> None:
-        """Compute -m of rows, and m of a partition - m in place of the weights."""
+        """Compute -m of rows, and the distances (m of a partition) - (m of its row) in the tile of the weights."""
         nisa.tensor_reduce(dst=self.row_neg_max_sbuf, op=nl.minimum, data=self.neg_max_psum, axis=2)
         broadcast_sbuf = self.row_neg_max_sbuf.expand_dim(2).broadcast(2, self.weights_sbuf.shape[2])
         nisa.tensor_tensor(dst=self.weights_sbuf, data1=broadcast_sbuf, data2=self.neg_max_psum, op=nl.subtract)
@@ -158,7 +160,7 @@ class Lines:
         nisa.tensor_reduce(dst=self.divisor_sbuf, op=nl.add, data=self.weights_sbuf, axis=2)
 
     def divide(self) -> None:
-        """Compute log d, or 1 / d, of rows."""
+        """Compute log d, or 1 / d for softmax, of rows."""
         _divide(self.kind, self.divisor_sbuf, self.divisor_sbuf)
 
     def spread(self) -> None:

@@ -43,7 +43,7 @@ class Ring:
 
 
 def halved(x_sbuf: nl.NkiTensor, halves: Ring) -> nl.NkiTensor:
-    """Compute the maximum of pairs of elements of [partitions, rows, columns], on GpSimd.
+    """Compute the maximum of each pair of elements of the rows of [partitions, rows, columns], on GpSimd.
 
     Vector, the only engine that computes the maximum of a row, then reads half as many elements. A maximum is exact, so
     no bit depends on it.

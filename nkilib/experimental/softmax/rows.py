@@ -3,7 +3,7 @@
 
 """The forward along the last axis: rows stay in SBUF between their statistics and their results.
 
-The computation of a row depends on its length and type:
+With m the maximum of a row x, and d the sum of exp(x - m), the computation depends on the length and type of the row:
 
 - log-softmax keeps x, and computes ``(x - m) - log d`` from it;
 - softmax of rows of one piece keeps exp(x - m) in float32, and multiplies it by 1 / d;
@@ -90,7 +90,7 @@ def forward_plan(row_size: int, kind: Kind, x_dtype: nl.DType, y_dtype: nl.DType
 
 
 def forward_keeps_float32(plan: RowPlan, kind: Kind) -> bool:
-    """Return whether the first pass computes the operand of the second pass, in float32."""
+    """Return whether the first pass keeps x - m or exp(x - m) in float32, and the second pass starts from these."""
     is_single = plan.parts == 1 and plan.chunks == 1
     return is_single and (plan.is_tiny or (kind is Kind.SOFTMAX and plan.columns <= _KEPT_ROW))
 
@@ -109,11 +109,11 @@ class _Forward:
             is kept.
         results: tiles for results whose type is that of no tile that stays on chip.
         junk: tiles for exponentials of which only the sums are used.
-        halves: tiles for the maxima of pairs.
+        halves: tiles for the results of :func:`.halved`.
         exponentials: tiles for the exponentials of the second pass.
-        ceiling_sbuf: the largest finite number, [128, 1].
+        ceiling_sbuf: the largest finite float32 number, [128, 1].
         statistics: the statistics of the batches in flight, by the number of the batch.
-        halved_sbuf: the halves of pieces whose maxima are not computed yet.
+        halved_sbuf: the results of :func:`.halved` for pieces whose maxima are not computed yet.
         results_sbuf: the results of pieces that are not stored yet.
     """
 
@@ -340,13 +340,13 @@ class _Forward:
 def _with_row_scalar(
     dst_sbuf: nl.NkiTensor, data_sbuf: nl.NkiTensor, scalars_sbuf: nl.NkiTensor, op: Operator, share: float
 ) -> None:
-    """Compute data <op> per-row scalar, for many rows in an instruction; Vector and GpSimd round alike.
+    """Compute data <op> a number of each row, for many rows in an instruction; Vector and GpSimd round alike.
 
     Args:
         dst_sbuf: the destination, of the shape of the data.
         data_sbuf: the data, [partitions, rows, columns].
-        scalars_sbuf: the per-row scalars, float32 [partitions, rows]. Vector reads its share of them from PSUM, because
-            it takes longer with two tiles in SBUF.
+        scalars_sbuf: the number of each row, float32 [partitions, rows]. Vector reads its share of them from PSUM,
+            because it takes longer with two tiles in SBUF.
         op: the operator on the elements.
         share: the share of the rows that GpSimd processes.
     """

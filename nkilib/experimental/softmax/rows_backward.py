@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward along the last axis, from the saved output: dy stays in SBUF between its sum and the result.
+"""The backward along the last axis, from the saved output y: the gradient dy of y stays in SBUF between its sum and the
+result dx.
 
 - log-softmax: dx = dy - exp(y) * s with s = sum(dy); y is loaded when s is there.
 - softmax: dx = (dy - s) * y with s = sum(dy * y); y stays on chip too.
@@ -79,15 +80,15 @@ def backward_plan(row_size: int, kind: Kind, dtypes: BackwardTypes, chunk_size: 
 
 @dataclass
 class RowSums:
-    """The sums of the rows of a batch, float32.
+    """The sums of the rows of a batch, float32: s of the module.
 
     Attributes:
         batch: the batch of rows.
         sums_sbuf: the sums of pieces, [partitions, rows per partition, pieces of a row].
         row_sum_sbuf: the sums of rows, [partitions, rows per partition]; negated for log-softmax.
         negates: whether the sums of rows are negated.
-        line_psum, back_psum: the sums on one partition, and back on the partitions of the rows, while partitions are
-            combined.
+        line_psum: the sums of all partitions on one partition, while the partitions of each row are combined.
+        back_psum: the sums of rows, back on the partitions of each row, until they are copied to SBUF.
     """
 
     batch: RowBatch
@@ -110,13 +111,13 @@ class RowSums:
         return self.sums_sbuf[:, piece.first : piece.end, piece.column : piece.column + 1]
 
     def sum_pieces(self) -> None:
-        """Compute the sums of rows, or of the part of a row in a partition, which are then brought to a line."""
+        """Compute the sums of rows; of rows on several partitions, sum each part and bring the sums to one partition."""
         nisa.tensor_reduce(dst=self.row_sum_sbuf, op=nl.add, data=self.sums_sbuf, axis=2, negate=self.negates)
         if self.batch.plan.parts > 1:
             self.line_psum = on_line(self.row_sum_sbuf)
 
     def sum_parts(self) -> None:
-        """Compute the sums of rows from the line, and bring them back to their partitions."""
+        """Add the sums of the parts of rows on several partitions, and bring the results back to these partitions."""
         if self.line_psum is None:
             return
         lines, parts = self.batch.lines, self.batch.plan.parts
@@ -125,7 +126,7 @@ class RowSums:
         self.back_psum = off_line(line_sbuf, parts)
 
     def bring_back(self) -> None:
-        """Copy the sums out of PSUM."""
+        """Copy the sums of rows on several partitions from PSUM to SBUF."""
         if self.back_psum is not None:
             nisa.tensor_copy(dst=self.row_sum_sbuf, src=self.back_psum)
 
@@ -243,7 +244,7 @@ class _Backward:
         self.products_sbuf[number, piece] = products_sbuf
 
     def _sums_partly(self, piece: Piece) -> bool:
-        """Return whether GpSimd starts the sums of short rows, which leaves less work to Vector."""
+        """Return whether GpSimd starts the sums of a piece of short rows, which leaves less work to Vector."""
         return self.plan.is_short and piece.columns % 2 == 0
 
     def _partial_sums(self, grad_sbuf: nl.NkiTensor) -> nl.NkiTensor:

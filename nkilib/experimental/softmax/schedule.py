@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The order in which the stages of a loop over resident rows are issued.
+"""The order in which the stages of a loop over rows that stay in SBUF are issued.
 
-A batch processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and finishes the
-pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued late enough
-that its operands are there: a stage of the combination one step after the stage before, the end of a piece after these
-stages, and its store one step later. Then a queue that loads and stores share is not held up by a store, or by a load
-whose buffer slot is not free.
+A batch of rows processes its pieces twice: it computes the statistics of the pieces, combines those of a row, and
+finishes the pieces. Each engine and each queue runs its instructions in the order of issue, so an instruction is issued
+late enough that its operands are there: a stage of the combination one step after the stage before, the end of a piece
+after these stages, and its store one step later. Then a queue that loads and stores share is not held up by a store, or
+by a load whose buffer slot is not free.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ LOADS_AGAIN_AHEAD = 4
 
 
 class Stages(Protocol):
-    """The stages of a loop. A batch is identified by its number."""
+    """The stages of a loop over batches of rows, each divided into pieces. ``number`` is the number of a batch."""
 
     @property
     def batches(self) -> list[RowBatch]:
@@ -54,10 +54,10 @@ class Stages(Protocol):
         """Issue the work that precedes the statistics of a piece, two steps before most of them."""
 
     def open(self, number: int, piece: Piece) -> None:
-        """Compute the statistics of a piece that others wait for, a step before the others."""
+        """Compute those statistics of a piece on which the others depend, one step before :meth:`take`."""
 
     def take(self, number: int, piece: Piece) -> None:
-        """Compute the other statistics of a piece."""
+        """Compute the other statistics of a piece, after :meth:`open`."""
 
     def combine(self, number: int, stage: int) -> None:
         """Issue stage 0, 1, ... of the combination of a batch's statistics."""
@@ -76,7 +76,9 @@ def run(stages: Stages) -> None:
 
 @dataclass(frozen=True)
 class _Due:
-    """Work that may be issued from a step on: a stage of a batch's combination, or the end or store of a piece."""
+    """Work that may be issued from step number ``step`` on: a stage of a batch's combination, or the end or the store
+    of a piece.
+    """
 
     step: int
     number: int
@@ -85,7 +87,7 @@ class _Due:
 
 
 class _Run:
-    """The progress of each stage, in pieces."""
+    """The state of a loop: the number of pieces for which each stage has been issued, and the work that waits."""
 
     def __init__(self, stages: Stages) -> None:
         self.stages = stages

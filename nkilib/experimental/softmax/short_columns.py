@@ -88,19 +88,19 @@ def forward_short_plan(
 
 @dataclass
 class _Pieces:
-    """The stages of the forward, and the tiles of pieces in flight.
+    """The stages of the forward, and the tiles of pieces in flight; m and d are those of the module.
 
     Attributes:
         kind: softmax or log-softmax.
         length: C, the number of elements of a column.
         x, y: the windows of x and y.
-        halves: tiles for the maxima of pairs.
+        halves: tiles for the maxima of pairs of elements.
         maxima: tiles for m.
-        distances: tiles for x - m; and for exp(x - m) of softmax.
+        distances: tiles for x - m, over which softmax writes exp(x - m).
         exponentials: tiles for the exponentials of log-softmax.
         sums: tiles for partial sums.
         half_sbuf, max_sbuf, distance_sbuf, exponential_sbuf: the tiles of pieces in flight.
-        sum_sbuf: d of pieces in flight, and then log d or 1 / d.
+        sum_sbuf: d of pieces in flight, and then log d, or 1 / d for softmax.
     """
 
     kind: Kind

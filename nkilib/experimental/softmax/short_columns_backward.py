@@ -3,7 +3,8 @@
 
 """The backward along a short axis that is not the last one, on short columns like the forward.
 
-With s the sum over a column of dy, or of y dy, in float32,
+With y the saved output, dy its gradient, dx the result, and s the sum over a column of dy (log-softmax) or of y dy
+(softmax), in float32,
 
     log-softmax: dx = dy - exp(y) s        softmax: dx = y (dy - s).
 """
@@ -80,14 +81,14 @@ def backward_short_plan(
 
 @dataclass
 class _Pieces:
-    """The stages of the backward, and the tiles of pieces in flight.
+    """The stages of the backward, and the tiles of pieces in flight; s is that of the module.
 
     Attributes:
         kind: softmax or log-softmax.
         length: C, the number of elements of a column.
         grad, output, result: the windows of dy, y and dx.
         sums: tiles for partial sums.
-        terms: tiles for exp(y), and exp(y) s; or for dy - s.
+        terms: tiles for exp(y), and then exp(y) s, of log-softmax; or for dy - s of softmax.
         products: tiles for y dy of softmax.
         product_sbuf, half_sbuf, sum_sbuf, term_sbuf: the tiles of pieces in flight.
     """
@@ -119,9 +120,7 @@ class _Pieces:
         )
 
     def stages(self) -> list[Stage]:
-        """Return the stages: Vector adds up; GpSimd computes the term with s and, for softmax, the first half of the
-        sum.
-        """
+        """Return the stages: Vector adds up; GpSimd computes exp(y) s or dy - s and, for softmax, half of the sum."""
         if self.kind is Kind.LOG_SOFTMAX:
             return [
                 (2, self.subtract_term),

@@ -37,8 +37,8 @@ _LEAST_WINDOWS = 4
 
 @dataclass(frozen=True)
 class Band:
-    """Columns that are divided alike: units of ``outer_each`` outer and ``width`` inner indices, one unit per
-    partition.
+    """Columns of [O, C, I] that are divided alike into units. A unit, ``outer_each`` outer times ``width`` inner
+    indices, lies on one partition.
 
     Attributes:
         first_outer, outer: the first outer index, and the number of outer indices.
@@ -85,7 +85,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Window:
-    """Units that are loaded together, one on each partition.
+    """Units of a band (:class:`Band`) that are loaded together, one on each partition.
 
     Attributes:
         number: the number of the window on its core.
@@ -123,7 +123,7 @@ class Window:
             unit += count
 
     def pieces(self, columns: int) -> list[Piece]:
-        """Divide the units into pieces of at most ``columns`` columns each."""
+        """Divide the units into pieces with at most ``columns`` columns of each unit."""
         band = self.band
         outer_each = min(band.outer_each, max(1, columns // band.width))
         width = div_ceil(band.width, div_ceil(band.width, columns))
@@ -141,7 +141,7 @@ class ShortPlan:
 
     Attributes:
         length: C, the number of elements of a column.
-        columns: the maximum number of columns of a piece.
+        columns: the maximum number of columns per partition of a piece.
         windows: the windows of the core.
         buffers: the number of windows on chip.
     """
@@ -178,7 +178,7 @@ def plan_short(
         dtypes: the types of the inputs and of the result.
         window_bytes: the bytes that all tensors need for an element of a window.
         piece_bytes: the bytes that all scratch tiles need for an element of a piece.
-        chunk_size: the most elements that a piece may have, at least C, or None.
+        chunk_size: the most elements per partition that a piece may have, at least C, or None.
         cores, core: the number of cores of the launch, and the number of this core.
     """
     outer, length, inner = shape
@@ -233,7 +233,9 @@ def _slowness(run: int) -> float:
 
 
 def _cuts(units: int, cores: int, core: int) -> Iterator[tuple[int, int]]:
-    """Yield the first unit and the end of each window of a core; the windows have about the same size."""
+    """Yield, for each window of a core, the number of its first unit and that of its last unit plus one; the windows
+    have about the same size.
+    """
     windows = div_ceil(div_ceil(units, nl.tile_size.pmax), cores) * cores
     of_core = windows // cores
     for number in range(core * of_core, (core + 1) * of_core):

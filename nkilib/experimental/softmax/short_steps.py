@@ -78,7 +78,7 @@ class ShortLoop:
         result: the tiles that are stored, which may be those of the first input.
         stages: the stages in the order in which a step issues them; the last stage of a piece computes its result.
         loaded, stored: the number of windows that were loaded and stored.
-        under_way: the piece at each stage of progress, or None; the newest one first.
+        under_way: by the number of steps since its start, the piece that started then, or None.
     """
 
     plan: ShortPlan
@@ -140,7 +140,8 @@ def on_gpsimd(dst_sbuf: nl.NkiTensor, data1_sbuf: nl.NkiTensor, op: Operator, da
 
 
 def fold(data_sbuf: nl.NkiTensor, dst_sbuf: nl.NkiTensor, op: Operator, issue: Callable[..., None] = on_vector) -> None:
-    """Combine half of the elements of columns with the other half: [partitions, outer_each, C, width] into C // 2.
+    """Combine the first half of each column's elements with the second half: [partitions, outer_each, C, width] into
+    C // 2 elements per column. If C is odd, the last element is combined with the first result.
 
     ``dst_sbuf`` may be the first half of ``data_sbuf``.
     """

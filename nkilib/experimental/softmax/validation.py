@@ -17,7 +17,7 @@ def validated_axis(function: str, name: str, tensor_hbm: nl.NkiTensor, axis: int
     """Return the axis, counted from the front.
 
     Raises:
-        AssertionError: if the rank or the axis is out of range; with function, requirement, value and remedy.
+        AssertionError: if the rank or the axis is out of range; the message has function, requirement and value.
     """
     rank = len(tensor_hbm.shape)
     require(
@@ -39,7 +39,7 @@ def require_softmax_type(function: str, name: str, dtype: nl.DType) -> None:
     """Check that a type is one of the three that the kernels read and write; they compute in float32.
 
     Raises:
-        AssertionError: for another type; with function, requirement, value and remedy.
+        AssertionError: for another type; the message has function, requirement, value and remedy.
     """
     require(
         dtype in (nl.bfloat16, nl.float16, nl.float32),
@@ -52,7 +52,7 @@ def require_chunk_size(function: str, chunk_size: int | None) -> None:
     """Check that ``chunk_size`` is a size that an instruction can process, or None.
 
     Raises:
-        AssertionError: if it is not; with function, requirement and value.
+        AssertionError: if it is not; the message has function, requirement, value and remedy.
     """
     require(
         chunk_size is None
@@ -66,7 +66,7 @@ def validate_pair(function: str, grad_hbm: nl.NkiTensor, output_hbm: nl.NkiTenso
     """Check that a gradient and an output have the same shape and accepted types.
 
     Raises:
-        AssertionError: if they do not; with function, requirement, value and remedy.
+        AssertionError: if they do not; the message has function, requirement, value and remedy.
     """
     require(
         tuple(grad_hbm.shape) == tuple(output_hbm.shape),
@@ -81,7 +81,7 @@ def validate_inplace(function: str, inplace: bool, grad_hbm: nl.NkiTensor, dtype
     """Check that a result is not written over a gradient of another type.
 
     Raises:
-        AssertionError: if it would be; with function, requirement, value and remedy.
+        AssertionError: if it would be; the message has function, requirement, value and remedy.
     """
     require_flag(function, "inplace", inplace)
     require(

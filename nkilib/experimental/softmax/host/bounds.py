@@ -3,19 +3,20 @@
 
 """Derived bounds of the distance between the kernels and :mod:`.reference`. For host code; needs numpy only.
 
-u = 2^-23, so that one rounding to float32 changes a value by at most u / 2 of it; m is the maximum of a row, d the sum
-of exp(x - m), p = exp(x - m) / d.
+u = 2^-23, so that one rounding to float32 changes a value v by at most u / 2 * |v|; m is the maximum of a row x of C
+elements, d the sum of exp(x - m), p = exp(x - m) / d. y is the result of the forward, dy its gradient, and dx the
+result of the backward.
 
-- d: its error is at most 16 u of it, as in ``cross_entropy/host/bounds.py``, whose sums are formed in the same way: the
-  rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed (numpy's is off by
-  1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; the sum.
+- d: its error is at most 16 u d, as in ``cross_entropy/host/bounds.py``, whose sums are formed in the same way. Its
+  sources are the rounding of arguments, u / 2 * sum p (m - x) <= u / 2 * log C; exp, for which 2.6 u are allowed
+  (numpy's is off by 1.8 u on any CPU), and 2.6 u more for the weight of a piece or a partition; and the sum.
 - log-softmax: y = (x - m) - log d. The difference and the result are rounded, half a unit each of their values, and a
   relative error of d is an absolute error of log d: 16 u max(1, m - x, log d).
 - softmax: y = exp(x - m) * (1 / d). The argument is rounded, which adds u / 2 * (m - x) of the exponential; exp, 1 / d
   and the product add 4 u: 16 u y max(1, m - x).
-- s = sum(dy), or sum(y dy): 16 u sum |dy| at most, for independent roundings of up to 2^18 additions, as in
-  ``cross_entropy/host/bounds.py``; along another axis than the last one at most 1,024 elements are added at a time, and
-  then those sums.
+- s = sum(dy) of log-softmax, or sum(y dy) of softmax: 16 u sum |dy|, or 16 u sum |y dy|, at most, for independent
+  roundings of up to 2^18 additions, as in ``cross_entropy/host/bounds.py``; along another axis than the last one at
+  most 1,024 elements are added at a time, and then those sums.
 - gradients: dx = dy - exp(y) s and dx = y (dy - s) round three times more, each u / 2 of a term.
 
 Results are rounded to their type once: half a unit of the last place, or of the smallest subnormal number. Float32
