@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Places of tiles in PSUM: a new tile takes the place of the tiles that were used longest ago, and waits for them.
+"""The places of tiles in PSUM: a new tile takes the place of the tiles that were used longest ago, and waits for them.
 
 In the simulator, a kernel that makes a new tile in every step has as many as it likes. The device has 8 banks of 2 KiB
-(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content is read.
-Which place a compiler takes is not published: the model takes the one that is free longest. SBUF is not modelled this
-way: a compiler loads into it out of order, and a public product whose tiles fill it is measured without such waits.
+(``trainium_inferentia2_arch.rst``), so that the first product in a new tile waits until the previous content of its
+place has been read. The place that a compiler takes is not published: the model takes the one that is free longest.
+SBUF is not modelled this way: a compiler loads into it out of order, and a public product whose tiles fill it is
+measured without such waits.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _QUARTER = PARTITIONS // 4
 
 
 class Vacated:
-    """The tiles whose place another tile takes. The new tile waits until they are read and written.
+    """The tiles that gave up their place in PSUM for a new tile, which waits until they have been read and written.
 
     Attributes:
-        storage: the number of the storage of one of them.
+        storage: the number of the storage of the first of these tiles.
     """
 
     __slots__ = ("_uses", "storage")
@@ -36,11 +37,11 @@ class Vacated:
         self.storage = uses[0].storage
 
     def last_write(self, by: Engine) -> Done:
-        """Return the same as :meth:`last_access`, because a read of an unwritten tile waits for its place, too."""
+        """Return the same as :meth:`last_access`: even a read of the new tile waits until its place is free."""
         return self.last_access(by)[0]
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the last use of the place."""
+        """Return the last access to any of the tiles that were in the place."""
         accesses = [place.last_access(by) for uses in self._uses for place in uses.values()]
         return max(accesses, key=lambda access: access[0].ready_ns(by), default=(NOTHING, False))
 
@@ -52,7 +53,7 @@ class Vacated:
 
 
 class Banks:
-    """The PSUM of one core and the tiles in it, those used longest ago first."""
+    """The PSUM of one core with the tiles that have a place in it, ordered by their last use, the earliest first."""
 
     def __init__(self) -> None:
         self._free = float(PSUM_PARTITION_BYTES)
@@ -83,9 +84,9 @@ class Banks:
 
 
 def _size(known: Tracked) -> float:
-    """Return the bytes of a partition, averaged over all partitions.
+    """Return the bytes that a tile takes of PSUM, per partition and averaged over all partitions.
 
-    Tiles of few partitions lie beside each other, in quarters of the partitions.
+    A tile of few partitions takes a quarter or a half of the partitions, beside other such tiles.
     """
     views = known.views
     nbytes = views.bytes_each

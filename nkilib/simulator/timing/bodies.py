@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The tiles of the bodies of device loops: the device has one copy of a body, and therefore one place for each tile."""
+"""The tiles that the bodies of device loops make: the device has one copy of a body, and so one place for each tile."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .footprints import Tracked, tracked
 
 
 class Body:
-    """The body of a loop: its tiles and inner loops, in the order in which an iteration reaches them."""
+    """The body of a loop: its tiles and inner loops, in the order in which an iteration reaches them.
+
+    The calls of :meth:`tile` and :meth:`loop` in one iteration count through them; :meth:`again` starts from the front.
+    """
 
     def __init__(self) -> None:
         self._tiles: list[tuple[object, Tracked]] = []
@@ -22,7 +25,10 @@ class Body:
         self._tile = self._loop = 0
 
     def tile(self, storage: Storage) -> Tracked:
-        """Return the record of the next tile, which is that of the same tile in the previous iteration."""
+        """Return the record of the tile that the body makes next: the same record in every iteration.
+
+        It is a new record if the tile differs from the previous iteration's in shape, type or memory.
+        """
         key = storage.shape, storage.dtype, storage.region
         at, self._tile = self._tile, self._tile + 1
         if at == len(self._tiles):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The busy intervals of a DMA engine, which takes rows of several queues as they come."""
+"""The busy intervals of a DMA engine, which moves the rows of several queues in the order in which they arrive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ SAME_NS = 1e-4
 
 
 class BusyIntervals(NamedTuple):
-    """Busy intervals of an engine.
+    """The intervals in which an engine was busy, in nanoseconds.
 
     Attributes:
-        total_ns: the total busy time.
+        total_ns: the total busy time since the start of the kernel.
         starts, ends: the starts and ends of the latest intervals, in order.
     """
 
@@ -28,12 +28,12 @@ class BusyIntervals(NamedTuple):
     ends: list[float]
 
     def since(self, begin_ns: float) -> list[tuple[float, float]]:
-        """Return the intervals from a time on."""
+        """Return the pairs (start, end) of the intervals after ``begin_ns``, the first one cut off there."""
         first = bisect_right(self.ends, begin_ns + SAME_NS)
         return [(max(start, begin_ns), end) for start, end in zip(self.starts[first:], self.ends[first:], strict=True)]
 
     def repeats(self, before: BusyIntervals, shift_ns: float, begin_ns: float) -> bool:
-        """Tell whether the intervals from ``begin_ns`` on are the earlier ones shifted by ``shift_ns``."""
+        """Tell whether the intervals from ``begin_ns`` on are those of ``before``, shifted by ``shift_ns``."""
         mine, others = self.since(begin_ns), before.since(begin_ns - shift_ns)
         return len(mine) == len(others) and all(
             abs(mine_part[0] - their_part[0] - shift_ns) <= SAME_NS
@@ -51,7 +51,7 @@ class BusyTimes:
         self.total_ns = 0.0
 
     def add(self, earliest: float, duration: float) -> float:
-        """Add work of ``duration`` from ``earliest`` on, split over the gaps, and return when it is done."""
+        """Add work of ``duration``, split over the gaps from ``earliest`` on, and return the time of its end."""
         self.total_ns += duration
         if duration > 0.0 and self._ends and earliest > self._ends[-1]:  # most often it comes after all other work
             self._append(earliest, earliest + duration)
@@ -77,7 +77,10 @@ class BusyTimes:
         return BusyIntervals(self.total_ns, self._starts.copy(), self._ends.copy())
 
     def repeat(self, before_ns: float, shift_ns: float, times: int) -> None:
-        """Repeat the work of the last ``shift_ns`` several times; ``before_ns`` is the total busy time before it."""
+        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times, each time ``shift_ns`` later.
+
+        ``before_ns`` is the total busy time of the engine before that work.
+        """
         if self.total_ns == before_ns:
             return
         self.total_ns += times * (self.total_ns - before_ns)
@@ -88,7 +91,7 @@ class BusyTimes:
                 self._insert(start + time * shift_ns, end + time * shift_ns)
 
     def copy(self) -> BusyTimes:
-        """Return a copy for another engine that has done the same so far."""
+        """Return a copy, for another engine that has been busy at the same times so far."""
         copied = BusyTimes()
         copied._starts, copied._ends, copied.total_ns = self._starts.copy(), self._ends.copy(), self.total_ns
         return copied
@@ -115,10 +118,10 @@ class BusyTimes:
 
 
 class DmaWork(NamedTuple):
-    """The work of a transfer for the DMA engines.
+    """The work of one transfer for the DMA engines.
 
     Attributes:
-        times: pairs (number of an engine, nanoseconds).
+        times: for each DMA engine that takes part, a pair (number of the engine, nanoseconds that it works).
         is_even: whether every engine works, and for the same time.
         nbytes: the bytes that the transfer moves.
         row_bytes: the average bytes of a row; 0 if the transfer is not moved row by row.
@@ -133,19 +136,19 @@ class DmaWork(NamedTuple):
 
     @property
     def longest_ns(self) -> float:
-        """The time of the engine with most of the work."""
+        """The longest time that any of the engines works on the transfer."""
         return max((time for _, time in self.times), default=0.0)
 
 
 class DmaEngines:
-    """The DMA engines of a core. Engines that have done the same so far share one record, usually all of them."""
+    """The DMA engines of a core. Those that were busy at the same times so far share one record, usually all."""
 
     def __init__(self, count: int) -> None:
         self._times = [BusyTimes()] * count
         self._are_alike = True
 
     def add(self, earliest: float, work: DmaWork) -> float:
-        """Add work from ``earliest`` nanoseconds on, and return when the last engine is done."""
+        """Add the work of a transfer from ``earliest`` nanoseconds on, and return when the last engine is done."""
         if self._are_alike and work.is_even:
             return self._times[0].add(earliest, work.times[0][1])
         self._are_alike = False
@@ -168,7 +171,7 @@ class DmaEngines:
         return [accounts[id(times)] for times in self._times]
 
     def repeat(self, before: Sequence[BusyIntervals], shift_ns: float, times: int) -> None:
-        """Repeat the work of the engines in the last ``shift_ns`` several times."""
+        """Repeat the work of the last ``shift_ns`` nanoseconds ``times`` times; ``before`` is the state before it."""
         accounts = {id(account): (account, intervals) for account, intervals in zip(self._times, before, strict=True)}
         for account, intervals in accounts.values():
             account.repeat(intervals.total_ns, shift_ns, times)

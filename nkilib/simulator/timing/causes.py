@@ -3,8 +3,9 @@
 
 """The causes of start times: the last thing that an instruction waited for, and the others that it had to wait for.
 
-Other instructions are identified by the distance to them in program order. The steps of a loop therefore have equal
-causes, of which one object is kept. The causes suffice to time the instructions again under another assumption.
+A cause names other instructions by their distance in program order, so that the same instruction in two iterations of a
+loop has equal causes, of which one object is kept. From the causes, the instructions can be timed again under another
+assumption.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Waited(IntEnum):
 
 
 class Cause(NamedTuple):
-    """The cause of the start time of an instruction. Distances count instructions of the core, back in program order.
+    """The cause of the start time of an instruction.
+
+    A distance is a number of instructions of the same core, counted back in program order from this one.
 
     Attributes:
         waited: the kind of thing that it waited for last.
@@ -51,7 +54,7 @@ _Key = tuple[Waited, int, tuple[int, ...], int, int, bool]
 
 
 class Causes(dict[_Key, Cause]):
-    """The cache of one object for each cause."""
+    """A cache of causes by their fields, so that equal causes are one object."""
 
     def __missing__(self, key: _Key) -> Cause:
         cause = self[key] = Cause(*key)

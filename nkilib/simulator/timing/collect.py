@@ -16,11 +16,11 @@ from .trace import Trace
 
 
 class Collection(Watcher):
-    """The traces of the cores of the launches that ran while it was open.
+    """The traces of the cores of all launches inside the ``with`` block of :func:`collecting`.
 
     Attributes:
-        traces: the traces of the cores.
-        given, returned: the numbers of the storages that the caller passed, and that it got back.
+        traces: the trace of each core.
+        given, returned: the numbers of the storages that the caller passed to a kernel, and of those that it got back.
     """
 
     def __init__(self, parameters: ModelParameters) -> None:

@@ -49,7 +49,7 @@ class CostInputs(NamedTuple):
         return max(self.values[name].free_size for name in names)
 
     def tiles(self, *names: str) -> list[Form]:
-        """Return the named operands that are tensors with more than one element per partition."""
+        """Return those of the named operands that are tensors."""
         values = (self.values[name] for name in names)
         return [value for value in values if isinstance(value, Form)]
 
@@ -58,20 +58,26 @@ Cost = Callable[[CostInputs], float]
 
 
 def streamed(*names: str, cycles: float = 1.0, extra: float = 0.0) -> Cost:
-    """Return the cost ``max(64, cycles * N) + extra`` of an engine that takes the elements one after the other."""
+    """Return the cost ``max(64, cycles * N) + extra`` of an instruction that takes its elements one after the other.
+
+    N is the number of elements in a partition of the largest of the operands ``names``.
+    """
     return lambda call: max(LEAST_CYCLES, cycles * call.elements(*names)) + extra
 
 
 def assumed(*names: str) -> Cost:
-    """Return the cost of an instruction for which nothing is published."""
+    """Return the cost of an instruction for which nothing is published: ``ModelParameters.other_cycles`` per element.
+
+    The elements are those in a partition of the largest of the operands ``names``.
+    """
     return lambda call: max(LEAST_CYCLES, call.parameters.other_cycles * call.elements(*names))
 
 
 def copied(*names: str) -> Cost:
     """Return the cost of ``tensor_copy`` and ``tensor_scalar``: Vector has fast modes for 16-bit types from trn2 on.
 
-    N/4 from SBUF to SBUF if the elements of a row are contiguous on both sides; N/2 if they are not, or if they are and
-    one side is in PSUM; else N.
+    For N elements in a partition, a fast mode takes N/4 cycles from SBUF to SBUF if the elements of a row are
+    contiguous on both sides, and N/2 if they are not, or if they are and one side is in PSUM. Everything else takes N.
     """
 
     def cost(call: CostInputs) -> float:
@@ -98,10 +104,10 @@ _FAST_OPERATORS = frozenset({"add", "subtract", "multiply"})
 
 
 def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
-    """Return the cost of ``tensor_tensor``: 2N; N if one input is in PSUM, or in SBUF from trn2 on for 16-bit floats.
+    """Return the cost of ``tensor_tensor``: 2N cycles for N elements in a partition, or N.
 
-    The text of the API names bfloat16, contiguous inputs, and addition, subtraction and multiplication; the trn2 guide
-    names both 16-bit floats.
+    It is N if one input is in PSUM, or from trn2 on for 16-bit floats in SBUF. The text of the API names bfloat16,
+    contiguous inputs, and addition, subtraction and multiplication; the trn2 guide names both 16-bit floats.
     """
 
     def cost(call: CostInputs) -> float:
@@ -122,7 +128,7 @@ def of_two_tiles(first: str, second: str, dst: str = "dst") -> Cost:
 
 
 def scalar_and_tile(call: CostInputs) -> float:
-    """Return the cost of ``scalar_tensor_tensor``: 2N on trn1, N from trn2 on.
+    """Return the cost of ``scalar_tensor_tensor`` on N elements in a partition: 2N cycles on trn1, N from trn2 on.
 
     With one side in PSUM it is about N + 100; a reduction that is read out takes 64 more. Evidence for N from trn2 on:
     64 instructions on 512 float32 columns in SBUF take at most 0.64 us each in the hyper-connection of
@@ -137,7 +143,10 @@ def scalar_and_tile(call: CostInputs) -> float:
 
 
 def reduced(call: CostInputs) -> float:
-    """Return the cost of ``tensor_reduce``: N, or N/2 for 16-bit tiles and add or max in the older reading."""
+    """Return the cost of ``tensor_reduce``: a cycle for each element in a partition.
+
+    It is half a cycle for 16-bit tiles and add or max, with ``ModelParameters.halves_bf16_max``.
+    """
     is_fast = all(tile.dtype in FAST_TYPES for tile in call.tiles("data", "dst"))
     is_short = getattr(call.values["op"], "key", "") in ("add", "maximum")
     share = 0.5 if call.parameters.halves_bf16_max and is_fast and is_short else 1.0
@@ -145,7 +154,7 @@ def reduced(call: CostInputs) -> float:
 
 
 def activated(call: CostInputs) -> float:
-    """Return the cost of ``activation``: N, and 64 more if a reduction is read out.
+    """Return the cost of ``activation``: a cycle for each element in a partition, and 64 if a reduction is read out.
 
     trn3 takes two bfloat16 elements a cycle. Nothing is published for GpSimd, which has the instruction from trn3 on.
     """
@@ -158,7 +167,10 @@ def activated(call: CostInputs) -> float:
 
 
 def exponential(call: CostInputs) -> float:
-    """Return the cost of ``exponential`` of trn3: N/4 in bfloat16; nothing is published for float32."""
+    """Return the cost of ``exponential`` of trn3: a quarter of a cycle for each bfloat16 element in a partition.
+
+    Nothing is published for float32: see ``ModelParameters.fp32_exponential_cycles``.
+    """
     is_bf16 = call.values["src"].dtype == dt.bfloat16
     return max(
         LEAST_CYCLES,
@@ -172,28 +184,37 @@ def selected(call: CostInputs) -> float:
 
 
 def inverted(call: CostInputs) -> float:
-    """Return the cost of ``reciprocal``: 8N on Vector, the only engine with a separate instruction for it."""
+    """Return the cost of ``reciprocal`` on Vector: 8 cycles for each element in a partition.
+
+    No other engine has a separate instruction for it.
+    """
     return max(LEAST_CYCLES, 8.0 * call.elements("data"))
 
 
 def filled(call: CostInputs) -> float:
-    """Return the cost of ``memset``: N/2 for a zero in a 16-bit float, else N."""
+    """Return the cost of ``memset``: a cycle per element in a partition, half a cycle for a zero in a 16-bit float."""
     is_fast = call.values["dst"].dtype in FAST_TYPES and call.values["value"] == 0
     return max(LEAST_CYCLES, call.elements("dst") * (0.5 if is_fast else 1.0))
 
 
 def counted(call: CostInputs) -> float:
-    """Return the cost of ``iota`` on GpSimd: 150 + N."""
+    """Return the cost of ``iota`` on GpSimd: 150 cycles, and one for each element in a partition."""
     return 150.0 + call.elements("dst")
 
 
 def sorted_out(call: CostInputs) -> float:
-    """Return the cost of ``topk`` on GpSimd: 4n + K, for n elements in a snake and K results, sorted or not."""
+    """Return the cost of ``topk`` on GpSimd: 4n + K cycles for K results, sorted or not.
+
+    n is the parameter ``n`` of the instruction, the number of elements in a snake.
+    """
     return 4.0 * float(call.values["n"]) + call.elements("val_dst")
 
 
 def multiplied(call: CostInputs) -> float:
-    """Return the cost of ``nc_matmul``: max(min(64, columns of stationary), columns of moving); float32: four times."""
+    """Return the cost of ``nc_matmul``: max(min(64, columns of stationary), columns of moving) cycles.
+
+    float32 takes four times as long; with the performance mode ``double_row`` the columns count half.
+    """
     stationary, moving = call.values["stationary"], call.values["moving"]
     rows = 2 if call.values.get("perf_mode") is matmul_perf_mode.double_row else 1
     columns = max(min(LEAST_CYCLES, stationary.free_size / rows), moving.free_size / rows)
@@ -201,7 +222,10 @@ def multiplied(call: CostInputs) -> float:
 
 
 def transposed(call: CostInputs) -> float:
-    """Return the cost of ``nc_transpose``: Tensor max(P, min(64, F)); Vector max(64, N)."""
+    """Return the cost of ``nc_transpose`` of P partitions with F elements each, in cycles.
+
+    It is max(P, min(64, F)) on the Tensor engine and max(64, F) on the Vector engine.
+    """
     data = call.values["data"]
     if call.engine is Engine.tensor:
         return max(float(data.shape[0]), min(LEAST_CYCLES, data.free_size))

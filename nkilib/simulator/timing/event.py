@@ -26,9 +26,9 @@ class Event(NamedTuple):
         core: the number of the core.
         engine: the name of the engine: tensor, vector, scalar, gpsimd, dma or sync.
         name: the name of the instruction, without ``nisa.``.
-        label: its ``name=``, or empty.
+        label: the argument ``name=`` of the call, or empty.
         operands: shape and type of each tensor operand, by parameter.
-        cycles: the cycles of its engine; 0 for a transfer.
+        cycles: the cycles that it takes of its engine; 0 for a transfer.
         start_us, end_us: the start and end of the engine's work on it; for a transfer, its trigger and its last byte.
         place: ``file:line`` in the kernel.
         number: the number of the instruction on its core, from 1.
@@ -60,7 +60,7 @@ class Event(NamedTuple):
 
 
 def events_of(core: int, notes: Iterable[Note]) -> Iterator[Event]:
-    """Yield the events of a core from its notes."""
+    """Yield an event for each note of a core."""
     lines = Lines()
     for number, plan, label, (start, end, cause), code, position in notes:
         work = plan.work
@@ -101,5 +101,5 @@ class Lines:
 
 
 def _lines_of(code: CodeType) -> dict[int, int]:
-    """Return the line of each position in a function at once, which is faster than one by one."""
+    """Return the source line of each bytecode offset in a function: all at once is faster than one by one."""
     return {at: line or 0 for start, end, line in code.co_lines() for at in range(start, end, 2)}

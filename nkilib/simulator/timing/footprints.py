@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The properties of a tensor that the model of time needs. Tensors that are alike share one description.
+"""The properties of a tensor that the model of time needs. Tensors with equal properties share one description.
 
-A kernel makes the same few views again and again: each is looked up by its layout, and worked out when it is new.
+A kernel makes the same few views again and again: each description is looked up by the view's layout, and computed only
+for a new one.
 """
 
 from __future__ import annotations
@@ -53,28 +54,28 @@ class Form:
         return self.buffer in ON_CHIP
 
     def is_contiguous(self) -> bool:
-        """Whether :meth:`View.is_contiguous` holds."""
+        """Tell whether the elements are contiguous, on chip within each partition; see :meth:`View.is_contiguous`."""
         first = 1 if self.is_on_chip else 0
         return is_dense(self.shape[first:], self.strides[first:])
 
     def has_runs(self) -> bool:
-        """Whether the elements of the innermost free dimension with several elements are contiguous."""
+        """Tell whether the elements are contiguous along the innermost free dimension that has several elements."""
         free = zip(reversed(self.shape[1:]), reversed(self.strides[1:]), strict=True)
         return next((stride == 1 for size, stride in free if size > 1), True)
 
 
 @lru_cache(maxsize=65536)
 def form_of(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType, buffer: MemoryRegion) -> Form:
-    """Return the one form object with these properties."""
+    """Return the :class:`Form` with these properties, one object for all calls."""
     return Form(shape, strides, dtype, buffer)
 
 
 class Footprint:
-    """A form at its place in a storage.
+    """The form of a view and the elements of its storage that it occupies.
 
     Attributes:
-        form: the form, without the place.
-        part: the elements; None if there are none.
+        form: the shape, strides, type and region of the view.
+        part: the elements that it occupies; None if it has none.
     """
 
     __slots__ = ("_offset", "_pitch", "_side", "form", "part")
@@ -88,7 +89,7 @@ class Footprint:
 
     @property
     def side(self) -> Side:
-        """The properties that the time of a transfer depends on."""
+        """The properties that the time of a transfer from or to the view depends on."""
         if self._side is None:
             form, first, step = self.form, 0, 0
             if form.is_on_chip:
@@ -98,7 +99,7 @@ class Footprint:
 
 
 class Views:
-    """The footprints of the views of storages that are alike in shape, type, type in memory and region."""
+    """The footprints of the views of all storages of one shape, type, type in the simulator's memory, and region."""
 
     __slots__ = ("_dtype", "_held_as", "_known", "_shape", "region")
 
@@ -124,11 +125,11 @@ class Views:
         return prod(self._shape[1:])
 
     def moved_to(self, region: MemoryRegion) -> Views:
-        """Return the views of an equal storage in another region."""
+        """Return the views of a storage in another region that is equal in everything else."""
         return _views_of(self._shape, self._dtype, self._held_as, region)
 
     def footprint(self, layout: Layout, dtype: DType, reach: Reach | None) -> Footprint:
-        """Return the footprint of a view of such a storage; ``reach`` is set where its address is read at run time."""
+        """Return the footprint of a view of such a storage; ``reach`` is set if its address is read at run time."""
         key: Hashable = layout if reach is None and dtype is self._dtype else (layout, dtype, reach)
         footprint = self._known.get(key)
         if footprint is None:
@@ -149,14 +150,14 @@ _views_of = lru_cache(maxsize=256)(Views)
 
 
 class Tracked:
-    """The model's record of a storage.
+    """The record that the model of time keeps of a storage.
 
     Attributes:
         uses: the accesses to it, by part.
         views: the footprints of its views.
-        name: the name of a tensor in HBM; its shape and type if it has no name.
+        name: the name of a tensor in HBM, or its shape and type if it has no name; empty for a tensor on chip.
         nbytes: the bytes of the whole storage, on the device.
-        contents: the record of its contents that a pass keeps.
+        contents: a note that a pass keeps about the values in it; None if there is none.
         has_place: whether it has its place in PSUM, or needs none.
     """
 
@@ -171,13 +172,13 @@ class Tracked:
         self.has_place = False
 
     def share(self, other: Tracked) -> None:
-        """Share the memory of ``other`` on the device: a use of one waits for the uses of both."""
+        """Share the memory of ``other`` on the device: an access to one of them also waits for those to the other."""
         self.uses = other.uses
         self.has_place = True
 
 
 def tracked(storage: Storage) -> Tracked:
-    """Return the record of a storage that has not been used yet."""
+    """Return a new record for a storage."""
     views = _views_of(storage.shape, storage.dtype, storage.numpy_dtype, storage.region)
     nbytes = prod(storage.shape) * storage.dtype.itemsize
     if storage.region in ON_CHIP:

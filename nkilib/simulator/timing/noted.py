@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The note of an issued instruction. It refers to no tensor, which would keep the tensor's data."""
+"""The note of an issued instruction. It refers to no tensor, because that would keep the tensor's data alive."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Indirection = tuple[Access, Access, bool]
 
 
 class Noted:
-    """An instruction on its way to the timeline. Passes may change it (see :mod:`.passes`).
+    """An issued instruction that is not on the timeline yet. Passes may change it (see :mod:`.passes`).
 
     Attributes:
         number: its number on its core.
         definition: the definition of the instruction.
-        roles: the roles of its parameters in the model.
+        roles: the positions of its tensors and deciding parameters among its parameters.
         engine: the engine that runs it.
-        label: its ``name=``.
+        label: the argument ``name=`` of the call.
         operands: the tensors, in the order of the roles; None where a parameter is no tensor.
-        deciding: the deciding parameters, in the order of the roles.
-        besides: the tensors of tensor indirection.
+        deciding: the values of the parameters of ``plans.DECIDING``, in the order of the roles.
+        besides: for each operand with tensor indirection, the index and the tensor that it chooses from.
         met_ns: for a barrier or an exchange, when the last core came to it.
-        code, position: its place in the kernel's code.
-        constants: its parameters that are no tensors, where a pass asks for them; else empty.
+        code, position: the code object of the kernel and the bytecode offset that issued it.
+        constants: the values of its parameters that are no tensors, where a pass asks for them; else empty.
         register: the number of the instruction that loaded the register with the address of an operand; 0 if none.
         function: the function of ``nki.language`` that issued it; empty if the kernel did so itself.
         dropped_by: the pass that found that the device does not run it; empty while none has.
@@ -98,7 +98,7 @@ class Noted:
         self.dropped_by = ""
 
     def decided(self, name: str) -> Any:
-        """Return one of the deciding parameters; None if the instruction has no such parameter."""
+        """Return the value of a parameter in ``plans.DECIDING``; None if the instruction has no such parameter."""
         names = self.definition.names
         return next(
             (value for at, value in zip(self.roles.deciding, self.deciding, strict=True) if names[at] == name), None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The notes of a core in little memory, one for each instruction; notes of repeated iterations are made on request."""
+"""The notes of the instructions of a core, kept in little memory; those of repeated iterations are made on request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .timeline import Span
 
 
 class _Site(NamedTuple):
-    """The common properties of instructions that a line of the kernel issues again and again."""
+    """The properties that are equal for all instructions that one call in the kernel issues with the same plan."""
 
     plan: Plan
     label: str | None
@@ -30,12 +30,13 @@ class _Site(NamedTuple):
 
 
 class Shift(NamedTuple):
-    """The distance of a repeated instruction from the one that was run.
+    """The distance of a repeated instruction from the one that was run, in whose place it is noted.
 
     Attributes:
         ns: the distance in time.
         numbers: the distance in instructions.
-        floor: the number of the first repeated instruction.
+        floor: the number of the first instruction of the period before the repeated one, in the outermost repeat:
+            earlier instructions are not shifted.
     """
 
     ns: float = 0.0
@@ -45,14 +46,15 @@ class Shift(NamedTuple):
 
 @dataclass(frozen=True)
 class Repeat:
-    """Instructions that are repeated several times without having been run.
+    """A stretch of instructions that were run, and stand for further iterations of a loop that were not run.
 
     Attributes:
-        first, end: the positions of the instructions that were run.
-        times: the number of repetitions.
+        first, end: the positions of the first instruction of the stretch and of the first one after it, among the
+            instructions that were run.
+        times: the number of repetitions, besides the stretch itself.
         ns: the time from one repetition to the next.
         numbers: the number of instructions from one repetition to the next.
-        inner: the repeats among them.
+        inner: the repeats within the stretch, from loops inside the loop.
     """
 
     first: int
@@ -64,7 +66,7 @@ class Repeat:
 
     @property
     def period(self) -> int:
-        """The number of notes of each repetition."""
+        """The number of notes of each repetition, with those of the inner repeats."""
         return self.end - self.first + self.added_inside
 
     @property
@@ -74,12 +76,12 @@ class Repeat:
 
     @property
     def added(self) -> int:
-        """The number of notes that the repeat stands for: those of the iterations that were not run."""
+        """The number of notes that the repeat adds: one for each instruction of the iterations that were not run."""
         return self.added_inside + self.times * self.period
 
 
 class Notes(Sequence[Note]):
-    """The notes of a core, in program order."""
+    """The notes of a core, in program order, with those of the iterations that only repeat others."""
 
     def __init__(self) -> None:
         self._numbers = array("q")
@@ -94,7 +96,7 @@ class Notes(Sequence[Note]):
         self._repeats: list[Repeat] = []
 
     def add(self, number: int, plan: Plan, label: str | None, span: Span, code: CodeType | None, position: int) -> None:
-        """Add the next instruction; the parameters are those of a note."""
+        """Add the note of the next instruction; the arguments are the items of the note."""
         key = id(plan), label, id(code), position
         site = self._site_of.get(key)
         if site is None:
@@ -113,42 +115,52 @@ class Notes(Sequence[Note]):
 
     @property
     def run(self) -> int:
-        """The number of instructions that were run."""
+        """The number of instructions that were run, without the repetitions."""
         return len(self._numbers)
 
     @property
     def repeats(self) -> Sequence[Repeat]:
-        """The repeats, without the repeats within others."""
+        """The outermost repeats; those within others are in ``Repeat.inner``."""
         return self._repeats
 
     def number(self, position: int) -> int:
-        """Return the number of an instruction that was run, by its position among these."""
+        """Return the number of the instruction at a position among those that were run."""
         return self._numbers[position]
 
     def sites(self, first: int, end: int) -> array[int]:
-        """Return the site numbers of instructions that were run: equal numbers for equal instructions."""
+        """Return the site numbers of the run instructions from position ``first`` up to ``end``.
+
+        They are equal for instructions with the same plan, label and place in the kernel.
+        """
         return self._site[first:end]
 
     def times(self, first: int, end: int) -> array[float]:
-        """Return the start times of instructions that were run, followed by their end times."""
+        """Return the start times of the run instructions from ``first`` up to ``end``, followed by their end times."""
         return self._starts[first:end] + self._ends[first:end]
 
     def repeats_in(self, first: int) -> tuple[Repeat, ...]:
-        """Return the repeats of instructions that were run from a position on."""
+        """Return the outermost repeats that begin at position ``first`` or after it."""
         return tuple(repeat for repeat in self._repeats if repeat.first >= first)
 
     def repeat(self, first: int, times: int, ns: float, numbers: int) -> None:
-        """Repeat the instructions that were run from a position on several times."""
+        """Repeat the run instructions from position ``first`` on ``times`` times.
+
+        Args:
+            first: the position of the first instruction to repeat.
+            times: the number of repetitions.
+            ns: the time from one repetition to the next.
+            numbers: the number of instructions from one repetition to the next.
+        """
         inner = self.repeats_in(first)
         del self._repeats[len(self._repeats) - len(inner) :]
         self._repeats.append(Repeat(first, self.run, times, ns, numbers, inner))
 
     def span_of(self, number: int) -> Span:
-        """Return the span of an instruction that was run."""
+        """Return the span of the run instruction with this number."""
         return self._note(bisect_left(self._numbers, number), Shift())[3]
 
     def plans(self) -> Iterator[tuple[Plan, int]]:
-        """Return an iterator of the plans and the number of their instructions; a plan may occur several times."""
+        """Return pairs (plan, number of its instructions), repetitions included; a plan may occur several times."""
         counts: Counter[int] = Counter()
         self._count(counts, 0, self.run, self._repeats, 1)
         return ((self._sites[site].plan, count) for site, count in counts.items())
@@ -162,7 +174,7 @@ class Notes(Sequence[Note]):
             counts[site] += times * count
 
     def again(self, first: int, last: int) -> Iterator[float]:
-        """Yield how much later each repetition of the stretch from one run instruction to another happens."""
+        """Yield how many nanoseconds later each repetition of the instructions ``first`` to ``last`` happens."""
         begin, end = (bisect_left(self._numbers, number) for number in (first, last))
         return _again(self._repeats, begin, end, 0.0)
 
@@ -191,7 +203,7 @@ class Notes(Sequence[Note]):
         return self._found(0, self._repeats, position, Shift())
 
     def _between(self, first: int, end: int, repeats: Sequence[Repeat], shift: Shift, skip: int = 0) -> Iterator[Note]:
-        """Yield the notes between two positions with their repetitions, without the first ``skip`` notes."""
+        """Yield the notes from position ``first`` up to ``end`` with repetitions, without the first ``skip`` notes."""
         for repeat in repeats:
             inside = repeat.end - first + repeat.added_inside
             if skip < inside:
@@ -207,7 +219,7 @@ class Notes(Sequence[Note]):
             yield self._note(position, shift)
 
     def _found(self, first: int, repeats: Sequence[Repeat], position: int, shift: Shift) -> Note:
-        """Return the note at a position after ``first``."""
+        """Return the note that is ``position`` notes after the run instruction at ``first``, repetitions included."""
         # The number of notes up to the end of each repeat, with all that it adds.
         added = list(accumulate(repeat.added for repeat in repeats))
         ends = [repeat.end - first + before for repeat, before in zip(repeats, added, strict=True)]
@@ -246,7 +258,7 @@ def _again(repeats: Sequence[Repeat], begin: int, end: int, later: float) -> Ite
 
 
 def _moved(cause: Cause, number: int, shift: Shift) -> Cause:
-    """Return the cause of a repeated instruction, which is further away from instructions before all iterations."""
+    """Return the cause of a repeated instruction: instructions before the repeated iterations are further away."""
 
     def moved(distance: int) -> int:
         return distance + shift.numbers if distance and number - distance < shift.floor else distance

@@ -25,7 +25,7 @@ class ModelParameters:
         fp32_exponential_cycles: cycles per element of ``exponential`` in float32 (trn3); bfloat16 takes 1/4.
         select_reduce_cycles: cycles per element of ``select_reduce``, for which nothing is published.
         other_cycles: cycles per element of an instruction for which nothing is published.
-        indirect_base_us: the time of a DMA with a vector offset before its rows, on each engine.
+        indirect_base_us: the time from the trigger of a DMA with a vector offset to its first row.
         indirect_row_ns: the least time that an engine takes for a row of such a DMA.
         indirect_gpsimd_us: the time that GpSimd is busy with the descriptors of such a DMA.
         barrier_us: the time of a ``core_barrier``, or of the synchronisation of a ``sendrecv``, from the moment when
@@ -40,7 +40,7 @@ class ModelParameters:
             everything that was issued is done.
         loop_entry_us: the time that a loop takes to start and to end, beyond what it waits for.
         iterations_drain: whether all engines and queues synchronise between two iterations of a device loop.
-        loop_iteration_us: the time of an iteration besides its instructions.
+        loop_iteration_us: the time between two iterations of a device loop, beyond what they wait for.
         body_reuses_tiles: whether a tile that the body of a loop makes is the same memory in each iteration, because
             the device has one copy of the body's instructions.
         trigger_us: the time between two triggers of a DMA queue; None for that of the generation (0.6). The published
@@ -51,9 +51,9 @@ class ModelParameters:
             not delay a load; else one queue triggers all transfers in program order. The compiler decides. A gather or
             a scatter has a separate queue (GpSimd) in any case, and so has each engine that ``dma_copy(engine=)``
             names.
-        descriptor_units: the number of hardware units that write the descriptors of the transfers of a direction whose
-            engine the kernel leaves open, each in ``trigger_us`` (``nki-dge.rst``: two instances a core, about 600 ns
-            an instruction), so that two units trigger a transfer every 300 ns.
+        descriptor_units: the number of hardware units that write descriptors for the loads, and for the stores, whose
+            engine the kernel leaves open; each takes ``trigger_us`` for a transfer (``nki-dge.rst``: two instances a
+            core, about 600 ns an instruction), so that two units trigger a transfer every 300 ns.
         software_descriptors: the transfers whose descriptors GpSimd writes. ``"needed"``: those that need it, which are
             gathers, scatters, transfers with ``dge_mode.swdge`` and, where no hardware writes descriptors (trn1),
             addresses that are read at run time; all others have descriptors from the hardware, or on trn1 those that
@@ -67,25 +67,26 @@ class ModelParameters:
         functions_without_table: activation functions that every table of the Scalar engine has.
         shared_tables: groups of activation functions that one table holds. The groups are not published: by default
             each function has a table of its own, so that a change of function always costs a load.
-        least_transfer_ns: the least time that a transfer takes of an engine that it uses, however few its rows are. A
+        least_transfer_ns: the least time that a transfer occupies each engine that it uses, however few its rows are. A
             transfer of 8 rows of 256 bytes takes this long in ``nki-dma-overview.rst``, and a sum of vectors, one
             element a step, is measured at 486 ns for each of its transfers.
         small_store_factor: the factor by which an engine takes longer for a row of at most 512 bytes that it writes to
             HBM. Nothing is published; copies, sums and transposes in tiles of such rows are measured at twice the time
-            of a row for their stores (docs/evidence/measurements.md). 1: the time of a load.
+            of a row for their stores (docs/evidence/measurements.md). 1: the time of a
+            row of a load.
         follows_published_modes: whether Vector's modes have all conditions of the published texts: ``tensor_tensor``
             takes N cycles if one *input* is in PSUM and the other in SBUF, or for 16-bit floats if the inputs are in
             SBUF and contiguous and are added, subtracted or multiplied; ``tensor_copy`` and ``tensor_scalar`` are fast
             for one side in PSUM only, and only there contiguous. False: any operand in PSUM will do, and any operator.
         streams_scalar_tensor_tensor: whether ``scalar_tensor_tensor`` takes a cycle per element from trn2 on, as
-            published times of kernels made of it say. False: 2N as on trn1.
+            published times of kernels made of it say. False: two cycles, as on trn1.
         pads_dma_transpose: whether a transpose by DMA moves blocks of 128 partitions x 16 elements, which the guide
             names as the condition of its rate. False: any shape has that rate.
         reuses_psum_banks: whether a new tile in PSUM waits for the tiles whose place it takes, those used longest ago.
             False: there is always room.
         drops_dead_stores: whether a ``memset`` that is overwritten before anything reads it is not run. This switch and
             the following ones are passes over the instructions, each with its evidence: see :mod:`.passes`.
-        hoists_invariants: whether a line that computes the same again from unchanged inputs is run once.
+        hoists_invariants: whether a line that computes the same in each iteration, from unchanged inputs, is run once.
         chooses_engines: whether ``tensor_copy`` and ``memset`` run on the engine that is done first where the kernel
             leaves it open. False: on Vector.
         keeps_broadcasts_in_psum: whether tensors that functions of ``nki.language`` broadcast to all partitions are
@@ -141,11 +142,11 @@ class ModelParameters:
             )
 
     def issue_cycles_of(self, timing: Timing) -> float:
-        """Return the cycles between two instructions of a compute engine other than the Tensor engine."""
+        """Return the cycles between two instructions of any compute engine but Tensor, on this generation."""
         return timing.issue_cycles if self.issue_cycles is None else self.issue_cycles
 
     def table_of(self, function: str) -> str:
-        """Return the name of the activation table that a function needs; empty if any table has it."""
+        """Return the name of the activation table that an activation function needs; empty if every table has it."""
         if function in self.functions_without_table:
             return ""
         return next(("+".join(sorted(group)) for group in self.shared_tables if function in group), function)

@@ -3,8 +3,8 @@
 
 """The parts of a storage that tensors occupy: whether two of them share a byte, and whether one contains another.
 
-Most parts are combs: equally long runs of bytes at equal distances, such as some columns of some rows. Whether two
-combs share a byte is decided by arithmetic; other parts are compared range by range.
+Most parts are combs: equally long runs of contiguous bytes at equal distances, such as some columns of some rows.
+Whether two combs share a byte is decided by arithmetic; other parts are compared range by range.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from ..terms.layout import Layout, extent
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Part:
-    """Some elements of a storage. Equal parts are one object: see :func:`part_of`.
+    """The elements of a storage that a tensor occupies. Equal parts are one object: see :func:`part_of`.
 
     Attributes:
         layout: the layout of the elements.
         width: the bytes of an element.
         first, last: the first byte and the last one.
-        length: the bytes of a run.
-        step: the bytes from one run to the next.
+        length: the bytes of a run of contiguous elements.
+        step: the bytes from the start of one run to the start of the next; 0 if there is one run.
         count: the number of runs; 0 if they are not at equal distances.
-        level: a number that parts of similar extents have in common.
-        column, column_end: the range of its runs between two multiples of ``step``; everything if there is one run or a
-            run crosses a multiple.
+        level: the bit length of ``last - first``, by which parts of similar extents are grouped.
+        column, column_end: the bytes that every run occupies, counted from the last multiple of ``step``; the whole
+            range from 0 to ``step`` if there is one run or a run crosses a multiple.
     """
 
     layout: Layout
@@ -75,7 +75,7 @@ class Part:
         return runs_apart < self.count and runs_apart * step < below
 
     def covers(self, other: Part) -> bool:
-        """Tell whether this part is known to contain all of ``other``."""
+        """Tell whether this part is known to contain all of ``other``. False may also mean that it is not known."""
         if self is other:
             return True
         if other.first < self.first or other.last > self.last or not self.count:
@@ -87,7 +87,10 @@ class Part:
 
 
 class Reach(NamedTuple):
-    """The range of an address that is read at run time; see :class:`~nkilib.simulator.tensors.indirect.Indirect`."""
+    """The elements that a tensor may have whose address is read at run time.
+
+    The fields are those of :class:`~nkilib.simulator.tensors.indirect.Indirect`.
+    """
 
     kind: str
     stride: int
@@ -95,7 +98,9 @@ class Reach(NamedTuple):
 
 
 def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> Part | None:
-    """Return the part of its storage that a tensor is, or may be if its address is read at run time; None if empty.
+    """Return the part of its storage that a tensor occupies; None if it has no elements.
+
+    If the address of the tensor is read at run time, the part has all elements that it may occupy.
 
     Args:
         layout: the layout of the tensor.
@@ -109,7 +114,10 @@ def part_of(layout: Layout, width: int, reach: Reach | None, elements: int) -> P
 
 
 def _reached(layout: Layout, reach: Reach, elements: int) -> Layout:
-    """Return every element that a view with an index may have: rows that a vector may choose, or all of the tensor."""
+    """Return a layout with every element that a view may have whose address is read at run time.
+
+    These are the rows that a vector of indices may choose, or all elements of the storage.
+    """
     free = Layout(layout.shape[1:], layout.strides[1:], layout.offset)
     if reach.kind == "vector" and reach.stride > 0:
         rows = min(reach.limit, (elements - 1 - extent(free)[1]) // reach.stride + 1)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The transfer of a core's issued instructions to its timeline."""
+"""The settling of instructions: each issued instruction of a core gets its time on the timeline, and a note of it."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _LOADS = frozenset({"register_load", "scalar_load"})
 
 
 class Settling:
-    """The timeline of a core, and the record of its instructions.
+    """The timeline of a core, with notes of the instructions on it and counts of what they moved.
 
     Attributes:
         notes: a note for each instruction, in program order.
         timeline: the timeline of the engines.
-        hbm_read, hbm_written: bytes by the name of the tensor in HBM.
+        hbm_read, hbm_written: the bytes that were read and written, by the name of the tensor in HBM.
         untimed: by name, the number of instructions whose time is not modelled.
-        tally: the tally of these three counters in the enclosing loops.
+        tally: the values of these three counters at the ends of iterations, from which repetitions are counted.
     """
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
@@ -59,7 +59,7 @@ class Settling:
         self._banks = Banks() if parameters.reuses_psum_banks else None
 
     def add(self, pending: Iterable[Noted]) -> None:
-        """Add instructions in program order."""
+        """Put instructions on the timeline, in program order, and note them."""
         for noted in pending:
             if noted.dropped_by:
                 plan, span = self._dropped(noted)
@@ -107,12 +107,12 @@ class Settling:
         return self.timeline.sequence(noted.number, noted.engine, duration, reads, writes)
 
     def _register(self, noted: Noted, reads: Places) -> None:
-        """Add the register with the address of an operand to what an instruction reads."""
+        """Add the register that holds the address of an operand to the places that an instruction reads."""
         if noted.register and self._parameters.waits_for_registers:
             reads.append(self.timeline.register(noted.register))
 
     def _least_loaded(self, noted: Noted, forms: list[Form | None], reads: Places, writes: Places) -> Engine:
-        """Return the engine that would be done first, where the kernel leaves the engine open."""
+        """Return the engine on which an instruction would be done first, if the kernel leaves the engine open."""
         engines = engines_for(noted, forms, self._plans.generation)
         if len(engines) == 1:
             return engines[0]
@@ -125,7 +125,7 @@ class Settling:
         return engines[ends.index(min(ends))]
 
     def _dropped(self, noted: Noted) -> tuple[Plan, Span]:
-        """Put an instruction that the device does not run on the list of its engine, without time."""
+        """Return the plan and the span, without time, of an instruction that the device does not run."""
         forms = [None if access is None else _footprint(access).form for access in noted.operands]
         plan = self._plans.plan(noted.definition, noted.engine, forms, noted.deciding)
         plan = plan._replace(cycles=0.0, table="", dropped_by=noted.dropped_by)
@@ -133,7 +133,10 @@ class Settling:
         return plan, Span(now, now, NO_CAUSE)
 
     def _untimed(self, noted: Noted) -> tuple[Plan, Span]:
-        """Put an instruction without modelled time on the timeline, which orders what comes before and after it."""
+        """Put an instruction whose time is not modelled on the timeline.
+
+        It takes no time, but accesses to its tensors after it wait for those before it.
+        """
         places: Places = []
         for access in noted.operands:
             if access is not None:
@@ -178,13 +181,13 @@ class Settling:
         return plan, self.timeline.transfer(noted.number, plan.queue, work, reads, writes, met_ns)
 
     def repeat(self, period: Period, skip: Skip) -> None:
-        """Repeat the instructions that were issued last several times."""
+        """Repeat the instructions of the last period of a loop, for iterations that are skipped."""
         self.notes.repeat(period.first, skip.times, period.ns, skip.instructions)
         self.tally.repeat(skip)
         self.timeline.repeat(period.before, period.numbers, period.ns, skip.times)
 
     def _touch(self, access: Access, places: Places) -> Footprint:
-        """Add a tensor to what an instruction reads, or writes."""
+        """Add a tensor to ``places``, those that an instruction reads or those that it writes."""
         known = access[0]
         footprint = _footprint(access)
         part = footprint.part

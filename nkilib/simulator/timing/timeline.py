@@ -43,7 +43,8 @@ class Marks(NamedTuple):
     """The state of a timeline at the end of an iteration of a loop.
 
     Attributes:
-        times: the times at which engines and queues are free, at which all synchronised last, and at which all is done.
+        times: the times at which each engine and queue is free, at which all engines synchronised last, and at which
+            everything is done.
         table: the activation table that is loaded.
         busy: the busy time of each engine.
         dma: the busy intervals of each DMA engine.
@@ -55,7 +56,10 @@ class Marks(NamedTuple):
     dma: list[BusyIntervals]
 
     def repeats(self, before: Marks, shift_ns: float, begin_ns: float) -> bool:
-        """Tell whether everything is unchanged or ``shift_ns`` later; DMA engines count from ``begin_ns`` on."""
+        """Tell whether every time has stayed the same since ``before`` or become ``shift_ns`` later.
+
+        The busy intervals of the DMA engines are compared from ``begin_ns`` on.
+        """
         if self.table != before.table or self.times.keys() != before.times.keys():
             return False
         for key, time in self.times.items():
@@ -96,7 +100,7 @@ class _Ready:
 
 
 class Timeline:
-    """The busy times of the engines of one core, as far as the kernel has come.
+    """The times at which the engines of one core are busy, for the instructions that were added so far.
 
     Every instruction has a number, from 1 in program order.
     """
@@ -154,7 +158,7 @@ class Timeline:
             number: the number of the instruction.
             queue: the queue that triggers it.
             work: its work for the DMA engines.
-            reads, writes: the tensors that it reads and writes.
+            reads, writes: the parts of tensors that it reads and writes.
             met_ns: for an exchange between the cores, when the last core came to it.
         """
         dma = self._timing.dma
@@ -187,7 +191,7 @@ class Timeline:
         return Span(trigger, end, self._cause(number, waited, last, ready, met_ns is not None))
 
     def trigger_ns(self, queue: str, reads: Places, writes: Places) -> float:
-        """Return when a queue can trigger a transfer."""
+        """Return when a queue can trigger a transfer that reads and writes these parts of tensors."""
         return max(self._queue_free.get(queue, self._met_ns), _Ready(_DMA, reads, writes).ns)
 
     def meet(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
@@ -207,7 +211,7 @@ class Timeline:
         return Span(start, end, cause)
 
     def pass_on(self, number: int, engine: Engine, data: Places, met_ns: float) -> Span:
-        """Add an instruction without time and engine: later accesses to its data come after earlier ones."""
+        """Add an instruction that takes no time of any engine: later accesses to its data wait for earlier ones."""
         ready = _Ready(engine, [], data)
         now, waited = ready.ns, ready.waited
         if met_ns > now:
@@ -216,7 +220,7 @@ class Timeline:
         return Span(now, now, self._cause(number, waited, ready.last if waited is _REUSE else 0, ready))
 
     def sequence(self, number: int, engine: Engine, duration_ns: float, reads: Places, writes: Places) -> Span:
-        """Add an instruction of a sequencer on registers and scalars, which run one after the other."""
+        """Add an instruction on registers or scalars, which an engine's sequencer runs one after the other."""
         ready = _Ready(engine, reads, writes)
         start, waited, last = self._start(engine, ready)
         end = self._free[engine] = start + duration_ns
@@ -235,14 +239,21 @@ class Timeline:
         return Marks(times, self._table, dict(self._busy), self._dma.intervals())
 
     def remember(self, number: int | None) -> None:
-        """Remember what instructions from a number on have done; None ends it."""
+        """Remember the completions of instructions from ``number`` on, which :meth:`repeat` moves; None ends it."""
         if number is None:
             self._recent = None
         else:
             self._recent = [done for done in self._recent or () if done.number >= number]
 
     def repeat(self, before: Marks, numbers: range, shift_ns: float, times: int) -> None:
-        """Repeat the work since ``before``, which were the instructions ``numbers``, several times."""
+        """Repeat the work of the last period of a loop ``times`` times.
+
+        Args:
+            before: the state of the timeline before that period.
+            numbers: the numbers of the instructions of the period.
+            shift_ns: the time from one repetition to the next.
+            times: the number of repetitions.
+        """
         later_ns, further = times * shift_ns, times * len(numbers)
         for engine, free in self._free.items():
             if free != before.times.get(engine):
@@ -264,11 +275,14 @@ class Timeline:
                 done.number += further
 
     def register(self, number: int) -> RegisterPlace:
-        """Return the register that instruction ``number`` has loaded."""
+        """Return the place of the register that instruction ``number`` has loaded."""
         return RegisterPlace(self._registers.get(number, NOTHING))
 
     def drain(self, after_us: float, register: int = 0) -> None:
-        """Let all engines and queues wait for all that was issued, for a register, and for ``after_us`` more."""
+        """Let all engines and queues wait until everything that was issued is done, and ``after_us`` longer.
+
+        They also wait for the register that instruction ``register`` loads; 0 stands for none.
+        """
         loaded = self._registers.get(register, NOTHING).other_ns
         self._met_ns = max(self.end_ns, loaded, self._met_ns, *self._free.values(), 0.0) + after_us * _NS_PER_US
         self._free = dict.fromkeys(self._free, self._met_ns)
@@ -276,19 +290,22 @@ class Timeline:
         self.end_ns = self._met_ns
 
     def hold_up(self, by_us: float, register: int = 0) -> None:
-        """Delay each engine by ``by_us`` after the work that it has and the load of a register."""
+        """Delay each engine by ``by_us``, after its previous work and after the load of a register.
+
+        ``register`` is the number of the instruction that loads the register; 0 if there is none.
+        """
         loaded = self._registers.get(register, NOTHING).other_ns
         for engine, free in self._free.items():
             self._free[engine] = max(free, loaded) + by_us * _NS_PER_US
         self.end_ns = max(self.end_ns, *self._free.values(), 0.0)
 
     def would_end(self, engine: Engine, cycles: float, reads: Places, writes: Places) -> float:
-        """Return when others could use the result if this engine ran an instruction next."""
+        """Return when other engines could use the result if ``engine`` ran an instruction of ``cycles`` next."""
         timing = self._timing
         return self.arrival(engine, reads, writes) + cycles / timing.clock_ghz[engine] + timing.result_ns[engine]
 
     def arrival(self, engine: Engine, reads: Places, writes: Places) -> float:
-        """Return when an engine is free and everything that it reads or overwrites is ready."""
+        """Return when an engine is free and everything that its next instruction reads or overwrites is ready."""
         return max(self.free_ns(engine), _Ready(engine, reads, writes).ns)
 
     def free_ns(self, engine: Engine) -> float:

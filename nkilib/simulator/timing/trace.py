@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions of one core as they are issued. They are put on its timeline many at a time.
+"""The trace of one core: its instructions as they are issued, which are put on its timeline many at a time.
 
 While a kernel computes, its data evict the code and the tables of the model from the caches of the CPU, and each
 instruction would load them again. Therefore an instruction is only noted, and the notes are settled in batches.
@@ -125,12 +125,12 @@ class Trace(Observer):
         return {number: known for number, known in self._known.items() if isinstance(known.uses, HbmUses)}
 
     def settle(self) -> None:
-        """Put all notes on the timeline: no pass looks ahead beyond this point."""
+        """Put all noted instructions on the timeline: no pass looks ahead beyond this point."""
         self._settle()
         self.settled.add(self._window.flush())
 
     def _settle(self) -> None:
-        """Put the notes that no pass needs any more on the timeline."""
+        """Put the noted instructions on the timeline, except those that stay in the window of the passes."""
         pending, self._pending = self._pending, []
         self.settled.add(self._window.take(pending))
         for number in [number for number, storage in self._kept.items() if storage() is None]:
@@ -159,7 +159,7 @@ class Trace(Observer):
         return any(watch is not None for watch in self._watches)
 
     def _first_number(self) -> int:
-        """Return the number of the first instruction to which a watch may come back."""
+        """Return the number of the first instruction that a watch may still compare or repeat; 0 without a watch."""
         return min((watch.first_number for watch in self._watches if watch is not None), default=0)
 
     def entered(self, loop: LoopRun) -> None:
@@ -175,7 +175,7 @@ class Trace(Observer):
         self._watch(loop)
 
     def _watch(self, loop: LoopRun) -> None:
-        """Watch a loop if its iterations may be left out."""
+        """Watch a loop that starts for repeating iterations, if iterations of it may be skipped."""
         drains = self._parameters.iterations_drain
         settled = self.settled
         watch = None
@@ -256,14 +256,14 @@ class Trace(Observer):
         return known
 
     def _of_body(self, storage: Storage) -> Tracked:
-        """Return the record of a tile that the body of a loop has made."""
+        """Return the record of a tile that a loop's body makes: the same for all iterations if they reuse tiles."""
         if not self._parameters.body_reuses_tiles:
             return tracked(storage)
         return self._bodies[len(storage.scope)].tile(storage)
 
 
 def _accesses(operands: Sequence[Access | None], written: int, besides: Sequence[Indirection]) -> Accesses:
-    """Return the tensors of an instruction, the written ones first, and whether it writes each of them."""
+    """Return a pair for each tensor of an instruction: the tensor, and whether the instruction writes it."""
     accesses = [(access, at < written) for at, access in enumerate(operands) if access is not None]
     accesses += [(access[4], False) for access, _ in accesses if access[4] is not None]
     for index, base, is_output in besides:

@@ -45,7 +45,7 @@ _SOFTWARE_QUEUES = frozenset({SOFTWARE_QUEUE, *_SOFTWARE.values()})
 
 
 class Address(Enum):
-    """The source of the address of a transfer: it is known, a register is read, or a vector names its rows."""
+    """The source of the address of a transfer: it is known before, in a register, or a vector names its rows."""
 
     known = "known"
     register = "register"
@@ -57,8 +57,8 @@ class Queue(NamedTuple):
 
     Attributes:
         name: the name of the queue.
-        otherwise: the queue that it would have with the other kind of descriptors, if the compiler chooses between
-            software descriptors and others; empty if the kernel or the hardware decides.
+        otherwise: if the compiler chooses between software and hardware descriptors, the queue for the descriptors that
+            ``name`` does not stand for; empty if the kernel or the hardware decides.
     """
 
     name: str
@@ -73,9 +73,10 @@ def queue_of(
     parameters: ModelParameters,
     is_transpose: bool = False,
 ) -> Queue:
-    """Return the queue of a DMA instruction: that of the engine that triggers it, as far as the kernel names one.
+    """Return the queue of a DMA instruction: that of the engine that triggers it, if the kernel names one.
 
-    A transpose has software descriptors only if its address is read at run time (``nki/deep-dives/nki-dge.rst``).
+    Else the queue follows from the direction and from the kind of descriptors that the assumptions choose. A transpose
+    has software descriptors only if its address is read at run time (``nki/deep-dives/nki-dge.rst``).
     """
     mode = values.get("dge_mode")
     is_software = mode is dge_mode.swdge or values.get("dma_engine") is dma_engine.gpsimd_dma
@@ -102,7 +103,7 @@ def is_software(queue: str) -> bool:
 
 
 def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters) -> float:
-    """Return the time between two triggers of a queue."""
+    """Return the least time between two transfers that a queue triggers."""
     trigger_ns = dma.trigger_ns if parameters.trigger_us is None else parameters.trigger_us * _NS_PER_US
     if queue in _OPEN_QUEUES:
         return trigger_ns / parameters.descriptor_units
@@ -115,7 +116,7 @@ def between_triggers_ns(queue: str, dma: DmaTiming, parameters: ModelParameters)
 
 @dataclass(frozen=True, eq=False)
 class Side:
-    """One end of a transfer, as far as its time depends on it. Equal sides are one object: see :func:`side_of`.
+    """One end of a transfer, as far as the time depends on it. Equal sides are one object: see :func:`side_of`.
 
     Attributes:
         shape, strides: shape and strides of the view, in elements.
@@ -137,7 +138,7 @@ class Side:
 
     @property
     def runs(self) -> int:
-        """The number of contiguous pieces: on chip, each partition has its own."""
+        """The number of contiguous runs of bytes; on chip, a run never extends over several partitions."""
         if self.is_on_chip:
             return self.shape[0] * _runs(Layout(self.shape[1:], self.strides[1:], 0), self.width)
         return _runs(Layout(self.shape, self.strides, 0), self.width)
@@ -147,7 +148,7 @@ class Side:
 def side_of(
     shape: tuple[int, ...], strides: tuple[int, ...], width: int, region: MemoryRegion, first: int, step: int
 ) -> Side:
-    """Return the one side object with these properties."""
+    """Return the :class:`Side` with these properties, one object for all calls."""
     return Side(shape, strides, width, region, first, step)
 
 
@@ -156,12 +157,15 @@ def _runs(layout: Layout, width: int) -> int:
 
 
 def bytes_of(sides: Sequence[Side]) -> int:
-    """Return the bytes on the side with the wider elements: a cast on the way moves these."""
+    """Return the bytes that a transfer moves: its elements in the wider of its types, if it casts on the way."""
     return prod(sides[0].shape) * max(side.width for side in sides)
 
 
 def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
-    """Return the average bytes of a row; 0 for a transpose, which is not moved row by row. See :func:`engine_times`."""
+    """Return the average bytes of a row of a transfer; 0 for a transpose, which is not moved row by row.
+
+    The arguments are those of :func:`engine_times`.
+    """
     if is_transpose:
         return 0.0
     return bytes_of(sides) / max(1, rows or max(side.runs for side in sides))
@@ -170,14 +174,14 @@ def row_bytes_of(sides: Sequence[Side], rows: int, is_transpose: bool) -> float:
 def engine_times(
     sides: Sequence[Side], rows: int, is_transpose: bool, dma: DmaTiming, parameters: ModelParameters
 ) -> list[tuple[int, float]]:
-    """Return pairs (number of a DMA engine, nanoseconds that it works).
+    """Return, for each DMA engine that a transfer uses, a pair (number of the engine, nanoseconds that it works).
 
     Args:
         sides: the side of ``dst``, and those of the sources: none for a constant, several for a sum of tensors.
         rows: the number of rows that a vector offset names; 0 if none does.
         is_transpose: whether the dimensions are reversed on the way.
-        dma: the DMA engines.
-        parameters: the assumptions on gathers and scatters.
+        dma: the number and the rates of the DMA engines.
+        parameters: the assumptions on gathers, scatters, transposes, small stores and the least time of a transfer.
     """
     nbytes = bytes_of(sides)
     sources = max(1, len(sides) - 1)
@@ -208,7 +212,7 @@ def engine_times(
 
 
 def _whole_blocks(shape: tuple[int, ...]) -> int:
-    """Return the elements of a transpose's result, with its blocks of 128 partitions x 16 elements filled up."""
+    """Return the number of elements of a transpose's result, filled up to blocks of 128 partitions x 16 elements."""
     partitions, columns = _TRANSPOSED_BLOCK
     return ceil(shape[0] / partitions) * partitions * ceil(shape[-1] / columns) * columns * prod(shape[1:-1])
 

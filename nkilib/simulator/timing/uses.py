@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The uses of a storage, as far as later instructions have to wait for them."""
+"""The accesses to a storage for which later instructions have to wait."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Done:
 
     Attributes:
         by: the engine that ran the instruction.
-        own_ns: the time from which on that engine can go on.
-        other_ns: the time from which on the other engines can, which notice it later.
+        own_ns: the time from which on that engine can use the result.
+        other_ns: the time from which on the other engines can, which notice the completion later.
         number: the number of the instruction on its core, from 1; 0 if nothing was done.
     """
 
@@ -36,7 +36,7 @@ class Done:
         self.number = number
 
     def ready_ns(self, by: Engine) -> float:
-        """Return the time from which on the engine ``by`` can go on."""
+        """Return the time from which on the engine ``by`` need not wait for the completion any more."""
         return self.own_ns if self.by is by else self.other_ns
 
 
@@ -54,20 +54,20 @@ class Place(Protocol):
     def storage(self) -> int: ...
 
     def last_write(self, by: Engine) -> Done:
-        """Return what ``by`` has to wait for before it reads: the last write of everything that overlaps the part."""
+        """Return the write that ``by`` has to wait for before it reads the part: the last one that overlaps it."""
 
     def last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return what ``by`` has to wait for before it overwrites the part, and whether that is a read."""
+        """Return the access that ``by`` has to wait for before it overwrites the part, and whether it is a read."""
 
     def note_read(self, done: Done) -> None:
-        """Note a read that has waited."""
+        """Note a read of the part, which has waited for what it has to wait for."""
 
     def note_write(self, done: Done) -> None:
-        """Note a write that has waited."""
+        """Note a write to the part, which has waited for what it has to wait for."""
 
 
 class RegisterPlace:
-    """A register or a scalar that has the address of an operand."""
+    """A register or a scalar with the address of an operand: an instruction waits until it is loaded."""
 
     __slots__ = ("_loaded", "storage")
 
@@ -82,7 +82,7 @@ class RegisterPlace:
         return self._loaded, False
 
     def note_read(self, done: Done) -> None:
-        """Do nothing, because nothing is written to it again: a load makes another register."""
+        """Do nothing, because no later write has to wait for the read: each load makes another register."""
 
     def note_write(self, done: Done) -> None:
         """Do nothing; see :meth:`note_read`."""
@@ -91,7 +91,7 @@ class RegisterPlace:
 class TilePlace:
     """A part of a tile, with its last write, the reads since then, and the other parts that overlap it.
 
-    An access that waits for the last write also waits for everything that the write waited for: the rest is forgotten.
+    Earlier accesses need not be kept: an access that waits for the last write has also waited for them.
     """
 
     __slots__ = ("_reads", "_write", "others", "part", "storage")
@@ -123,7 +123,7 @@ class TilePlace:
         return latest, is_read
 
     def _last_access(self, by: Engine) -> tuple[Done, bool]:
-        """Return the same as :meth:`last_access`, without the other parts."""
+        """Return the last access to this very part, without those to overlapping parts; see :meth:`last_access`."""
         latest, is_read = self._write, False
         # An engine need not wait for its own accesses to a part that it overwrites: it works in order, unlike DMA.
         if latest.by is by and by is not _DMA:
@@ -171,7 +171,7 @@ def _meet(first: Part, second: Part) -> bool:
 
 
 class Use:
-    """The access of an instruction to a part."""
+    """An access to a part of a tensor in HBM, with the completion of the instruction."""
 
     __slots__ = ("done", "part")
 
@@ -181,7 +181,7 @@ class Use:
 
 
 class _Index:
-    """Uses sorted by where their parts begin, grouped by similar extents, so that few have to be examined."""
+    """The accesses to a tensor, grouped by extent and sorted by first byte, to find those that overlap a part."""
 
     __slots__ = ("_known", "_levels", "_unsorted")
 
@@ -246,9 +246,9 @@ class HbmUses:
 
     Attributes:
         storage: the number of the storage.
-        reads, writes: the reads and writes of its parts.
-        reached: parts of which an index that is read at run time chooses some bytes.
-        gathered_bytes, scattered_bytes: the bytes of these that were read and written.
+        reads, writes: the accesses to its parts for which later instructions have to wait.
+        reached: the parts of which an index that is read at run time chooses some bytes.
+        gathered_bytes, scattered_bytes: the bytes that transfers with such an index have read and written.
     """
 
     __slots__ = ("_overwritten", "gathered_bytes", "reached", "reads", "scattered_bytes", "storage", "writes")
@@ -265,7 +265,7 @@ class HbmUses:
         return HbmPlace(self, part)
 
     def note_reached(self, part: Part, nbytes: int, is_write: bool) -> None:
-        """Note that an index chooses some bytes of a part."""
+        """Note that a transfer reads or writes ``nbytes`` of a part, chosen by an index that is read at run time."""
         self.reached.add(part)
         if is_write:
             self.scattered_bytes += nbytes
@@ -273,7 +273,7 @@ class HbmUses:
             self.gathered_bytes += nbytes
 
     def brought_in(self) -> set[Part]:
-        """Return the parts that were read before anything was written there; without :attr:`reached`."""
+        """Return the parts that were read before anything was written to them, except those in :attr:`reached`."""
         parts = set(self._overwritten)
         for use in self.reads.uses():
             if all(write.done.number > use.done.number for write in self.writes.meeting(use.part)):
@@ -281,11 +281,11 @@ class HbmUses:
         return parts - self.reached
 
     def written(self) -> set[Part]:
-        """Return the parts that were written; without :attr:`reached`."""
+        """Return the parts that were written, except those in :attr:`reached`."""
         return {use.part for use in self.writes.uses()} - self.reached
 
     def note_write(self, part: Part, done: Done) -> None:
-        """Note a write that has waited, and forget everything that it covers."""
+        """Note a write to a part, and forget the earlier accesses to what it overwrites completely."""
         covered = [use for use in self.reads.meeting(part) if part.covers(use.part)]
         written = self.writes.meeting(part)
         for use in covered:

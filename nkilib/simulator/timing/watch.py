@@ -3,11 +3,11 @@
 
 """Detection of loops whose iterations only repeat the previous ones, some time later.
 
-Every time on the timeline is the latest of some times plus a constant. Suppose that two periods of iterations have come
-in a row in which each instruction starts and ends a fixed number of nanoseconds after the same one of the previous
-period, and that everything that later instructions can wait for has moved by as much or not at all. Then every further
-period does the same: what has not moved was not waited for, because the second period came later and did not wait
-longer.
+Every time on the timeline is the maximum of some other times, plus a constant. Suppose that two periods of iterations
+have come in a row in which each instruction starts and ends a fixed number of nanoseconds after the same instruction of
+the previous period, and that everything that later instructions can wait for has become later by as much or not at all.
+Then every further period does the same: no instruction waited for what has not become later, because the second period
+came later and did not wait longer.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FEWEST = 12
 
 
 class Period(NamedTuple):
-    """A repeating stretch of iterations.
+    """A stretch of iterations of a loop that repeats the stretch before it.
 
     Attributes:
         iterations: the number of iterations in it.
         first: the position of its first note.
         numbers: the numbers of its instructions.
-        ns: its duration.
+        ns: the time by which it is later than the stretch before it.
         before: the state of the timeline when it began.
     """
 
@@ -46,7 +46,7 @@ class Period(NamedTuple):
 
 
 class _End(NamedTuple):
-    """The end of an iteration, or the start of the loop: the numbers of notes and accesses so far, and the timeline."""
+    """The state at the start of a loop or the end of an iteration: the number of notes and accesses, the timeline."""
 
     notes: int
     accesses: int
@@ -58,7 +58,7 @@ Accesses = Sequence[tuple[Access, bool]]
 
 
 class Watch:
-    """A watch of the iterations of one run of a loop."""
+    """A record of the iterations of one run of a loop, to find out whether they repeat."""
 
     def __init__(self, notes: Notes, timeline: Timeline, accesses: list[Accesses], *, drains: bool) -> None:
         self._notes = notes
@@ -82,7 +82,7 @@ class Watch:
         self._count += 1
 
     def period(self) -> Period | None:
-        """Return the shortest period of the last iterations, if they have one."""
+        """Return the shortest period with which the last iterations repeat; None if they do not."""
         if self._count <= self._next_look:
             return None
         for iterations in range(1, LONGEST_PERIOD + 1):
@@ -94,7 +94,7 @@ class Watch:
         return None
 
     def again(self) -> None:
-        """Note that a period is repeated: what comes is not compared with anything before."""
+        """Note that a period is repeated, and start the comparison of iterations anew after the repetitions."""
         self._ends.clear()
         self._count = 0
         self.end()
@@ -133,9 +133,10 @@ class Watch:
         ) == _shape(notes, second, count)
 
     def _moves_evenly(self, last: _End, before: _End, earlier: _End) -> bool:
-        """Tell whether tensors move by the same distance in each period, so that overlaps are the same in all periods.
+        """Tell whether each tensor moves by the same distance in each period, so that overlaps stay the same.
 
-        Where iterations overlap nothing may move: the data that an iteration waits for could be somewhere else.
+        Where iterations overlap in time no tensor may move: the data that an iteration waits for could be somewhere
+        else.
         """
         count = last.accesses - before.accesses
         if count != before.accesses - earlier.accesses:

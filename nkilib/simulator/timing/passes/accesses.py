@@ -12,7 +12,7 @@ from ..parts import Part
 
 
 def part_of(access: Access) -> Part | None:
-    """Return the part of its storage that a tensor is, or may be; None if it is empty."""
+    """Return the part of its storage that a tensor occupies, or may occupy; None if it has no elements."""
     known, layout, dtype, reach, _ = access
     return known.views.footprint(layout, dtype, reach).part
 

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that keeps a row in PSUM, where the product left it, if ``nki.language`` broadcasts it to all partitions.
+"""The pass that keeps a row in PSUM if a function of ``nki.language`` broadcasts it to all partitions.
 
 The simulator runs ``nl.broadcast_to`` and the functions that broadcast as a product with ones and copies to SBUF, which
-the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The compiler need not
-copy where Vector or Scalar read the result: ``fused_mamba.rst`` counts a partition broadcast as one instruction of
-Tensor. The published times of ``mamba_v2`` (512 columns) and ``mamba_v3`` there, which broadcast two rows in each
-iteration, leave Vector no time for copies, and require N cycles for a ``tensor_tensor`` with a broadcast operand, as
-with an input in PSUM. With copies they model at 1.7 times their time.
+the hardware can do (``trainium_inferentia2_arch.rst``, alternative use of the Tensor engine). The product leaves the
+row in PSUM, and the compiler need not copy it where Vector or Scalar read the result: ``fused_mamba.rst`` counts a
+partition broadcast as one instruction of Tensor. The published times of ``mamba_v2`` (512 columns) and ``mamba_v3``
+there, which broadcast two rows in each iteration, leave Vector no time for copies, and require N cycles for a
+``tensor_tensor`` on N columns with a broadcast operand, as with an input in PSUM. With copies they model at 1.7 times
+their time.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _READERS = frozenset({Engine.vector, Engine.scalar})
 
 
 class _Broadcast:
-    """A tile in SBUF to which only copies of products have been written so far."""
+    """A tile in SBUF that holds nothing but copies of products with ones, so that its readers may read PSUM instead."""
 
     __slots__ = ("copies", "function_at", "is_read", "sources")
 
@@ -70,7 +71,7 @@ class Broadcasts:
                     self._keep(known, broadcast)
 
     def _is_copy(self, noted: Noted) -> bool:
-        """Tell whether an instruction copies a product of the same call of a function, and note the copy if so."""
+        """Tell whether an instruction copies a product of the same call of a function; if so, note the copy."""
         target, source = noted.operands
         if target is None or source is None:
             return False
@@ -110,6 +111,6 @@ class Broadcasts:
 
 
 def _reads_psum(noted: Noted) -> bool:
-    """Tell whether an instruction already reads PSUM: the engines take one tile from there."""
+    """Tell whether an instruction already reads a tile in PSUM, so that it cannot read another one there."""
     inputs: list[Access | None] = list(noted.operands[len(noted.roles.writes) :])
     return any(access is not None and access[0].views.region is MemoryRegion.psum for access in inputs)

@@ -25,7 +25,7 @@ NAME = "drops_dead_stores"
 
 
 class _Fill:
-    """A ``memset`` that may turn out to be dead, with its parts that were overwritten so far."""
+    """A ``memset`` that may turn out to be dead, with the parts of its tile that were overwritten so far."""
 
     __slots__ = ("is_zero", "noted", "overwritten", "part", "size")
 
@@ -37,7 +37,7 @@ class _Fill:
         self.overwritten: list[Part] = []
 
     def overwrite(self, part: Part) -> bool:
-        """Note a write, and tell whether nothing of the fill is left."""
+        """Note a write to ``part``, and tell whether all of the filled bytes have been overwritten by now."""
         if not any(known.covers(part) for known in self.overwritten):
             self.overwritten = [known for known in self.overwritten if not part.covers(known)] + [part]
         if part.covers(self.part):

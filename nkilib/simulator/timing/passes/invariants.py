@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that runs once what a loop computes again from unchanged inputs.
+"""The pass that moves an instruction out of a loop if each iteration computes the same from unchanged inputs.
 
-A line of the kernel that computes in every iteration what it has computed before, from the same bytes and into a new
-tile of the same form, is moved out of the loop: constants that fill a tile, a row that is broadcast to all partitions,
-a product of two tiles that stay. Evidence: ``nki/guides/tutorials/fused_mamba.rst`` publishes 1.61 ms for ``mamba_v2``,
-512 iterations of 512 columns on trn1; Vector alone needs 2.1 ms for the listed instructions, and 1.6 ms without the
-product ``delta * u``, whose inputs are loaded outside the loop. A load never counts as invariant: the same page gains
-31% by moving the loads out of the loop by hand.
+It applies to a line of the kernel that computes in every iteration what it has computed before, from the same bytes
+and into a new tile of the same form: constants that fill a tile, a row that is broadcast to all partitions, a product
+of two tiles that stay. Evidence: ``nki/guides/tutorials/fused_mamba.rst`` publishes 1.61 ms for ``mamba_v2``, 512
+iterations of 512 columns on trn1; Vector alone needs 2.1 ms for the listed instructions, and 1.6 ms without the product
+``delta * u``, whose inputs are loaded outside the loop. A load never counts as invariant: the same page gains 31% by
+moving the loads out of the loop by hand.
 """
 
 from __future__ import annotations
@@ -51,15 +51,17 @@ _SHARE = 0.5
 
 
 class Contents:
-    """The record of the contents of an on-chip tile.
+    """The record of the values in an on-chip tile.
+
+    A value is described by the instruction that computed it and by the contents of its inputs.
 
     Attributes:
-        written: the number of the instruction that wrote it last.
-        values: the values that were written to it, one after the other; None if something else was written.
-        same_as: the tile that already had the same contents.
-        hoisted: its instructions that are dropped.
-        is_read: whether something read what they would have written.
-        copies: the tiles with the same contents as this one.
+        written: the number of the instruction that wrote the tile last.
+        values: the values that were written to it, one after the other; None if one of them is not known.
+        same_as: an earlier tile with the same contents, because of which instructions on this one are dropped.
+        hoisted: the dropped instructions, which would have written this tile.
+        is_read: whether an instruction reads the tile after a dropped one.
+        copies: the records of later tiles whose ``same_as`` is this tile.
     """
 
     __slots__ = ("copies", "hoisted", "is_read", "same_as", "values", "written")
@@ -73,7 +75,7 @@ class Contents:
         self.copies: list[Contents] = []
 
     def restore(self, since: int) -> None:
-        """Run the dropped instructions after all, if they come after ``since`` and are not on the timeline yet."""
+        """Restore the dropped instructions, if they come after number ``since`` and are not on the timeline yet."""
         for noted in self.hoisted:
             if noted.number > since and noted.dropped_by == NAME:
                 noted.dropped_by = ""
@@ -82,7 +84,7 @@ class Contents:
 
 
 class _Line:
-    """A place of an instruction in the kernel's code, with its last run and the number of failed attempts."""
+    """The number of an instruction's last run, and of its latest runs whose inputs had changed."""
 
     __slots__ = ("failures", "ran")
 
@@ -92,7 +94,7 @@ class _Line:
 
 
 class Invariants:
-    """The pass that drops an instruction that wrote the same into a tile of the same form when its line last ran."""
+    """The pass that drops an instruction if its line, when it last ran, wrote the same into a tile of the same form."""
 
     constants_of = PURE
 
@@ -133,7 +135,7 @@ class Invariants:
         self._open = still_open
 
     def _is_hoisted(self, noted: Noted) -> bool:
-        """Tell whether an instruction writes a known value, and note it; drop the instruction if a tile has it."""
+        """Tell whether an instruction writes a known value, and note that; drop it if a tile has the value already."""
         target = _only_target(noted)
         if target is None:
             return False
@@ -185,7 +187,7 @@ class Invariants:
         return True
 
     def _stay(self, holder: Tracked) -> None:
-        """Keep a tile in its place; tiles that have not been needed for longer lose theirs."""
+        """Keep a tile in SBUF; if there is no more room, the tiles that were needed longest ago are lost."""
         if holder.views.region is not MemoryRegion.sbuf:
             return
         self._staying[holder] = holder.views.bytes_each
@@ -197,7 +199,7 @@ class Invariants:
                 lost_contents.values = None
 
     def _forget(self, known: Tracked, number: int) -> None:
-        """Note that something else writes to a tile."""
+        """Note that an instruction with an unknown result writes to a tile."""
         if known.views.region not in ON_CHIP:
             return
         contents = _contents(known)
@@ -218,7 +220,10 @@ def _contents(known: Tracked) -> Contents | None:
 
 
 def _only_target(noted: Noted) -> Access | None:
-    """Return the one tile that an instruction writes, if it does nothing else and the addresses are known."""
+    """Return the tile that an instruction writes if the write is its only effect; else None.
+
+    It is also None if the address of an operand is read at run time.
+    """
     if len(noted.roles.writes) == 0 or noted.besides or noted.decided("reduce_cmd") not in (None, reduce_cmd.idle):
         return None
     targets = list(writes_of(noted))
@@ -228,7 +233,10 @@ def _only_target(noted: Noted) -> Access | None:
 
 
 def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
-    """Return the value that an instruction writes if its inputs were last written before ``before``; else None."""
+    """Return a description of the value that an instruction writes; None if it cannot be described.
+
+    It also is None if an input was written by instruction ``before`` or a later one.
+    """
     inputs: list[Hashable] = []
     for access in noted.operands[len(noted.roles.writes) :]:
         if access is None:
@@ -251,6 +259,6 @@ def _value(noted: Noted, target: Access, before: int) -> Hashable | None:
 
 
 def _holds(holder: Tracked, at: int, value: Hashable) -> bool:
-    """Tell whether write number ``at`` gave a tile this value and nothing else has been written since."""
+    """Tell whether the write at position ``at`` gave the tile ``holder`` this value, and all later writes are known."""
     contents = _contents(holder)
     return contents is not None and contents.values is not None and contents.values[at : at + 1] == [value]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The passes by name: what each does, why it is believed to happen on the device, and how it is made."""
+"""The passes by name: their effect, the evidence that the device does the same, and the functions that make them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Entry:
     """A pass of the registry.
 
     Attributes:
-        switch: the field of :class:`ModelParameters` that turns it on.
-        does: the effect of the pass on instructions.
-        evidence: the document or the measurement that shows it.
+        switch: the field of :class:`ModelParameters` that turns the pass on.
+        does: the effect of the pass on instructions, as a text.
+        evidence: the document or the measurement that shows this effect.
         make: a function that makes the pass for one core.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions between a core and its timeline, among which passes look back and ahead."""
+"""The issued instructions of a core that are not on its timeline yet, among which passes look back and ahead."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ class Pass(Protocol):
     """A pass that changes instructions in the window because of what follows them.
 
     Attributes:
-        constants_of: the names of the instructions whose non-tensor parameters it needs.
+        constants_of: the names of the instructions of which it needs the parameters that are no tensors.
     """
 
     constants_of: frozenset[str]
 
     def see(self, noted: Noted) -> None:
-        """See the next instruction in program order; it and earlier ones in the window may be changed."""
+        """Examine the next instruction in program order, and change it or earlier ones in the window."""
 
     def leaves(self, number: int) -> None:
-        """Note that instructions up to this number are on the timeline: undecided ones stay as they were issued."""
+        """Note that the instructions up to this number go to the timeline: undecided ones stay as they were issued."""
 
 
 class Window:
-    """The instructions of one core that are not on its timeline yet.
+    """The issued instructions of one core that are not on its timeline yet.
 
     Attributes:
-        constants_of: the names of the instructions whose non-tensor parameters some pass needs.
+        constants_of: the names of the instructions of which some pass needs the parameters that are no tensors.
     """
 
     def __init__(self, passes: Sequence[Pass]) -> None:
@@ -43,7 +43,7 @@ class Window:
         self._held: list[Noted] = []
 
     def take(self, batch: list[Noted]) -> list[Noted]:
-        """Take instructions in program order, and return those that are old enough to leave the window."""
+        """Take the next instructions in program order, and return the oldest ones, for which there is no more room."""
         if not self._passes:
             return batch
         for pass_ in self._passes:
@@ -53,7 +53,11 @@ class Window:
         return self._emit(len(self._held) - LOOKAHEAD)
 
     def flush(self) -> list[Noted]:
-        """Return all instructions in the window, when cores synchronise and at the end."""
+        """Return all instructions in the window, and empty it.
+
+        This happens where the timeline has to be complete: where cores synchronise, at the start and end of device
+        loops and of their iterations, and at the end of the kernel.
+        """
         return self._emit(len(self._held))
 
     def _emit(self, count: int) -> list[Noted]:
