@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from ..terms.layout import Layout
 from ..timing.collect import Collection
 from ..timing.footprints import Tracked
+from ..timing.parts import Part
 from ..timing.trace import Trace
 from ..timing.uses import HbmUses
 
@@ -28,9 +30,11 @@ def stored_by_every_core(collection: Collection) -> Sequence[str]:
     if any(_uses(known).scattered_bytes for tensors in crossing for known in tensors.values()):
         return ()
     # Most launches differ in what they store, which is cheaper to find out than what they load.
-    if not _are_alike({number: _uses(known).written() for number, known in tensors.items()} for tensors in crossing):
+    if not _are_alike({at: _places(_uses(known).written()) for at, known in tensors.items()} for tensors in crossing):
         return ()
-    if not _are_alike({number: _uses(known).brought_in() for number, known in tensors.items()} for tensors in crossing):
+    if not _are_alike(
+        {at: _places(_uses(known).brought_in()) for at, known in tensors.items()} for tensors in crossing
+    ):
         return ()
     # A barrier on a tensor delays its later readers like a store, but stores nothing.
     return tuple(known.name for known in crossing[0].values() if traces[0].settled.hbm_written[known.name])
@@ -48,6 +52,11 @@ def _crossing(trace: Trace, collection: Collection) -> dict[int, Tracked]:
     """Return a core's records of the tensors that come from the caller or go back to it, by tensor number."""
     ends = collection.given | collection.returned
     return {number: known for number, known in trace.in_hbm.items() if number in ends}
+
+
+def _places(parts: Iterable[Part]) -> set[tuple[Layout, int]]:
+    """Return the parts by value: cores that make an equal part at one moment may each have an object of it."""
+    return {(part.layout, part.width) for part in parts}
 
 
 def _uses(known: Tracked) -> HbmUses:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The common properties of instructions that are alike, worked out once and kept from launch to launch."""
+"""Plans: the common properties of instructions that are alike, worked out once and kept from launch to launch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KEPT_MODELS = 8
 
 
 class Roles(NamedTuple):
-    """The roles of an instruction's parameters in the model, as positions of parameters.
+    """The positions of the parameters of an instruction that the model of time uses.
 
     Attributes:
         tensors: the parameters that may be tensors: first those that are written, then those that are read.
@@ -45,7 +45,7 @@ _ROLES: dict[str, Roles] = {}
 
 
 def roles_of(definition: Definition) -> Roles:
-    """Return the roles of the parameters of an instruction in the model."""
+    """Return the positions of the parameters of an instruction that the model of time uses."""
     roles = _ROLES.get(definition.name)
     if roles is None:
         inputs = {rule.name for rule in definition.operands if not rule.is_output} | {_LIST_OF_TENSORS}
@@ -68,6 +68,7 @@ class Plan(NamedTuple):
         work: its work for the DMA engines, if it is a transfer.
         dropped_by: the pass that found that the device does not run it; empty if it does.
         others: the other engines that would run it, if the kernel asked for them.
+        other_cycles: the cycles that each of these engines would take.
     """
 
     name: str
@@ -80,10 +81,11 @@ class Plan(NamedTuple):
     work: DmaWork | None = None
     dropped_by: str = ""
     others: tuple[str, ...] = ()
+    other_cycles: tuple[float, ...] = ()
 
 
 class Plans:
-    """The plans of one generation, for one set of assumptions."""
+    """The plans of all instructions on one generation, under one set of assumptions."""
 
     def __init__(self, generation: Generation, parameters: ModelParameters) -> None:
         self.generation = generation
@@ -100,14 +102,14 @@ class Plans:
         deciding: Sequence[Any],
         address: Address = Address.known,
     ) -> Plan:
-        """Return the plan of a call.
+        """Return the plan of a call of an instruction.
 
         Args:
             definition: the instruction.
             engine: the engine that runs it.
             forms: the forms of its tensors, in the order of its roles; None where a parameter is no tensor.
-            deciding: its other parameters, in the order of its roles.
-            address: the source of a transfer's address.
+            deciding: the values of its parameters of :data:`DECIDING`, in the order of its roles.
+            address: for a transfer, the source of its address.
         """
         key = (definition.name, engine, address, *forms, *deciding)
         try:
@@ -139,7 +141,7 @@ class Plans:
         return work
 
     def moving(self, plan: Plan, work: DmaWork) -> Plan:
-        """Return the plan of a transfer with this work for the DMA engines."""
+        """Return the plan of a transfer, completed with its work for the DMA engines."""
         key = id(plan), id(work)
         moving = self._moving.get(key)
         # Other objects get the ids of objects that are deleted.
@@ -164,11 +166,21 @@ class Plans:
         if definition.is_transfer:
             queue = self.queue(values, address, values["dst"].is_on_chip, definition.name == "dma_transpose")
             return Plan(definition.name, "dma", operands, queue=queue.name, other_queue=queue.otherwise)
-        cycles = 0.0
-        if definition.cost is not None:
-            cycles = definition.cost(CostInputs(engine, values, self.generation, self.parameters))
         others = _others(definition, engine, forms, self.generation)
-        return Plan(definition.name, engine.name, operands, cycles, self._table(engine, values), others=others)
+        cost = definition.cost
+        cycles, *other_cycles = (
+            0.0 if cost is None else cost(CostInputs(each, values, self.generation, self.parameters))
+            for each in (engine, *others)
+        )
+        return Plan(
+            definition.name,
+            engine.name,
+            operands,
+            cycles,
+            self._table(engine, values),
+            others=tuple(other.name for other in others),
+            other_cycles=tuple(other_cycles),
+        )
 
     def _table(self, engine: Engine, values: dict[str, Any]) -> str:
         """Return the activation table that an instruction of the Scalar engine needs; empty if none."""
@@ -180,18 +192,24 @@ class Plans:
 
 def _others(
     definition: Definition, engine: Engine, forms: Sequence[Form | None], generation: Generation
-) -> tuple[str, ...]:
-    """Return the other engines that would run an instruction: GpSimd none on PSUM, and no activation before trn3."""
+) -> tuple[Engine, ...]:
+    """Return the other engines that can run an instruction.
+
+    GpSimd cannot run it with an operand in PSUM, nor run an activation before trn3.
+    """
     is_in_psum = any(form is not None and form.buffer is MemoryRegion.psum for form in forms)
     is_activation = definition.default_engine is Engine.scalar
     has_gpsimd = not is_in_psum and not (is_activation and generation.version.value < nc_version.gen4.value)
     return tuple(
-        other.name for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
+        other for other in definition.engines if other is not engine and (has_gpsimd or other is not Engine.gpsimd)
     )
 
 
 def _named(definition: Definition, roles: Roles, forms: Sequence[Form | None]) -> dict[str, Any]:
-    """Return the forms by parameter, in the order of the parameters; a list's tensors come last among those read."""
+    """Return the forms by the names of the parameters, in the order of the parameters.
+
+    The tensors of a list have names with an index, and come last among the forms of tensors that are read.
+    """
     positions = [*roles.tensors]
     positions += positions[-1:] * (len(forms) - len(positions))
     named: dict[str, Form | None] = {}
@@ -209,7 +227,7 @@ _MODELS: list[Plans] = []
 
 
 def plans_for(generation: Generation, parameters: ModelParameters) -> Plans:
-    """Return the plans that launches with this generation and these assumptions share."""
+    """Return the plans that all launches on this generation and with these assumptions share."""
     for plans in _MODELS:
         if plans.generation is generation and plans.parameters == parameters:
             return plans

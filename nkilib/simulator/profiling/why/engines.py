@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from ...timing.causes import Waited
+from .cores import ENGINES
 from .critical import Kind
 from .facts import NS_PER_US, Facts, Wait
 from .finding import Finding
@@ -64,31 +66,71 @@ def idle_engines(facts: Facts) -> Iterator[Finding]:
     """Yield a finding for each busy engine whose work an idle engine could share."""
     if not facts.links:
         return
-    core, shares = facts.core, facts.busy_shares
+    shares = facts.busy_shares
     for busy in (name for name in ("vector", "scalar", "gpsimd") if shares.get(name, 0.0) >= _BUSY_FROM):
-        could = summed(
-            ((other, facts.line(core, number)), span.end_ns - span.start_ns)
-            for number, plan, _, span, *_ in core.notes
-            if plan.engine == busy and plan.cycles
-            for other in plan.others
-            if shares.get(other, 0.0) < _IDLE_BELOW
-        )
-        idle = summed((name, spent) for (name, _), spent in could.items())
+        movable = list(_movable(facts, busy))
+        idle = summed((work.other, work.duration_ns) for work in movable)
         if not idle:
             continue
         other = max(idle, key=lambda name: (idle[name], -shares.get(name, 0.0)))
         if facts.share(idle[other]) < _MOVED_FROM:
             continue
-        lines = largest({line: spent for (name, line), spent in could.items() if name == other})
+        lines = largest(summed((work.line, work.duration_ns) for work in movable if work.other == other))
+        there = sum(work.other_ns for work in movable if work.other == other)
         yield Finding(
             "idle engine",
             f"{busy.capitalize()} is busy {percent(shares[busy])} of the time and {other} {percent(shares[other])}. "
             f"Of {busy}'s work, {us(idle[other])} could also run on {other}: "
-            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. Move a part of it there with "
-            f"engine=nisa.{other}_engine.",
+            f"{joined(f'{line} ({us(spent)})' for line, spent in lines)}. "
+            f"{_balance(facts, busy, other, idle[other], there)}",
             idle[other] / NS_PER_US,
             lines[0][0].rpartition(" ")[0],
         )
+
+
+class _Movable(NamedTuple):
+    """An instruction that another engine, which is idle, could run.
+
+    Attributes:
+        other: the name of the other engine.
+        line: the line in the kernel and the name of the instruction.
+        duration_ns: the time that the instruction takes on its engine.
+        other_ns: the time that it would take on the other one.
+    """
+
+    other: str
+    line: str
+    duration_ns: float
+    other_ns: float
+
+
+def _movable(facts: Facts, busy: str) -> Iterator[_Movable]:
+    """Yield the instructions of the engine ``busy`` that idle engines could run, once for each such engine."""
+    core, clock_ghz = facts.core, facts.launch.model.generation.timing.clock_ghz
+    for number, plan, _, span, *_ in core.notes:
+        if plan.engine == busy and plan.cycles:
+            for other, cycles in zip(plan.others, plan.other_cycles, strict=True):
+                if facts.busy_shares.get(other, 0.0) < _IDLE_BELOW:
+                    other_ns = cycles / clock_ghz[ENGINES[other]]
+                    yield _Movable(other, facts.line(core, number), span.end_ns - span.start_ns, other_ns)
+
+
+def _balance(facts: Facts, busy: str, other: str, movable_ns: float, there_ns: float) -> str:
+    """Return how much of the work of the engine ``busy`` to move to ``other``, for both to be busy equally long.
+
+    Args:
+        facts: the launch.
+        busy: the engine that has the work.
+        other: the engine that could do it.
+        movable_ns: the time of the work that could move.
+        there_ns: the time that all of it would take on ``other``.
+    """
+    more_ns = (facts.busy_shares[busy] - facts.busy_shares[other]) * facts.time_ns
+    balanced_ns = more_ns / (1.0 + there_ns / movable_ns)
+    where = f"with engine=nisa.{other}_engine"
+    if balanced_ns < movable_ns:
+        return f"Moving about {us(balanced_ns)} of it there, {where}, would balance the two."
+    return f"Move all of it there, {where}: {busy} would still have more work than {other}."
 
 
 def small_instructions(facts: Facts) -> Iterator[Finding]:

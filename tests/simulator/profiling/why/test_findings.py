@@ -15,8 +15,10 @@ from typing import Any
 
 import pytest
 
-from nkilib.nki import nki, nl
+from nkilib.nki import nisa, nki, nl
 from nkilib.simulator import AS_ISSUED, Profile, profile, spec
+from nkilib.simulator.timing import parts
+from nkilib.simulator.timing.footprints import Views
 from tests.simulator.profiling.why import faulty
 
 ON_TWO_CORES = {"barriers", "undivided", "divided", "summed_by_halves", "scattered", "looped"}
@@ -57,7 +59,12 @@ FAULTS = [
         ["'only' [128, 8192] float32", "7 times", "tensor_scalar has read it"],
     ),
     ("in_turns", "waits", "in_turns|tensor_scalar", ["Vector", "waits 59.5 us", "for the result of", "activation"]),
-    ("all_on_vector", "idle engine", "all_on_vector|tensor_tensor", ["Vector is busy 99%", "gpsimd 0%", "136.5 us"]),
+    (
+        "all_on_vector",
+        "idle engine",
+        "all_on_vector|tensor_tensor",
+        ["Vector is busy 99%", "gpsimd 0%", "136.5 us", "about 75.9 us"],
+    ),
     ("tiny", "small instructions", "tiny|tensor_scalar", ["255 instructions", "26.6 us", "(61%)"]),
     ("chain", "latency", "chain|tensor_scalar", ["64 times", "9.6 us", "(36%)"]),
     ("two_functions", "activation tables", "two_functions|nl.tanh", ["16 times", "20.5 us", "exp at", "tanh at"]),
@@ -104,10 +111,63 @@ def test_cores_that_do_different_work_are_not_reported_as_doing_the_same(kernel:
     assert "same work" not in {finding.about for finding in profile_of(kernel).why}
 
 
+def test_cores_that_meet_a_part_at_one_moment_do_the_same_work_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each core then has an object of its own for the part; here every view has one."""
+    monkeypatch.setattr(Views, "footprint", Views._made)
+    monkeypatch.setattr(parts, "_part", parts._part.__wrapped__)
+    found = profile(nki.jit(faulty.undivided)[2], spec((1024, faulty.WIDE), nl.float32), parameters=AS_ISSUED)
+    assert "same work" in {finding.about for finding in found.why}
+
+
 def test_iterations_that_are_alike_are_the_same_work_too() -> None:
     (found,) = [finding for finding in profile_of("looped").why if finding.about == "same work"]
     assert profile_of("looped").recorded._cores[0][1].repeats
     assert found.time_us == pytest.approx(profile_of("looped").time_us / 2)
+
+
+SUMS = 36
+
+
+def sums(count: int, moved: int = 0) -> Profile:
+    """The profile of ``count`` sums on Vector, and of ``moved`` more on GpSimd."""
+
+    @nki.jit
+    def kernel(_: Any) -> None:
+        values = faulty.tile()
+        for each in range(count + moved):
+            chosen = nisa.engine.vector if each < count else nisa.engine.gpsimd
+            nisa.tensor_tensor(faulty.tile(), values, values, nl.add, engine=chosen)
+
+    return profile(kernel, spec((128, 1), nl.float32), parameters=AS_ISSUED)
+
+
+def test_moving_the_stated_time_balances_two_engines_of_which_one_is_faster() -> None:
+    (found,) = [finding for finding in sums(SUMS).why if finding.about == "idle engine"]
+    stated = re.search(r"Moving about ([\d.]+) us of it there, with engine=nisa.gpsimd_engine,", found.text)
+    assert stated is not None, found.text
+    one = sums(SUMS).engine_busy_us["vector"] / SUMS
+    moved = round(float(stated[1]) / one)
+    assert moved == 20  # of 36: GpSimd takes 0.8 of the time
+    busy = sums(SUMS - moved, moved).engine_busy_us
+    assert busy["vector"] == pytest.approx(busy["gpsimd"], rel=0.01)
+
+
+def test_where_all_that_can_move_does_not_balance_the_engines_the_finding_says_so() -> None:
+    @nki.jit
+    def kernel(_: Any) -> None:
+        values, total = faulty.tile(), faulty.tile(1)
+        for _ in range(8):
+            nisa.tensor_reduce(total, nl.add, values, axis=1)
+        for _ in range(2):
+            nisa.tensor_scalar(faulty.tile(), values, nl.multiply, 2.0)
+
+    (found,) = [
+        finding
+        for finding in profile(kernel, spec((128, 1), nl.float32), parameters=AS_ISSUED).why
+        if finding.about == "idle engine"
+    ]
+    said = re.search(r"Move all of it there, with engine=nisa.(\w+)_engine: vector would still have more", found.text)
+    assert said is not None, found.text
 
 
 def test_half_of_the_work_on_each_core_takes_the_stated_time() -> None:
