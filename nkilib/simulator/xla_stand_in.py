@@ -84,7 +84,7 @@ def _optimizer_step(optimizer: Any, *_: Any, optimizer_args: dict[str, Any] | No
 
 
 def _mesh_reduce(_tag: str, data: Any, reduce_fn: Callable[[Sequence[Any]], Any]) -> Any:
-    """Reduce over all processes; there is only one."""
+    """Return the reduction of the only process's ``data``: the simulator has no other processes."""
     return reduce_fn([data])
 
 
@@ -116,7 +116,7 @@ _MODULES: dict[str, dict[str, Any]] = {
 
 
 class _StandIn(MetaPathFinder, Loader):
-    """Finds the modules of ``_MODULES``, after all installed modules."""
+    """Finds the stand-in's modules (``_MODULES``) for an import that finds no installed module."""
 
     def find_spec(self, fullname: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
         if fullname not in _MODULES or not _has_torch():
@@ -145,7 +145,7 @@ def install_stand_in() -> None:
 
 
 def advice(error: BaseException) -> str | None:
-    """Return one line of advice about an error of a script, or None if it does not concern Neuron software."""
+    """Return one line of advice about an error that ended a script, such as a missing package; None without advice."""
     if isinstance(error, NotInStandInError):
         return str(error)
     if isinstance(error, AttributeError) and getattr(error.obj, "__name__", None) == "neuronxcc.nki":

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Element-wise operators with two operands, and the instruction that computes them.
+"""Element-wise operators with two operands, each computed by one of two instructions.
 
 - A tile with a number, or with a float32 tile of one element a partition: ``nisa.tensor_scalar`` on the Vector
   engine, whose arithmetic is float32 (integers are exact up to 2^24).
-- Two tiles: ``nisa.tensor_tensor`` on the Vector engine, or on GpSimd if all three are 32-bit integers (then exact)
-  and for ``power``. Sizes of 1 are broadcast.
+- Two tiles: ``nisa.tensor_tensor`` on the Vector engine, or on GpSimd for ``power``, and if both operands and the
+  result are 32-bit integers (then exact). Sizes of 1 are broadcast.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _TYPE_OF_TILE = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
 
 
 def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
-    """Return ``x <name> y`` as a new tile of type ``dtype``.
+    """Return the result of the operator ``name`` on ``x`` and ``y`` as a new tile of type ``dtype``.
 
     Raises:
         NkiValidationError: if neither operand is a tile, one of them is in HBM, or the shapes do not broadcast.
@@ -51,7 +51,7 @@ def binary(name: str, x: Any, y: Any, dtype: Any = None) -> NkiTensor:
 
 
 def result_type(x: Any, y: Any) -> DType:
-    """Return the type of an arithmetic result for which the caller gives none."""
+    """Return the type of an arithmetic result of ``x`` and ``y`` (tiles, or a tile and a number) without ``dtype=``."""
     if is_number(y):
         return with_number(x.dtype, y)
     if is_number(x):
@@ -97,7 +97,7 @@ def _require_integers(*operands: NkiTensor | int | float) -> None:
 
 
 def _is_vector(tile: NkiTensor) -> bool:
-    """Return whether ``tensor_scalar`` takes the tile as its operand, with one element a partition."""
+    """Return whether a tile has one float32 element a partition, so that ``tensor_scalar`` takes it as an operand."""
     return is_column(tile) and tile.dtype == float32
 
 

@@ -25,7 +25,7 @@ _MATMUL_TYPES = frozenset({dt.float32, dt.tfloat32, dt.bfloat16, dt.float16})
 
 
 def common_shape(*tiles: NkiTensor) -> tuple[int, ...]:
-    """Return the shape to which tiles broadcast, which has the only size other than 1 in each dimension.
+    """Return the shape to which tiles broadcast: in each dimension the one size that is not 1, or 1 if all are 1.
 
     Raises:
         NkiValidationError: if a dimension has several such sizes, or the numbers of dimensions differ.
@@ -48,9 +48,9 @@ def free_view(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
 
 
 def spread(x: NkiTensor, partitions: int) -> NkiTensor:
-    """Return a new tile with the only partition of ``x`` in each of its ``partitions``.
+    """Return a new tile of ``partitions`` partitions, each a copy of the only partition of ``x``.
 
-    A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each product
+    A matmul with ones computes it (trainium_inferentia2_arch.rst, alternative use of the Tensor engine). Each sum
     has one term, so that floats are unchanged. Integers go through float32, 32-bit integers in halves of 16 bits.
     """
     is_ready = x.buffer is MemoryRegion.sbuf and x.is_contiguous() and start_partition(x) == 0
@@ -78,7 +78,7 @@ def _flat(x: NkiTensor) -> NkiTensor:
 def broadcast(x: NkiTensor, shape: Sequence[int]) -> NkiTensor:
     """Return ``x`` in the given shape.
 
-    The result is ``x`` or a view of it if its partitions suffice, else a view of a new tile.
+    If ``x`` has as many partitions as the shape, the result is ``x`` or a view of it, else a view of a new tile.
     """
     if x.shape[0] != shape[0]:
         x = spread(x, shape[0])

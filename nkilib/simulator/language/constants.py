@@ -37,11 +37,12 @@ _CONSTANT_TYPES = frozenset(
 def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiTensor:
     """Return a read-only tensor in shared HBM that holds ``constant``, a numpy array or the path of a ``.npy`` file.
 
-    Two cores share one tensor, whether they pass one array or equal ones. Both create their constants in the same
-    order.
+    Two cores that pass the same array, or equal ones, get the same tensor. They must create their constants in the
+    same order.
 
     Raises:
-        NkiValidationError: if the cores' constants differ, or NKI has no such constant.
+        NkiValidationError: if the cores' constants differ, or ``constant`` is no such array, is empty, has no
+            dimension, or has a type that NKI does not support for constants.
     """
     core = current_core("nl.shared_constant")
     array = _as_array(constant)
@@ -61,7 +62,7 @@ def shared_constant(constant: npt.NDArray[Any] | str | os.PathLike[str]) -> NkiT
 def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None = None) -> NkiTensor:
     """Return the n x n identity matrix in SBUF: a new tile of type ``dtype``, or ``dst`` if it is given.
 
-    It is copied from one constant in shared HBM for each size and type, by one ``nisa.dma_copy``.
+    One ``nisa.dma_copy`` copies it from a constant in shared HBM, which exists once for each size and type.
     """
     if not isinstance(n, int) or isinstance(n, bool) or not 1 <= n <= PARTITIONS:
         raise NkiValidationError(f"n must be an integer from 1 to {PARTITIONS}, got {n!r}")
@@ -78,7 +79,7 @@ def shared_identity_matrix(n: int, dtype: Any = dt.uint8, dst: NkiTensor | None 
 
 
 def _shared(key: Hashable, array: npt.NDArray[Any], dtype: DType) -> NkiTensor:
-    """Return the tensor of the launch under ``key``, which the first core to ask creates from ``array``."""
+    """Return the launch's constant named ``key``; the first core that asks for it creates it from ``array``."""
 
     def make() -> Storage:
         data = _as_stored(array, dtype).copy()

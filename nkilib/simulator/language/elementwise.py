@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The element-wise functions that are one operator: tables of their documentation, and the functions made from them.
+"""Element-wise functions of ``nki.language`` that run one operator, made from tables of their documentation.
 
 Instructions take most of them as ``op`` too: ``functions.py`` binds them to the operators of their names.
 """
@@ -117,7 +117,7 @@ def _activation_function(name: str, summary: str) -> Callable[..., NkiTensor]:
 
 
 def activated(name: str, x: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return a new tile with an activation function of ``x``."""
+    """Return a new tile with the activation function ``name`` of ``x``, by default of the type of ``x``."""
     tile = as_tile("x", x)
     result = result_tile(tile.shape, dtype, tile.dtype)
     activation(result, OPERATORS[name], tile)

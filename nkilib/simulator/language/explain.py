@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``explain_index``: the meaning of a computed index, for out-of-range errors that speak of rows and targets."""
+"""``explain_index``: lets an out-of-range error name the row and the value behind an index that a kernel computed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ def explain_index(index: NkiTensor, what: str, values: NkiTensor, first_row: int
 
     Args:
         index: SBUF tensor of shape (P, 1) that is used as a vector offset.
-        what: name of the values, for instance ``"target"``.
-        values: SBUF tensor of shape (P, 1): the value behind the index of partition p.
+        what: word for the values in the text, for instance ``"target"``.
+        values: SBUF tensor of shape (P, 1): the value from which the index in partition p was computed.
         first_row: row of partition 0.
-        row_step: rows from one partition to the next.
+        row_step: difference between the rows of consecutive partitions.
         limit: upper bound of the values, which should lie in [0, limit).
     """
 

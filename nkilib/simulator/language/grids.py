@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.tiles``, ``nl.blocks``, ``nl.alloc_tiles``, ``nl.alloc_blocks``: tensors in tiles and in blocks of tiles.
+"""``nl.tiles``, ``nl.blocks``, ``nl.alloc_tiles``, ``nl.alloc_blocks``: tensors divided into tiles, or blocks of tiles.
 
 Source: the pages of these functions in the API reference of NKI 0.7.
 """
@@ -25,17 +25,19 @@ from .located import language_function
 
 @language_function
 def tiles(source: NkiTensor | NkiTileGrid | NkiBlockGrid, *, tile_shape: tuple[int, ...] | None = None) -> NkiTileGrid:
-    """Return a view of ``source`` in tiles; see :class:`NkiTileGrid`. The last tile of a dimension has the remainder.
+    """Return a view of ``source`` divided into tiles; see :class:`NkiTileGrid`.
+
+    The last tile along a dimension is smaller where the tile size does not divide the dimension.
 
     Args:
         source: a tensor at a static address, or a grid. For a grid of blocks, ``tiles(grid[i, j])`` has the tiles of
             one block.
-        tile_shape: elements of a tile along the trailing dimensions, at least two; on chip along all of them. The
-            default for a grid is its own tile shape. Another one is possible if its selection is one tensor
-            (``grid.data``).
+        tile_shape: elements of a tile along the trailing dimensions, at least two; on chip along all of them. For a
+            grid, the default is the tile shape that it has; another one is possible if the elements that the grid
+            selects are one tensor (``grid.data``).
 
     Raises:
-        GridTypeError: if ``source`` is neither, or ``tile_shape`` is not a tuple of Python integers.
+        GridTypeError: if ``source`` is neither tensor nor grid, or ``tile_shape`` is not a tuple of Python integers.
         GridValueError: if ``tile_shape`` does not fit.
     """
     return _tiles_of(source, tile_shape)
@@ -48,12 +50,14 @@ def blocks(
     tile_shape: tuple[int, ...] | None = None,
     block_shape: tuple[int, ...],
 ) -> NkiBlockGrid:
-    """Return a view of ``source`` in blocks of tiles; see :class:`NkiBlockGrid`. The last blocks have the remainder.
+    """Return a view of ``source`` divided into blocks of tiles; see :class:`NkiBlockGrid`.
+
+    The last block along a dimension has fewer tiles where the block size does not divide their number.
 
     Args:
-        source: see :func:`tiles`; the tiles of a grid are regrouped.
+        source: a tensor at a static address, or a grid, whose tiles are then regrouped.
         tile_shape: see :func:`tiles`.
-        block_shape: tiles of a block along each tiled dimension.
+        block_shape: number of tiles of a block along each tiled dimension.
 
     Raises:
         GridTypeError: if ``source`` is neither tensor nor grid, or a shape is not a tuple of Python integers.
@@ -73,15 +77,15 @@ def alloc_tiles(
     address: tuple[int, ...] | None = None,
     name: str = "",
 ) -> NkiTileGrid:
-    """Return new unwritten memory in tiles.
+    """Return a grid of tiles in new unwritten memory.
 
-    In HBM it is one dense tensor of ``element_shape``. On chip it is one allocation of ``tile_shape[0]`` partitions
-    in which whole tiles lie beside each other, in the row-major order of the grid, so that a tensor may have more
-    rows than there are partitions; a tile at the edge leaves a part of its room unused.
+    In HBM the memory is one dense tensor of ``element_shape``. On chip it is one allocation of ``tile_shape[0]``
+    partitions in which whole tiles lie beside each other, in the row-major order of the grid, so that a tensor may
+    have more rows than there are partitions; a smaller tile at the edge also takes the room of a whole one.
 
     Args:
         tile_shape: elements of a tile along the trailing dimensions, at least two.
-        element_shape: exact sizes of the whole.
+        element_shape: sizes of the whole tensor in elements, which need not be multiples of the tile's.
         buffer: memory region.
         dtype: type of an element.
         address: see ``nl.ndarray``.
@@ -106,10 +110,10 @@ def alloc_blocks(
     address: tuple[int, ...] | None = None,
     name: str = "",
 ) -> NkiBlockGrid:
-    """Return new unwritten memory in blocks of tiles, in the layout of :func:`alloc_tiles`.
+    """Return a grid of blocks of tiles in new unwritten memory, in the layout of :func:`alloc_tiles`.
 
     Args:
-        block_shape: tiles of a block along each tiled dimension.
+        block_shape: number of tiles of a block along each tiled dimension.
         tile_shape, element_shape, buffer, dtype, address, name: see :func:`alloc_tiles`.
 
     Raises:
@@ -127,7 +131,7 @@ def new_tile_grid(
     address: tuple[int, ...] | None,
     name: str,
 ) -> NkiTileGrid:
-    """Return new unwritten memory in tiles; see :func:`alloc_tiles`."""
+    """Return a grid of tiles in new unwritten memory; see :func:`alloc_tiles`."""
     tile, elements = _checked_tile_shape(tile_shape), checked_shape("element_shape", element_shape)
     if len(tile) > len(elements):
         raise GridValueError(f"tile_shape {tile} has more dimensions than element_shape {elements}")

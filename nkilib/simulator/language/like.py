@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``nl.empty_like``: new memory in the form of a tensor or a grid.
+"""``nl.empty_like``: new memory with the shapes of a tensor or a grid.
 
 Source: page ``nki.language.empty_like`` of the API reference of NKI 0.7.
 """
@@ -37,7 +37,7 @@ def empty_like(
     transpose_axes: tuple[int, ...] | None = None,
     address: tuple[int, ...] | None = None,
 ) -> TensorOrGrid:
-    """Return new unwritten memory of the same kind as ``x``: a tensor of its shape, or a grid of its geometry.
+    """Return a tensor of the shape of ``x``, or a grid of its tiles and blocks, in new unwritten memory.
 
     Gaps that a slice of a grid leaves between its tiles are not reproduced: the tiles lie one after the other.
     Coordinates that integer indices have removed from ``x`` are absent from the result as well.
@@ -53,7 +53,7 @@ def empty_like(
         address: see ``nl.ndarray``.
 
     Raises:
-        GridTypeError, GridValueError: if ``x`` is neither, or has no transpose in this order in SBUF.
+        GridTypeError, GridValueError: if ``x`` is neither tensor nor grid, or has no transpose in this order in SBUF.
         NkiValidationError: if ``nl.ndarray`` cannot create the memory.
     """
     if not isinstance(x, NkiTensor | NkiGrid):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``language_function``: the decorator with which functions of ``nki.language`` are named in their errors."""
+"""``language_function``: the decorator that names a function of ``nki.language`` in the errors that it raises."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def language_function(function: Callable[Parameters, Returned]) -> Callable[Para
     """Decorate ``function`` so that its errors have a location in the kernel, ``file:line: nl.name: ...``.
 
     If an instruction inside it raises the error, its name follows: ``file:line: nl.softmax: nisa.activation: ...``.
-    If such functions call each other, the function that the kernel called is named. A wrong call is a TypeError that
-    names it, too. The core knows the function while it runs.
+    If decorated functions call each other, the error names the one that the kernel called. A call that does not fit
+    the signature raises a TypeError that names the function, too. While a function runs, ``Core.language_function``
+    is its name.
     """
     signature = inspect.signature(function)
 

@@ -63,6 +63,6 @@ def _wider_integer(first: DType, second: DType) -> DType:
 
 
 def with_number(dtype: DType, number: Any) -> DType:
-    """Return the type of ``dtype`` with a number: ``dtype``, but float32 for an integer type with a float."""
+    """Return the type for a tile of ``dtype`` with a number: ``dtype``, but float32 for integers with a float."""
     is_float = isinstance(number, float | np.floating) or getattr(number, "dtype", np.dtype(int)).kind == "f"
     return dt.float32 if is_float and not dtype.is_float else dtype

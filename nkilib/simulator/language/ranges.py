@@ -77,7 +77,7 @@ def dynamic_range(start: Bound, stop: Bound | None = None, step: int = 1) -> Ite
     """Iterate on the device from ``start`` (0 if only one bound is given) to ``stop``, exclusive.
 
     The function was removed in NKI 0.7. It works with the front end of 0.6 (``NKI_COMPILER_FRONTEND=custom``). Bounds
-    are integers or registers, read when the loop starts. The loop's value is a frozen register.
+    are integers or registers, read when the loop starts. The loop variable is a register that the body may not write.
 
     Raises:
         RegisterTypeError: under the rules of 0.7.
@@ -110,9 +110,9 @@ def _iterate(counted: _Counted) -> Iterator[VirtualRegister]:
 def fori_loop(lower: Bound, upper: Bound, body_fun: Callable[[Any], Any], step: int = 1) -> None:
     """Run ``for i in range(lower, upper, step): body_fun(i)`` on the device.
 
-    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar``. If a
-    bound is a register, it is a register instead, a new one for each iteration, so that the body may write it without
-    an effect on the loop. With the front end of NKI 0.6 it is always a register.
+    Bounds are integers, registers or scalars of int32, read when the loop starts. ``i`` is an ``NkiScalar``; if a bound
+    is a register, and always with the front end of NKI 0.6, ``i`` is a register, a new one for each iteration, so that
+    the body may write it without an effect on the loop.
 
     Raises:
         NkiValidationError: if ``step`` is not a positive integer, a bound is not an int32, the body returns a value
@@ -171,7 +171,7 @@ def while_loop(init: VirtualRegister, body_fun: Callable[[VirtualRegister], Virt
 
 
 def no_reorder() -> AbstractContextManager[None]:
-    """Return a region whose instructions keep program order, without dynamic loops.
+    """Return a context manager for a block whose instructions keep program order; no dynamic loop may start there.
 
     The simulator keeps program order everywhere.
     """
@@ -187,13 +187,13 @@ def _start_loop(name: str) -> Core:
 
 @dataclass(frozen=True)
 class _Counted:
-    """A counted loop at its start.
+    """A loop with a number of iterations that is known when it starts.
 
     Attributes:
         core: the core of this thread.
         count: the number of iterations.
-        first: the value of the first iteration; None if it is unknown in a launch without data.
-        step: the difference between the values of consecutive iterations.
+        first: the loop variable in the first iteration; None if it is unknown in a launch without data.
+        step: the difference between the loop variables of consecutive iterations.
         place: ``file:line`` of the kernel.
         register: see :class:`LoopRun`.
     """
@@ -206,12 +206,19 @@ class _Counted:
     register: int
 
     def value(self, iteration: int) -> int | None:
-        """Return the value of an iteration, counted from 0; None if it is unknown in a launch without data."""
+        """Return the loop variable in an iteration, counted from 0; None if it is unknown in a launch without data."""
         return None if self.first is None else self.first + iteration * self.step
 
 
 def _checked_loop(what: str, lower: Any, upper: Any, step: Any, names: tuple[str, str], body: Any) -> _Counted:
-    """Return the loop that starts; ``body`` is its body, or a name for it."""
+    """Check the arguments of a loop function and return the loop.
+
+    Args:
+        what: the function, for messages.
+        lower, upper, step: the kernel's arguments.
+        names: the names of the two bounds in messages.
+        body: the function that is the loop's body, or a name for the body.
+    """
     core = _start_loop(what)
     if not is_integer(step) or step < 1:
         raise NkiValidationError(f"{what}: step must be a positive integer, got {step!r}")
@@ -237,7 +244,7 @@ def _loop_of(body: Any) -> RunTimeLoop:
 
 
 def _bound(what: str, bound: Any, may_be_unknown: bool) -> int | None:
-    """Return the value of a bound; None if it is unknown in a launch without data."""
+    """Return the value of a bound of a loop; None if it is unknown as :func:`_known` allows."""
     if isinstance(bound, DeviceInteger):
         return _known(what, bound, may_be_unknown)
     if not isinstance(bound, int | np.integer) or not _INT32.min <= bound <= _INT32.max:
@@ -265,12 +272,12 @@ def _known(what: str, integer: DeviceInteger, may_be_unknown: bool) -> int | Non
 
 
 class _Condition:
-    """The condition of a ``while`` loop.
+    """The condition of ``nl.while_loop``.
 
     Attributes:
         loop: the loop.
         value: the present value of the condition; None if it is unknown in a launch without data.
-        register: the number of the instruction that wrote it; 0 if none did.
+        register: the number of the last instruction that wrote the register of the condition; 0 if none did.
     """
 
     def __init__(self, core: Core, loop: RunTimeLoop) -> None:
@@ -296,7 +303,10 @@ class _Condition:
         self.register = register.loaded_by
 
     def left(self, count: int) -> int:
-        """Return the number of remaining iterations after ``count``, as far as it is known."""
+        """Return the number of iterations that are left after ``count`` of them.
+
+        Where the condition's value is known this is 1, or 0 at the end; else it follows from the stated number.
+        """
         if self.value is not None:
             return int(self.value != 0)
         return max(0, self._trips.expected("nl.while_loop: the condition is a value", self.loop) - count)

@@ -26,7 +26,7 @@ Axes = int | Sequence[int]
 
 
 def first_reduced(x: NkiTensor, axis: Any) -> int:
-    """Return the first of the reduced dimensions of ``x``; they are all dimensions from it on.
+    """Return the first dimension of ``x`` that is reduced; all dimensions after it are reduced as well.
 
     Raises:
         NkiValidationError: unless ``axis`` names the last free dimensions, in any order.
@@ -45,9 +45,9 @@ def first_reduced(x: NkiTensor, axis: Any) -> int:
 
 
 def reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
-    """Return the shape of a reduction over the dimensions from ``first`` on.
+    """Return the shape of a tile after a reduction over the dimensions from ``first`` on.
 
-    A tile keeps at least one free dimension.
+    With ``keepdims`` these have size 1; else they are removed, except one of size 1 if no free dimension is left.
     """
     kept = x.shape[:first]
     if keepdims:
@@ -58,7 +58,10 @@ def reduced_shape(x: NkiTensor, first: int, keepdims: bool) -> tuple[int, ...]:
 def reduced(
     name: str, x: NkiTensor, axis: Any, dtype: Any, keepdims: bool, default: DType, negate: bool = False
 ) -> NkiTensor:
-    """Return a new tile with the reduction of ``x`` by an operator."""
+    """Return a new tile with ``x`` reduced over ``axis`` by the operator ``name``, and negated with ``negate``.
+
+    Its type is ``dtype``, or ``default`` if that is None.
+    """
     first = first_reduced(x, axis)
     result = new_tile(reduced_shape(x, first, keepdims), default if dtype is None else as_dtype(dtype))
     tensor_reduce(result, OPERATORS[name], x, tuple(range(first, x.ndim)), negate=negate)

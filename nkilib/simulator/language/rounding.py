@@ -28,11 +28,10 @@ _ALL_INTEGERS = float(2**23)
 
 
 def _excess(x: NkiTensor, comparison: str, combination: str) -> NkiTensor:
-    """Return the amount to subtract from ``x`` to get an integer below or above it.
+    """Return ``x - floor(x)`` for (``"less"``, ``"add"``), or ``x - ceil(x)`` for (``"greater"``, ``"subtract"``).
 
-    Below is (``less``, ``add``), above (``greater``, ``subtract``). The amount is ``d + (d < 0)`` or ``d - (d > 0)``,
-    where ``d = x - integer`` is exact and less than 1 in magnitude; 0 for values that are integers, infinities and
-    NaN among them.
+    A cast to int32 rounds ``x`` to some integer at a distance ``d = x - integer``, which is exact and less than 1 in
+    magnitude. The result is ``d + (d < 0)`` or ``d - (d > 0)``: 0 for integers and infinities, NaN for NaN.
     """
     # One tile holds the clipped values, then the difference, then the excess.
     values = new_tile(x.shape, dt.float32)
@@ -117,7 +116,7 @@ def divide(x: TileOrNumber, y: TileOrNumber, dtype: Any = None) -> NkiTensor:
 def _remainder(x: Any, y: Any) -> NkiTensor:
     """Return ``x - y * floor(x / y)`` in float32, corrected where the inexact quotient was off by one.
 
-    The result has the sign of ``y`` and is smaller than it.
+    The result has the sign of ``y`` and is smaller than it in magnitude.
     """
     quotient = floor(binary("multiply", x, _inverse(y), dt.float32))
     remainder = binary("subtract", x, binary("multiply", quotient, y, dt.float32), dt.float32)

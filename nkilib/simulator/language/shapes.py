@@ -92,7 +92,7 @@ def where(condition: NkiTensor, x: TileOrNumber, y: TileOrNumber, dtype: Any = N
 
 
 def _filled(value: TileOrNumber, shape: Sequence[int], dtype: DType) -> NkiTensor:
-    """Return a new tile with the elements of a tile, or with a number everywhere."""
+    """Return a new tile of the given shape that repeats the elements of a tile, or holds a number everywhere."""
     if not isinstance(value, NkiTensor):
         return full(shape, value, dtype)
     result = new_tile(shape, dtype)

@@ -56,7 +56,7 @@ def store(dst: NkiTensor, value: NkiTensor) -> None:
 
 @language_function
 def load_transpose2d(src: NkiTensor, dtype: Any = None) -> NkiTensor:
-    """Return a new tile in SBUF with ``src`` [N, M], a tensor in HBM, as [M, N], cast to ``dtype`` if one is given.
+    """Return a new tile [M, N] in SBUF with the transpose of ``src`` [N, M] in HBM, cast to ``dtype`` if one is given.
 
     The function runs one ``nisa.dma_transpose``, and one ``nisa.tensor_copy`` for the cast.
     """

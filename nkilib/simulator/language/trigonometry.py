@@ -50,7 +50,7 @@ def _sine(angle: NkiTensor, dtype: Any) -> NkiTensor:
 
 
 def _cosine(angle: NkiTensor, dtype: Any) -> NkiTensor:
-    """Return the sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
+    """Return the cosine of ``angle`` as the sine of ``pi / 2 - |angle|``, which is within [-pi / 2, pi / 2]."""
     magnitude = new_tile(angle.shape, dt.float32)
     activation(magnitude, OPERATORS["abs"], angle)
     result = result_tile(angle.shape, dtype, dt.float32)
