@@ -92,7 +92,8 @@ def validate_wanted_gradients(
         prefix: the prefix of the names of the operands.
 
     Raises:
-        AssertionError: if they do not, or if it cannot; the message names function, requirement, value and remedy.
+        AssertionError: if a wanted gradient does not exist, if none is wanted, or if dW cannot be added to the sum; the
+            message names function, requirement, value and remedy.
     """
     function = operands.function
     require_flag(function, "grad_input_wanted", wanted.input)
@@ -200,7 +201,7 @@ def _validate_weight(operands: LinearOperands, prefix: str) -> None:
 
 
 def validate_num_classes(function: str, num_classes: int | None) -> None:
-    """Check that all shards have no more classes than float32, which they are counted in, has integers.
+    """Check that the number of classes of all shards is at most 2^24, up to which float32 counts them exactly.
 
     Raises:
         AssertionError: if they have more; the message names function, requirement, value and remedy.

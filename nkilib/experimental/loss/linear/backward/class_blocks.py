@@ -19,7 +19,7 @@ class ClassBlocks:
     """The blocks of classes of a core.
 
     Attributes:
-        lead: the number of classes of a block before the loop; 0 for none.
+        lead: the number of classes of the block before the loop; 0 if there is no such block.
         blocks: the blocks after it.
     """
 
@@ -43,7 +43,7 @@ class ClassBlocks:
 
 
 def planned_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
-    """Return the blocks of a core: the usual ones, or the blocks of the shortest program if the usual one is too long.
+    """Return the usual blocks of a core, or those of the shortest program if the program of the usual ones is too long.
 
     All cores make the same choice, because the device requires the same loop on all of them.
     """
@@ -73,9 +73,9 @@ def _blocks_of_two_copies(plan: BackwardPlan, shares: list[Span], core: int) -> 
 def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassBlocks:
     """Return the blocks of a core that take the least time.
 
-    The first block stores its dX, which takes less time than adding it, and so the first block is the short one: the
-    last block of the loop then loads a whole block for the one behind it. Without a loop the short block is the first
-    of all blocks; a program that has no room for it has none.
+    If the program has no room for all blocks, they are a loop and the blocks behind it. A short block is then before
+    the loop, where there is room for it too: the first block stores its dX, which takes less time than adding it to
+    the sum, and the last block of the loop can load a whole block for the one behind it.
     """
     most = plan.class_tiles * PARTITIONS
     allowed = plan.blocks_of_program(num_positions)
@@ -99,7 +99,7 @@ def _usual_blocks(plan: BackwardPlan, shares: list[Span], core: int, num_positio
 def plan_of_program(plan: BackwardPlan, shares: list[Span], num_positions: int) -> BackwardPlan:
     """Return the plan with blocks so short that the programs of all cores are within their limit.
 
-    If there is none, it is the plan of the shortest program.
+    If no blocks are short enough, it is the plan of the shortest program.
     """
 
     def instructions(plan: BackwardPlan) -> int:

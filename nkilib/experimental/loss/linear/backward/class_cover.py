@@ -31,8 +31,8 @@ class ClassCover:
         first: the first class.
         size: the number of classes of a block, a multiple of 128.
         iterations: the number of iterations, the same for all cores.
-        own: the classes of the core.
-        shared: the number of classes that the covers of both cores have.
+        own: the core's own share of the classes.
+        shared: the number of classes that the loops of both cores cover.
     """
 
     first: int
@@ -65,7 +65,7 @@ class ClassCover:
 
 
 def planned_cover(plan: BackwardPlan, shares: list[Span], core: int, num_positions: int) -> ClassCover | None:
-    """Return the loop of a core; None if the program has room for more, and if such a loop is impossible.
+    """Return the loop of a core; None if the program has room for more copies of its body, or if there is no such loop.
 
     The loop needs more than one block of positions and a vocabulary of at least the covered classes. If the cores share
     classes, it also needs a dW that is not added to, because it would be added twice, and enough iterations for the
@@ -105,7 +105,7 @@ class OwnClasses:
 
     @classmethod
     def make(cls, cover: ClassCover) -> OwnClasses:
-        """Set the places for the first block; its mask is still to be computed."""
+        """Return the class numbers of the first block; its mask is still to be computed."""
         shape = (PARTITIONS, cover.size // PARTITIONS)
         places_sbuf = nl.ndarray(shape, dtype=nl.float32, buffer=nl.sbuf)
         nisa.iota(dst=places_sbuf, pattern=[[PARTITIONS, shape[1]]], offset=0, channel_multiplier=1)
@@ -126,11 +126,11 @@ class OwnClasses:
         )
 
     def step(self, classes: int) -> None:
-        """Move the places by ``classes`` classes."""
+        """Make ``places_sbuf`` the class numbers of the block that begins ``classes`` classes later."""
         nisa.tensor_scalar(dst=self.places_sbuf, data=self.places_sbuf, op0=nl.add, operand0=float(classes))
 
     def keep(self, weight_sbuf: nl.NkiTensor) -> None:
-        """Clear the other classes of a stripe of W, [128, tiles of classes, features].
+        """Set the rows of W of classes that are not the core's own to 0, in a stripe [128, tiles of classes, features].
 
         GpSimd does so, because Vector has more to do.
         """

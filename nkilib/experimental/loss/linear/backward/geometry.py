@@ -52,7 +52,7 @@ _SMALL_BYTES = 3072
 
 
 def weight_tiles() -> int:
-    """Return the number of tiles of dW that are accumulated at a time."""
+    """Return the number of tiles of dW that are accumulated in PSUM at a time."""
     return limited_weight_tiles(_WEIGHT_TILES)
 
 
@@ -63,15 +63,15 @@ def _staged_instructions(tiles: int) -> int:
 
 @dataclass(frozen=True)
 class BackwardSizes:
-    """The sizes that the plan of a launch depends on.
+    """The sizes and options of a launch from which its plan is computed.
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
-        has_classes_first: W is [V, D].
-        needs: the needs of the tiles of the gradient.
-        adds_to_weight: dW is added to a float32 sum.
-        keeps_logits: the logits come from HBM, and neither X^T nor W^T is needed.
+        has_classes_first: whether W is [V, D].
+        needs: SBUF and instructions that the loss needs for its tiles of the gradient.
+        adds_to_weight: whether dW is added to a float32 sum.
+        keeps_logits: whether the logits come from HBM, so that neither X^T nor W^T is needed.
         program_share: the backward's share of the instructions that a program may have.
         weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
         staging_bytes: bytes per partition for weights that are transposed and then cast.
@@ -97,25 +97,26 @@ class BackwardSizes:
         return self.weight_itemsize or self.itemsize
 
     def option_bytes(self, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes of columns of positions, rows of classes, and of tiles of logits and of their gradient."""
+        """Return the bytes per partition of :meth:`TileNeeds.option_bytes` for all positions of the launch."""
         return self.needs.option_bytes(self.num_positions, class_block, classes_of_tile)
 
 
 @dataclass(frozen=True)
 class BackwardBuffers:
-    """The numbers of buffers of each kind; by default the fewest.
+    """The number of buffers of each kind; the defaults are the fewest possible.
 
     Attributes:
-        tiles_of_piece: tiles of 128 positions of X that are loaded at a time for dW.
-        input_tiles: tiles of X^T.
-        pieces: pieces of X.
-        weight_stripes: stripes of W.
-        input_results, weight_results: tiles of dX, and groups of tiles of dW, on their way to HBM.
-        weight_slices: slices of W^T, which streams past X^T of all positions; 0: W^T of a block of classes stays in
-            SBUF for its logits.
-        streams_inputs: X^T streams too, in as many slices as W^T; else X^T of all positions stays.
-        shares_memory: tiles of X^T, for the logits, share the memory of X and W, for dW and dX.
-        opened: tiles of each kind that an opened tile keeps; no buffers if no tiles are opened ahead.
+        tiles_of_piece: tiles of 128 positions of a piece of X, which is loaded at a time for dW.
+        input_tiles: buffers for tiles of X^T.
+        pieces: buffers for pieces of X.
+        weight_stripes: buffers for stripes of W.
+        input_results, weight_results: buffers for tiles of dX, and for groups of tiles of dW, on their way to HBM.
+        weight_slices: buffers for slices of W^T, which streams past X^T of all positions; 0: W^T of a block of classes
+            stays in SBUF for its logits.
+        streams_inputs: 1 if X^T streams too, in as many slices as W^T; 0 if X^T of all positions stays.
+        shares_memory: 1 if tiles of X^T, for the logits, share the memory of X and W, for dW and dX; else 0.
+        opened: buffers for each kind of tile that is kept between :meth:`TileMaker.open` and
+            :meth:`TileMaker.make_tile`; without effect if no tiles are opened ahead.
     """
 
     tiles_of_piece: int = 1
@@ -132,7 +133,7 @@ class BackwardBuffers:
 
 @dataclass(frozen=True)
 class BackwardGeometry:
-    """The sizes of a backward launch.
+    """The blocks and buffers of a backward launch, with the memory and instructions that they take.
 
     Attributes:
         features: D.
@@ -143,9 +144,10 @@ class BackwardGeometry:
         stripe: features of dX and dW that are worked on at a time.
         buffers: the numbers of buffers.
         adds_to_weight: see :class:`BackwardSizes`.
-        weight_sums: buffers for float32 groups that dW is added to; 0 if it is not added to anything.
+        weight_sums: float32 buffers for groups of tiles of dW that dW is added to, from the caller's sum or from
+            earlier blocks of positions; 0 if it is not added to anything.
         result_itemsize: bytes of an element of dW, which is float32 if it is a sum.
-        has_classes_first: W is [V, D].
+        has_classes_first: whether W is [V, D].
         position_blocks: the number of blocks of positions of the launch.
         option_bytes: bytes per partition for the options of the loss, with the fewest opened tiles.
         needs, keeps_logits, program_share, staging_bytes, further: see :class:`BackwardSizes`.
@@ -189,7 +191,7 @@ class BackwardGeometry:
 
     @property
     def weight_group(self) -> tuple[int, int]:
-        """The tiles of 128 rows, and the columns, of a group of tiles of dW that the banks of PSUM hold."""
+        """The number of tiles of 128 rows, and of columns, of a group of tiles of dW that the banks of PSUM hold."""
         if self.has_classes_first:
             return min(weight_tiles(), self.class_tiles), self.stripe
         of_row = div_ceil(self.class_block, self.classes_of_tile)
@@ -197,7 +199,7 @@ class BackwardGeometry:
 
     @property
     def most_classes(self) -> int:
-        """The most classes of a block in [D, V]: the banks of PSUM must hold a row of its tiles of dW."""
+        """The most classes of a block if W is [D, V]: the banks of PSUM must hold a row of its tiles of dW."""
         return weight_tiles() * CLASSES_OF_TILE
 
     def instructions(self, num_positions: int, classes: int) -> int:
@@ -224,12 +226,12 @@ class BackwardGeometry:
         return self.program_share * limited_instructions(limit)
 
     def blocks_of_program(self, num_positions: int) -> float:
-        """Return how many of the largest blocks the program may have."""
+        """Return how many copies of the largest block of classes, not always a whole number, the program may have."""
         return self.program_limit(num_positions) / self.instructions(num_positions, self.class_block)
 
     @property
     def has_room(self) -> bool:
-        """Whether the program has room for the blocks that it needs: two copies, or one that is a loop alone."""
+        """Whether the program has room for the copies of a block that it needs: two, or one if it is a loop alone."""
         room = self.blocks_of_program(self.position_blocks * self.position_block)
         return room >= COPIES_OF_PROGRAM or (self.position_blocks > 1 and 1.0 <= room < LEAST_ROOM)
 
@@ -257,7 +259,7 @@ class BackwardGeometry:
 
     @property
     def input_bytes(self) -> int:
-        """The bytes per partition of a tile of X^T, of all operand pairs."""
+        """The bytes per partition of a tile of X^T of every operand pair together."""
         own = self.feature_tiles * PARTITIONS * self.itemsize
         return own + sum(pair.tile_bytes for pair in self.further)
 
@@ -284,9 +286,9 @@ class BackwardGeometry:
 
     @property
     def batches_of_tiles(self) -> int:
-        """The number of batches of tiles of positions whose logits accumulate at a time, one tile per bank of PSUM.
+        """The number of batches that a block's tiles of positions are split into where W^T streams.
 
-        There are batches where W^T streams.
+        The logits of a batch accumulate at the same time, one tile per bank of PSUM.
         """
         return div_ceil(self.position_tiles, STREAMED_LOGIT_BANKS if self.streams_inputs else LOGIT_BANKS)
 
@@ -306,7 +308,7 @@ class BackwardGeometry:
 
     @property
     def pieces_of_stripe(self) -> int:
-        """The number of pieces of X of a stripe."""
+        """The number of pieces of X that a stripe of features of a block of positions has."""
         return div_ceil(self.position_tiles, self.buffers.tiles_of_piece)
 
     @property

@@ -50,7 +50,7 @@ class StreamLoads:
 
     @classmethod
     def begun(cls, streams: BackwardStreams, round_: Round, stripes: list[Span], units: list[Unit]) -> StreamLoads:
-        """Return the loads of a round, with pieces requested for all buffers of X except one."""
+        """Return the loads of a round, whose first pieces of X are being loaded into all buffers except one."""
         pieces = [(stripe, unit.piece) for stripe in stripes for unit in units if unit.loads]
         parts = streams.weight_parts(round_.next_classes, 0)
         # The last stripe loads none, so that all are there when it ends.
@@ -86,7 +86,7 @@ class WeightGroups:
         parts: the parts of the launch.
         round: the round whose gradient is multiplied.
         groups: the groups of the stripe; none if dW is not wanted.
-        earlier: the values that the sums of the current group are added to.
+        earlier: the loaded values that the sums of the current group are added to.
     """
 
     parts: BackwardParts
@@ -169,11 +169,14 @@ class GradientProducts:
         return self.parts.plan.buffers.weight_stripes > 1
 
     def _loads_next_at(self, units: list[Unit]) -> int:
-        """Return the unit of the last stripe that loads the next X^T: the last one if X^T takes the memory of W."""
+        """Return the number of the unit of the last stripe beside which the next X^T is loaded.
+
+        It is the last unit if X^T takes the memory of W, else the first one.
+        """
         return len(units) - 1 if self.parts.plan.buffers.shares_memory else 0
 
     def _units(self, round_: Round) -> list[Unit]:
-        """Return the units of a stripe, one for each piece of X and group of tiles of dW."""
+        """Return the units of a stripe: one for every piece of X in every group of tiles of dW."""
         groups = 1
         if self.parts.weight_gradient is not None:
             groups = len(self.parts.weight_gradient.groups(round_.classes, self.parts.streams.stripes_of_features[0]))
@@ -190,7 +193,16 @@ class GradientProducts:
     def _add_inputs(
         self, round_: Round, stripe: Span, unit: Unit, weight_sbuf: nl.NkiTensor | None, pending: list[int]
     ) -> None:
-        """Compute dX of the tiles of a unit; pending transposes are issued after other tiles have started."""
+        """Compute dX of the tiles of a unit.
+
+        Args:
+            round_: the round.
+            stripe: the features.
+            unit: the unit.
+            weight_sbuf: the stripe of W; None if dX is not wanted.
+            pending: the tiles that are still to be transposed, which is done after other tiles have started; those that
+                are transposed here are removed.
+        """
         for tile in unit.tiles:
             is_due = tile >= _TILES_BEFORE_TRANSPOSE or tile == round_.tiles - 1
             while pending and (is_due or tile >= pending[0]):

@@ -33,7 +33,7 @@ class TilePlace:
     classes: Span
 
     def of(self, column_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scalars of the tile's positions, [rows, 1]."""
+        """Return the scalars of the tile's positions, [rows, 1], from columns [128, tiles of positions]."""
         return column_sbuf[0 : self.rows, self.column : self.column + 1]
 
     def of_classes(self, row_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -51,8 +51,8 @@ class LastProduct:
 
     Attributes:
         dst_sbuf: the tile, rounded.
-        values_sbuf: the values, float32.
-        factor_sbuf: the factor of the values, float32 [rows, 1].
+        values_sbuf: the values that are multiplied, float32.
+        factor_sbuf: the factor of each position, float32 [rows, 1].
     """
 
     dst_sbuf: nl.NkiTensor
@@ -83,25 +83,26 @@ class TileMaker(Protocol):
 
     @property
     def rows(self) -> list[ClassRow]:
-        """The rows of values of the classes of a block that are needed besides the biases."""
+        """The vectors of one value per class, besides the biases, of which each block of classes loads its part."""
 
     @property
     def opens_groups(self) -> bool:
         """Whether several tiles are opened before the first of them is computed."""
 
     def begin(self, first_class: int) -> None:
-        """Set the first class of the next block, counted in the launch."""
+        """Set the first class of the next block, counted from the first class of W."""
 
     def advance(self, classes: int) -> None:
         """Move the first class of the next block by ``classes``."""
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Do the work that needs no logits, from one share of a block of positions to another.
+        """Do a share of the work on a block of positions that needs no logits.
 
         Args:
-            positions: the block.
-            skipped: the number of classes between the last :meth:`begin` or :meth:`advance` and the block of classes.
-            done, end: shares of the tiles of the block, from 0 to 1.
+            positions: the block of positions.
+            skipped: the number of classes from the class that :meth:`begin` or :meth:`advance` has set to the first
+                class of the block of classes.
+            done, end: the shares of the block's tiles that are prepared before and after the call, from 0 to 1.
         """
 
     def open(self, number: int, scores: list[nl.NkiTensor], place: TilePlace) -> list[nl.NkiTensor]:
@@ -109,8 +110,8 @@ class TileMaker(Protocol):
 
         Args:
             number: the number of the tile.
-            scores: for each operand pair the logits, or the tangents of a cap, float32 [rows, classes]; in PSUM or in
-                SBUF.
+            scores: for each operand pair the logits, or under a cap their tangents ``tanh(logit / cap)``, float32
+                [rows, classes]; in PSUM or in SBUF.
             place: the positions and classes of the tile.
         """
 

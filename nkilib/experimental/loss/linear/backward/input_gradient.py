@@ -24,7 +24,7 @@ class InputGradient:
         partial_hbm: the sum, float32 [N, D].
         banks: banks of PSUM.
         results: tiles on their way to HBM, float32 [128, stripe].
-        power: the power of two of the gradient.
+        power: the power of two that the gradient of the logits is scaled by; None for 1.
     """
 
     partial_hbm: nl.NkiTensor
@@ -37,7 +37,7 @@ class InputGradient:
         self.results.restart()
 
     def clear(self) -> None:
-        """Store zeros as the sum, for loops in which no block is known to be the first and all of them add."""
+        """Store zeros as the sum, for loops where all blocks add to it, because none is known to be the first."""
         zeros_sbuf = self.results.tiles[0]
         nisa.memset(dst=zeros_sbuf, value=0.0)
         positions, features = self.partial_hbm.shape
@@ -63,7 +63,7 @@ class InputGradient:
             place_hbm: the place of the result in ``partial_hbm``, [rows, stripe].
             tile: the number of the tile of positions in the block.
             classes: the number of classes of the block.
-            is_first: the result is stored; otherwise it is added.
+            is_first: whether the result is stored; otherwise it is added.
         """
         rows, features = place_hbm.shape
         first = tile * PARTITIONS

@@ -33,8 +33,8 @@ class LogitGradient:
     def make(self, round_: Round) -> nl.NkiTensor | None:
         """Compute the block of the gradient; return the first stripe of W if it is loaded already.
 
-        If the scores are computed, the last tiles are not transposed yet. Kept scores leave Tensor idle: meanwhile dX
-        of the first stripe is computed, some tiles later.
+        If the scores are computed, the last tiles are not transposed yet. Kept scores leave Tensor idle, so that dX of
+        the first stripe is computed meanwhile, some tiles behind the gradient.
         """
         if self.parts.streams.slices is not None:
             self._make_streamed(round_, self.parts.streams.slices)
@@ -61,7 +61,7 @@ class LogitGradient:
         return dict(enumerate(loaded))
 
     def _load_ahead(self, round_: Round, inputs: dict[int, list[nl.NkiTensor]], tile: int) -> None:
-        """Load the tile that takes the buffer of a tile that is no longer needed."""
+        """Load a later tile of X^T, or of kept scores, into the buffer of tile ``tile``, which is no longer needed."""
         ahead = tile + self.parts.streams.input_buffers
         if ahead < round_.tiles:
             inputs[ahead] = self.parts.streams.load_input(round_.classes, 0, round_.positions, ahead)
@@ -165,7 +165,7 @@ class LogitGradient:
         return self._make_tile(tile, number, opened, place)
 
     def _transpose_later(self, round_: Round, tile: int, stripe: Span, weight_sbuf: nl.NkiTensor | None) -> None:
-        """Transpose a tile, if there is one of that number.
+        """Transpose tile ``tile`` of the block, unless the block has no tile of that number.
 
         With kept logits, also multiply an earlier tile with a stripe of W.
         """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward of one core: a block of the gradient of the logits stays in SBUF, and its factors stream past.
+"""The backward of one core: a block of the gradient of the logits stays in SBUF, and W and X stream past it.
 
 For a block of classes and a block of positions:
 
@@ -10,10 +10,10 @@ For a block of classes and a block of positions:
    alternately, while W^T of the next block is loaded. With many features W^T streams past X^T in step 1 instead
    (:mod:`.weight_slices`).
 
-The cores share the classes, and at the end the float32 sums of dX. They sum each stripe of the last block while the
-next stripe is computed. The first block stores its dX, and all others add theirs to it; so the first one is before the
-device loop (:mod:`.class_blocks`). A program without room for that clears dX first, and a program with room for a
-single block has the loop alone (:mod:`.class_cover`).
+Each core has a share of the classes. At the end the cores add up their float32 sums of dX: one stripe of the last block
+of classes while the next stripe is computed. The first block stores its dX, and all others add theirs to it; so the
+first one is before the device loop (:mod:`.class_blocks`). A program without room for that clears dX first, and a
+program with room for a single block has the loop alone (:mod:`.class_cover`).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from nkilib.nki import nl
 
 
 def program_share(parts: PositionParts) -> float:
-    """Return the share of a program's instructions that the positions of a part may have.
+    """Return the share of a program's instructions that one copy of a part of the positions may have.
 
     All copies together may have as many instructions as a program of many positions, which is twice that of a program
     of few.
@@ -81,7 +81,7 @@ def write_gradients_of_positions(
     Args:
         operands, gradients: the operands and gradients of all positions.
         parts: the parts of the positions.
-        sizes: the sizes of a whole part.
+        sizes: the sizes of a part; its number of positions is replaced by that of each part.
         tiling: the tiling of a part.
         problem_of: a function that returns the problem of a block of positions.
     """

@@ -32,8 +32,8 @@ class OperandPair:
         lowest_bias: the value that lower biases are raised to; None if the bias stays as it is.
         masked_score: under a softcap, the value that replaces the tangent of a masked class, whose bias is raised to
             twice that value; None if the tangent stays -1.
-        scores_stay: tiles of the gradient are computed from the scores themselves; else tiles are only opened with
-            them.
+        scores_stay: whether the scores are needed until a tile of the gradient is computed; else only until it is
+            opened (:meth:`TileMaker.open`).
     """
 
     operands: LinearOperands
@@ -97,7 +97,8 @@ class WeightPart:
         pair: the number of the operand pair.
         classes: the classes, in HBM.
         at: the first of the classes, counted in the block of classes.
-        span: the span of these classes, or of the features if those are the rows in HBM.
+        span: the part: some of these classes, counted from the first of them, if W is [V, D]; some features if it is
+            [D, V].
     """
 
     pair: int

@@ -72,14 +72,14 @@ class BackwardParts:
         plan: the plan of the kernel.
         core: the core of this launch.
         positions: the blocks of positions.
-        streams: the buffers of the streams.
+        streams: the buffers of the operands that stream.
         logits: for each operand pair, the tiles that compute logits, if they are not kept.
         tiles: the tile maker of the gradient of the logits.
         block: the block of the gradient.
         transpose_banks: banks of PSUM for transposes beside the logits.
         input_banks: banks of PSUM for dX, and for transposes beside dW.
-        input_gradient, input_sum, weight_gradient, bias_gradient: the gradients; None for gradients that are not
-            wanted.
+        input_gradient, input_sum, weight_gradient, bias_gradient: the objects that compute dX, its sum over the cores,
+            dW and db; None for gradients that are not wanted.
         own_classes: the mask of the core's own classes in a block, for dX; None if all of them are its own.
     """
 
@@ -158,24 +158,24 @@ class BackwardParts:
                 gradient.restart()
 
     def begin(self, first_class: int) -> None:
-        """Begin the first block of classes."""
+        """Begin at ``first_class``, the first class of the core, and prepare most of the first block of positions."""
         self.tiles.begin(first_class)
         self.tiles.prepare(self.positions[0], 0, 0.0, _PREPARED_AHEAD)
 
     def prepare_ahead(self, round_: Round, step: int, steps: int) -> None:
-        """Prepare some tiles of the block of the next round, in step ``step`` of ``steps``."""
+        """Prepare some of the next round's tiles: share ``step`` of the ``steps`` shares that are prepared ahead."""
         if round_.next_positions is not None:
             skipped = round_.classes.size if round_.is_last else 0
             done, end = step / steps, (step + 1) / steps
             self.tiles.prepare(round_.next_positions, skipped, _PREPARED_AHEAD * done, _PREPARED_AHEAD * end)
 
     def prepare_rest(self, round_: Round, start: int, end: int) -> None:
-        """Prepare the remaining tiles of the round, while tiles ``start`` to ``end`` of positions are computed."""
+        """Prepare what :meth:`prepare_ahead` has left, while tiles ``start`` to ``end`` of positions are computed."""
         shares = (_PREPARED_AHEAD + (1.0 - _PREPARED_AHEAD) * tile / round_.tiles for tile in (start, end))
         self.tiles.prepare(round_.positions, 0, *shares)
 
     def transposed_later(self, round_: Round) -> int:
-        """Return how many more tiles are computed before a tile is transposed."""
+        """Return how many more tiles are computed before a computed tile is transposed."""
         has_few = round_.tiles <= _FEW_TILES and not self.tiles.opens_groups and not self.plan.keeps_logits
         return _FEW_TRANSPOSED_LATER if has_few else TRANSPOSED_LATER
 
@@ -217,7 +217,7 @@ def _banks() -> list[nl.NkiTensor]:
 def _logit_tiles(pair: OperandPair, plan: BackwardPlan, banks_psum: list[nl.NkiTensor]) -> LogitTiles:
     """Return the tiles of logits of an operand pair, in banks that other work uses at other times.
 
-    Scores that tiles of the gradient are computed from have as many tiles in SBUF as are opened at a time.
+    If the scores stay (:attr:`OperandPair.scores_stay`), SBUF has as many tiles of them as the plan opens at a time.
     """
     has_softcap, opened = pair.softcap is not None, plan.buffers.opened if pair.scores_stay else SLOTS
 

@@ -78,8 +78,8 @@ class BackwardPlan(BackwardGeometry):
     ) -> BackwardPlan:
         """Return the plan for blocks of at most ``position_block`` positions and ``class_block`` classes.
 
-        It has as many buffers as there is room for and use of. ``fits`` says whether at least the fewest buffers fit.
-        ``available_bytes`` are the usable bytes of a partition; None: those of the target.
+        It has as many buffers as there is room for and use of. :attr:`fits` is False if not even the fewest buffers
+        fit. ``available_bytes`` are the usable bytes of a partition; None: those of the target.
         """
         position_block = min(position_block, div_ceil(sizes.num_positions, PARTITIONS) * PARTITIONS)
         class_block = min(class_block, div_ceil(sizes.vocab_size, PARTITIONS) * PARTITIONS)
@@ -145,7 +145,8 @@ class BackwardPlan(BackwardGeometry):
     def _streaming(self, steps: list[dict[str, int]]) -> BackwardPlan | None:
         """Return the plan in which W^T streams past X^T; None if that does not fit or is of no use.
 
-        Tiles of logits are as wide as there is room for slices of W^T beside the other streams.
+        See :mod:`.weight_slices`. Tiles of logits are as wide as there is room for slices of W^T beside the other
+        streams.
         """
         is_of_use = (
             self.features > limited_resident_features(_FEATURES_OF_RESIDENT_WEIGHT)
@@ -209,7 +210,7 @@ class BackwardPlan(BackwardGeometry):
         )
 
     def _with(self, steps: list[dict[str, int]]) -> BackwardPlan:
-        """Return the plan with the buffers of those steps that fit."""
+        """Return the plan with the buffer numbers of ``steps``, in this order, without those that do not fit."""
         plan = self
         for step in steps:
             larger = replace(plan, buffers=replace(plan.buffers, **step))

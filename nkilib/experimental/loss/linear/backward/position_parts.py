@@ -3,9 +3,9 @@
 
 """The backward of very many positions, one part of them after another, in a device loop.
 
-Per-position values take SBUF, and each tile of positions takes instructions. So beyond a number of positions a launch
-has a backward of some of them, and repeats it for each part. dW and db are added up in float32 over the parts, and dW
-is rounded once, at the end. dX of a part is the dX of a launch of these positions.
+Per-position values take SBUF, and each tile of positions takes instructions. So a launch of very many positions splits
+them into parts, and repeats the backward for each part. dW and db are added up in float32 over the parts, and dW is
+rounded once, at the end. dX of a part is the dX of a launch of these positions.
 """
 
 from __future__ import annotations

@@ -40,9 +40,10 @@ class PowerOfTwo:
 
     @classmethod
     def of_largest(cls, columns_sbuf: list[nl.NkiTensor]) -> PowerOfTwo:
-        """Return the power for gradients of the size of the largest magnitude in some tiles [128, columns].
+        """Return the power of two that brings the largest magnitude in some tiles to at least 2^12 and below 2^13.
 
-        The magnitude must be finite.
+        ``columns_sbuf`` are the tiles, [128, columns], whose magnitudes must be finite. The largest magnitudes that
+        several tiles have in a partition are added up first.
         """
         largest_sbuf = _over_partitions(_largest_of_rows(columns_sbuf))
         bits_sbuf = nl.ndarray(largest_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
@@ -58,10 +59,7 @@ class PowerOfTwo:
 
 
 def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return the sum over the tiles of each partition's largest magnitude, float32 [128, 1].
-
-    It is at least a small number.
-    """
+    """Return the sum over the tiles of each partition's largest magnitude, plus 2^-100, float32 [128, 1]."""
     total_sbuf = nl.ndarray((columns_sbuf[0].shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=total_sbuf, value=_LEAST)
     for values_sbuf in columns_sbuf:
@@ -73,7 +71,7 @@ def _largest_of_rows(columns_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
 
 
 def _over_partitions(values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return the largest of [128, 1] on all partitions.
+    """Return the largest of the values [128, 1], the same on all partitions.
 
     A transpose makes a row of the values, and a product with ones copies its maximum.
     """

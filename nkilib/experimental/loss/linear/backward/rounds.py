@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The units of work of the backward: a round, and the units of it."""
+"""The units of work of the backward: a :class:`Round`, and the units that a stripe of features in it consists of."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nkilib.experimental.loss.linear.shared.blocks import Block, Span
 
 @dataclass(frozen=True)
 class Round:
-    """A block of classes and a block of positions, and the blocks that follow.
+    """The work on a block of classes and a block of positions, with the blocks that follow.
 
     Attributes:
         classes, positions: the blocks.

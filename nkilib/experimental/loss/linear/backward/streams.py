@@ -32,7 +32,7 @@ class BackwardStreams:
         kept: the kept logits, if the launch has them; None if they are computed.
         slices: the slices of W^T, and X^T, if W^T streams; None if it stays.
         pairs: X^T and W^T of each operand pair; the gradients are those of the first one.
-        rows: the rows of values of classes; the biases come first.
+        rows: the vectors of one value per class; the biases come first.
         pieces: pieces of X, [128, tiles of positions, stripe].
         stripes: stripes of W, [128, tiles of classes, stripe].
     """
@@ -120,7 +120,7 @@ class BackwardStreams:
             self._load_transposed_input(positions, tile)
 
     def load_kept(self, positions: Span) -> None:
-        """Load X, if it stays for all blocks, after X^T of the first one, which is needed earlier."""
+        """Load X once, if it stays for all blocks; it is needed later than X^T of the first block."""
         if self.plan.keeps_pieces:
             self.pieces.restart()
             for stripe in self.stripes_of_features:
@@ -129,7 +129,7 @@ class BackwardStreams:
 
     @property
     def stripes_of_features(self) -> list[Span]:
-        """The stripes, as equal as tiles of 128 features can be."""
+        """The features of each stripe; stripes are as equal as tiles of 128 features can be."""
         if self.plan.stripe % PARTITIONS:
             return [Span(0, self.operands.num_features)]
         return balanced_spans(Span(0, self.operands.num_features), self.plan.stripe)
@@ -140,7 +140,7 @@ class BackwardStreams:
         return [range(span.first, span.end) for span in cut(tiles, self.plan.buffers.tiles_of_piece)]
 
     def load_late(self, classes: Block, at: int, positions: Span) -> None:
-        """Load the missing rest of a block of classes, from class ``at`` on."""
+        """Load the operands of ``classes``, the rest of a block from class ``at`` on that is not loaded yet."""
         if classes.size == 0:
             return
         for part in self.weight_parts(classes, at):

@@ -24,15 +24,15 @@ INSTRUCTIONS: Final = 7
 
 @dataclass(frozen=True)
 class TileNeeds:
-    """The needs of the tiles of a loss.
+    """The SBUF and instructions that a loss needs for its tiles of the gradient of the logits.
 
     Attributes:
-        columns: float32 numbers per partition for a tile of positions, which stay.
+        columns: float32 numbers that stay in each partition, for every tile of positions.
         rows: float32 rows of a block of classes, such as a bias.
         rings: ring buffers of :data:`SLOTS` float32 tiles.
         tiles: further float32 tiles.
         numbers: further float32 numbers per partition.
-        place_bytes: bytes per partition for each logit of a block that belongs to the partition.
+        place_bytes: bytes that stay for each logit of a block, such as a table place of :class:`IdTiles`.
         opened: float32 tiles that an opened tile keeps until it is computed, if several are opened before the first of
             them is computed; 0 otherwise. ``rings`` has :data:`SLOTS` of each already.
         instructions: instructions of a tile.
@@ -48,7 +48,7 @@ class TileNeeds:
     instructions: int = INSTRUCTIONS
 
     def option_bytes(self, num_positions: int, class_block: int, classes_of_tile: int) -> int:
-        """Return the bytes per partition of columns, rows, and ring buffers with the fewest opened tiles."""
+        """Return the bytes per partition of columns, rows and ring buffers, with :data:`SLOTS` opened tiles."""
         columns = self.columns * div_ceil(num_positions, PARTITIONS)
         rings = (self.rings * SLOTS + self.tiles) * classes_of_tile
         return (columns + self.rows * class_block + rings + self.numbers) * FLOAT32_BYTES
@@ -62,7 +62,7 @@ class TileNeeds:
             position_tiles: tiles of positions of a block.
             class_block: classes of a block.
             classes_of_tile: classes of a tile.
-            opened: tiles of each ring buffer of opened tiles.
+            opened: the number of tiles in each ring buffer for opened tiles.
         """
         places = position_tiles * div_ceil(class_block, classes_of_tile) * classes_of_tile
         tiles = SLOTS + self.opened * (opened - SLOTS)

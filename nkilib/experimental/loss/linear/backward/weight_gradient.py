@@ -51,7 +51,7 @@ class WeightProduct:
         )
 
     def of(self, group_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the view of this tile in a tile of its group."""
+        """Return the view of this tile in ``group_sbuf``, a tile of the whole group."""
         rows, columns = self.bank_psum.shape
         return group_sbuf[0:rows, self.row_tile, self.first_column : self.first_column + columns]
 
@@ -65,7 +65,7 @@ class WeightGroup:
     Attributes:
         products: the tiles.
         place_hbm: the place of the tiles in dW, [rows, columns].
-        sum_hbm: the float32 values that dW is added to, at this place; None for 0.
+        sum_hbm: the float32 values that dW is added to, at this place; None if there are none.
         scratch_hbm: the float32 sums over the earlier blocks of positions, at this place; None if there is one block.
     """
 
@@ -97,16 +97,17 @@ class WeightGradient:
 
     Attributes:
         gradient_hbm: dW, in the layout of W.
-        has_classes_first: the layout is [V, D].
-        sum_hbm: the float32 sum that dW is added to, in the layout of W; it may be ``gradient_hbm``. None for 0.
+        has_classes_first: whether the layout is [V, D].
+        sum_hbm: the float32 sum that dW is added to, in the layout of W; it may be ``gradient_hbm``. None if there is
+            none.
         banks_psum: banks for sums, float32 [128, 512].
-        results, sums: tiles of a group on their way to HBM, in the dtype of dW, and float32 tiles that are added to; an
-            empty ring buffer if there is nothing to add to.
+        results: buffers for a group on its way to HBM, in the dtype of dW.
+        sums: float32 buffers for the values that a group is added to; empty if there are none.
         scratch_hbm: float32 sums over blocks of positions, in the layout of W, of a block of classes; None for one
             block of positions.
         classes_of_tile: the classes of a product whose result is [features, classes].
-        group_tiles: the tiles of rows of a group that there is memory for.
-        power: the power of two of the gradient.
+        group_tiles: the number of tiles of 128 rows that the buffers of a group have.
+        power: the power of two that the gradient of the logits is scaled by; None for 1.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -198,9 +199,10 @@ class WeightGradient:
         )
 
     def load_earlier(self, group: WeightGroup, is_first: bool, is_last: bool) -> list[nl.NkiTensor]:
-        """Load the float32 tiles that sums over the last positions are added to; to be requested when the sums begin.
+        """Load the float32 values that a group's sums over the last block of positions are added to.
 
-        They are the sum over the earlier blocks of positions, and the sum of the caller.
+        They are the sums over the earlier blocks of positions, and the caller's sum. Before the last block there are
+        none. The loads are to be requested when the sums begin.
         """
         if not is_last:
             return []
@@ -208,10 +210,11 @@ class WeightGradient:
         return [self._loaded(rows_hbm) for rows_hbm in earlier_hbm if rows_hbm is not None]
 
     def finish(self, group: WeightGroup, loaded_sbuf: list[nl.NkiTensor], is_first: bool, is_last: bool) -> None:
-        """Store the sums over a block of positions, the first or the last one of its classes.
+        """Store the sums of a group over a block of positions.
 
-        Sums over some of the positions are kept. Sums over all of them, together with the loaded values, are rounded
-        once and stored.
+        Before the last block of positions, they are kept in the scratch memory. Those of the last block, added to the
+        loaded values, are rounded once and stored in dW. ``is_first`` and ``is_last`` say whether the block is the
+        first or last.
         """
         if not is_last and group.scratch_hbm is not None:
             self._keep(group, group.scratch_hbm, is_first)
@@ -224,7 +227,7 @@ class WeightGradient:
             nisa.dma_copy(dst=place_hbm, src=tile_sbuf)
 
     def _keep(self, group: WeightGroup, scratch_hbm: nl.NkiTensor, is_first: bool) -> None:
-        """Store sums in the scratch memory, or add them to the sums there."""
+        """Store the sums of a group in the scratch memory, or add them to the sums there."""
         wide_sbuf = self.sums.next_tile()
         for product in group.products:
             self._sum(product.of(wide_sbuf), product.bank_psum, [])
@@ -242,7 +245,7 @@ class WeightGradient:
         return wide_sbuf
 
     def _sum(self, dst_sbuf: nl.NkiTensor, sum_psum: nl.NkiTensor, earlier_sbuf: list[nl.NkiTensor]) -> None:
-        """Write a sum of products, with the power removed, plus the earlier values, which are overwritten."""
+        """Write a sum of products divided by the power of two, plus the earlier values, which are overwritten."""
         inverse: float | nl.NkiTensor = 1.0
         if self.power is not None:
             inverse = self.power.inverse_sbuf[0 : dst_sbuf.shape[0], :]
@@ -273,7 +276,7 @@ class BiasGradient:
         gradient_hbm: db, [V].
         part_sbuf: the sums of one block of positions, float32 [128, tiles of classes].
         sum_sbuf: the sums of all blocks of positions so far, float32 [128, tiles of classes].
-        power: the power of two of the gradient.
+        power: the power of two that the gradient of the logits is scaled by; None for 1.
     """
 
     gradient_hbm: nl.NkiTensor
@@ -289,7 +292,10 @@ class BiasGradient:
         return cls(gradient_hbm, part_sbuf, sum_sbuf, power)
 
     def add(self, gradient: GradientBlock, block: Block, positions: int, is_first: bool, is_last: bool) -> None:
-        """Add a block of positions, the first or the last one of its classes, or both or neither."""
+        """Add the sums of a block of positions; after the last block, store db of the classes.
+
+        ``is_first`` and ``is_last`` say whether the block of positions is the first or last one.
+        """
         for tiles in _equal_tiles(block.size):
             rows, start, end = tiles.rows, tiles.start, tiles.end
             sums_sbuf, total_sbuf = self.part_sbuf[0:rows, start:end], self.sum_sbuf[0:rows, start:end]
@@ -323,7 +329,7 @@ class _EqualTiles:
 
 
 def _equal_tiles(classes: int) -> list[_EqualTiles]:
-    """Return the whole tiles of a block, and the remaining one."""
+    """Return the whole tiles of a block, and the shorter tile behind them if there is one."""
     whole, rest = divmod(classes, PARTITIONS)
     tiles = [_EqualTiles(0, whole, PARTITIONS)] if whole > 0 else []
     return tiles if rest == 0 else [*tiles, _EqualTiles(whole, whole + 1, rest)]

@@ -27,7 +27,7 @@ from nkilib.nki import nl
 
 
 class Slice(NamedTuple):
-    """Some features of a tile of classes and of a batch of positions.
+    """A slice of W^T and a slice of X^T of the same features, for a tile of classes and a batch of positions.
 
     Attributes:
         weight_sbuf: W^T, [128, tiles of features, classes of a tile of logits].
@@ -40,7 +40,7 @@ class Slice(NamedTuple):
 
 @dataclass(frozen=True)
 class WeightSlices:
-    """X^T, and the slices of W^T.
+    """The buffers of the slices of W^T, and of the X^T that they are multiplied with.
 
     Attributes:
         launch, plan: the operands and the plan of the kernel.

@@ -46,9 +46,9 @@ class ClassDivision(NamedTuple):
 
 
 def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -> ClassDivision:
-    """Divide the classes into shares as even as whole grains are, and shared classes.
+    """Divide the classes into one share per core, as even as units of 32 classes allow, and the classes shared by all.
 
-    There are at least ``shared`` shared classes, up to 127 more; or none.
+    If ``shared`` is 0, no classes are shared. Otherwise at least ``shared`` are, and up to 127 more.
     """
     own = vocab_size if shared == 0 else (vocab_size - shared) // PARTITIONS * PARTITIONS
     last = Span(own, vocab_size - own)
@@ -60,7 +60,7 @@ def divide_classes(vocab_size: int, shared: int, cores: int, class_block: int) -
 
 @dataclass(frozen=True)
 class ClassSchedule:
-    """The steps of a core.
+    """The blocks of classes that a core works on, in their order.
 
     Attributes:
         head: the block before the loop; None without a loop.
@@ -118,7 +118,7 @@ class ClassSchedule:
         return self.plan.count
 
     def run(self, body: Callable[[Step], None]) -> None:
-        """Call ``body`` for each block of the core's own classes; the first shared block follows the last one."""
+        """Call ``body`` for each block of the core's own classes; the last step loads the first shared block ahead."""
 
         def with_following(step: Step) -> None:
             is_last = step.number == self.count - 1 and self.shared
@@ -141,9 +141,9 @@ class ClassSchedule:
 
 
 def _most_of_longest_iterations(shares: list[Span], class_block: int, bodies: int) -> int:
-    """Return the ``most_bodies`` of the plan with the fewest iterations and at most ``bodies`` bodies.
+    """Return the ``most_bodies`` of :func:`plan_blocks` with the fewest iterations and at most ``bodies`` copies.
 
-    A plan keeps room for the blocks behind the loop, which may be fewer: then its iterations can be longer.
+    A plan reserves room for blocks behind the loop; where these are fewer, its iterations can be longer.
     """
     best, fewest = bodies, None
     for most in range(bodies, 2 * bodies + 2):

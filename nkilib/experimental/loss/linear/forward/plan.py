@@ -28,7 +28,7 @@ class TiledSizes(Protocol):
         """The number of tiles of positions."""
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
-        """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles and ``class_block`` classes."""
+        """Return the bytes per partition of SBUF for blocks of ``tiles`` position tiles and ``class_block`` classes."""
 
     def time_us(self, tiles: int, class_block: int) -> float:
         """Return the approximate time of the launch in us."""
@@ -48,7 +48,7 @@ def fastest_tiling(sizes: TiledSizes, sbuf_bytes: int) -> LinearTiling:
 
 
 class SwapTimes(NamedTuple):
-    """The time that the cores take for a swap, and that a load takes until its first byte arrives, in us."""
+    """The time of a swap of the cores' statistics, and of a load until its first byte arrives, in us."""
 
     swap: float
     load: float
@@ -71,7 +71,8 @@ def looped_positions(unrolled: PositionPlan, num_positions: int, is_long: bool) 
 def shared_classes(of_class: float, load: float, class_block: int, vocab_size: int, times: SwapTimes) -> int:
     """Return how many of the last classes the cores share, so that their products take longer than a swap does.
 
-    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be too many.
+    It is 0 where a block of them would be multiplied before the next one is loaded, or where they would be more than
+    an eighth of the classes.
 
     Args:
         of_class: the time of the products of a class, in us, for half the positions of a block.
@@ -87,10 +88,10 @@ def shared_classes(of_class: float, load: float, class_block: int, vocab_size: i
 
 
 def shared_by_override(function: str, override: int, class_block: int, vocab_size: int) -> int:
-    """Return the number of shared classes that a test requests, but leave a tile to the cores' own classes.
+    """Return the number of shared classes that a test requests, reduced so that at least 128 classes are not shared.
 
     Raises:
-        ValueError: if there are no statistics for so many.
+        ValueError: if the statistics have no columns for so many.
     """
     most = SHARED_BLOCKS_MAX * class_block
     if override > most:

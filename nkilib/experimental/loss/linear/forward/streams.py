@@ -79,7 +79,7 @@ class ClassStream:
         return cls(launch, [ClassTiles.make(launch, classes, has_factors) for _ in range(BUFFERS)], staging)
 
     def open(self, first: Step | None) -> None:
-        """Load the rows that the first step expects to be loaded."""
+        """Load W^T, bias and class weights of the classes that the first step expects to be loaded."""
         if first is not None:
             loaded = first.block.part(0, first.loaded)
             self._load(loaded, self.buffers[first.number % BUFFERS], _PIECES_OF_OPENING)
@@ -129,7 +129,7 @@ class StoredPositions:
 
     @property
     def start(self) -> int:
-        """The first row of the batch, 0: the positions are a batch of their own."""
+        """The first row of the block within its batch: 0, because the block is a batch of its own."""
         return 0
 
     def stored(self, vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> nisa.NkiInstruction:

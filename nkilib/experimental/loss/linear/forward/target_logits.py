@@ -35,8 +35,8 @@ class TargetLogits:
     Attributes:
         distance_sbuf: the targets minus the first class of the next block of classes, float32.
         picked_sbuf: the logits found so far, float32.
-        starts_sbuf: the start of each tile of positions among those that are gathered from at once, float32.
-        index_sbuf: the indices of the elements, uint32.
+        starts_sbuf: the first element of each tile of logits, counted in the tiles that one gather reads, float32.
+        index_sbuf: the indices of the elements to gather, uint32.
         penalty_sbuf, gathered_sbuf, nearest_sbuf: scratch memory, float32.
         sizes_sbuf: for each size of a block of classes the size, its last class, 0 and the lowest float32, [128, 4].
     """
@@ -66,8 +66,8 @@ class TargetLogits:
             targets_sbuf: the targets, float32 [128, tiles], or [128, tiles, ids].
             first_class: the first class of the core.
             picked_sbuf: the result, float32, in the same shape.
-            stride: the number of elements from one tile of logits to the next of those that are gathered from at once.
-            side_by_side: the number of tiles that are gathered from at once.
+            stride: the number of elements from one tile of logits to the next, in the tiles that one gather reads.
+            side_by_side: the number of tiles that one gather reads.
             sizes: the sizes of the blocks of classes.
         """
         nisa.memset(dst=picked_sbuf, value=FLOAT32_LOWEST)
@@ -87,7 +87,7 @@ class TargetLogits:
         )
 
     def aim(self, classes: int) -> None:
-        """Compute where the targets are in the next block, of ``classes`` classes."""
+        """Compute where the targets are in the next block, of ``classes`` classes, for :meth:`gather`."""
         sizes_sbuf = self.sizes_sbuf[classes]
         parts_sbuf = [broadcast_like(sizes_sbuf[:, part : part + 1], self.distance_sbuf) for part in range(4)]
         size_sbuf, last_sbuf, zero_sbuf, lowest_sbuf = parts_sbuf
@@ -99,12 +99,12 @@ class TargetLogits:
         self._combine(self.distance_sbuf, self.distance_sbuf, size_sbuf, nl.subtract)
 
     def gather(self, logits_sbuf: nl.NkiTensor, start: int) -> None:
-        """Gather from tiles of logits that are side by side, float32 [128, tiles, stride], from tile ``start`` on."""
+        """Gather one element per target from tiles of logits, float32 [128, tiles, stride], the first one ``start``."""
         end = start + logits_sbuf.shape[1]
         nisa.nc_n_gather(dst=self.gathered_sbuf[:, start:end], data=logits_sbuf, indices=self.index_sbuf[:, start:end])
 
     def keep(self) -> None:
-        """Keep the logits that are found in this block of classes."""
+        """Update the logits found so far with those that :meth:`gather` has found in this block of classes."""
         self._combine(self.gathered_sbuf, self.gathered_sbuf, self.penalty_sbuf, nl.add)
         self._combine(self.picked_sbuf, self.picked_sbuf, self.gathered_sbuf, nl.maximum)
 
@@ -123,7 +123,7 @@ def _constants(size: int) -> nl.NkiTensor:
 
 
 def restore_masked(picked_sbuf: nl.NkiTensor) -> None:
-    """Replace the lowest float32 by -inf."""
+    """Replace the lowest float32, the logit of a masked class, by -inf."""
     is_masked_sbuf = nl.ndarray(picked_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=is_masked_sbuf, data=picked_sbuf, op0=nl.less_equal, operand0=FLOAT32_LOWEST)
     nisa.tensor_copy_predicated(dst=picked_sbuf, src=constant(picked_sbuf, float("-inf")), predicate=is_masked_sbuf)

@@ -29,7 +29,7 @@ class VectorPass(Protocol):
 
 @dataclass(frozen=True)
 class EntropyPass:
-    """The pass that sums one tile for the entropy, once Scalar has its exponentials.
+    """The pass that adds one tile to the sums for the entropy, once Scalar has its exponentials.
 
     Attributes:
         moment: the sums for the entropies.
@@ -38,7 +38,7 @@ class EntropyPass:
         exponentials_sbuf: the exponentials of the tile, float32 [128, classes].
         terms_sbuf: scratch memory, of any float type.
         place: the place of the tile in the statistics.
-        is_masked: the scores may hold -inf, and are raised in place.
+        is_masked: whether the scores may hold -inf; then they are first raised in place (:func:`raise_negligible`).
     """
 
     moment: EntropyMoment
@@ -58,7 +58,7 @@ class EntropyPass:
 
 @dataclass(frozen=True)
 class SearchPass:
-    """The pass that searches for the largest z of one tile.
+    """The pass that searches for the largest z of one tile, for the argmax.
 
     Attributes:
         search: the search of the group.

@@ -89,7 +89,7 @@ class BackwardLaunch:
         return BackwardPlan.of(self.sizes, *tiling, self.available_bytes)
 
     def delay(self, tiling: LinearTiling, plan: BackwardPlan) -> float:
-        """Return the approximate delay of Tensor, as a share of its time."""
+        """Return the approximate delay of Tensor by transfers and by too few buffers, as a share of Tensor's time."""
         class_blocks = div_ceil(self.class_tiles, tiling.class_block // PARTITIONS)
         tiles_per_block = div_ceil(self.class_tiles, class_blocks)
         buffers = plan.buffers
@@ -129,7 +129,7 @@ class BackwardLaunch:
 
     @property
     def _waits_for_inputs(self) -> float:
-        """The share of the loads of X^T that Tensor waits for if there is one tile of X^T per operand pair.
+        """The share of the loads of X^T that Tensor waits for if there is one buffer of X^T per operand pair.
 
         With two pairs, a tile is loaded while the other pair is multiplied, if that takes long enough.
         """
@@ -153,7 +153,7 @@ class BackwardLaunch:
         return (_PASSES[self.sizes.itemsize] * columns + columns_of_further) / _COLUMNS_PER_US
 
     def _delay_of_halves(self, plan: BackwardPlan, block_tiles: int) -> float:
-        """Return the delay by the transfers of both halves of a block, if X^T and W^T stream in the first half.
+        """Return the delay by the transfers of both halves of a round, if X^T and W^T stream in the first half.
 
         For the logits a slice of X^T is loaded for each tile of classes, and a slice of W^T for each batch of
         positions.
@@ -175,7 +175,7 @@ class BackwardLaunch:
         return delay
 
     def _delay_of_cover(self, plan: BackwardPlan, covered: int) -> float:
-        """Return the delay that a loop alone over ``covered`` tiles of classes adds.
+        """Return the delay that a loop without other blocks (:class:`ClassCover`) adds over ``covered`` class tiles.
 
         It is 0 if there are other blocks beside the loop.
         """

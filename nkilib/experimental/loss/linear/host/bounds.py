@@ -7,11 +7,11 @@ Notation: u = 2^-24, the unit roundoff of float32; r the unit roundoff of the pr
 for float16, u for float32); K = ceil(size / 128), where size is the length of the sum of a product. The array adds 128
 products, and then one such sum after another is added in float32.
 
-- A logit: K + 126 additions, and a rounded float32 product, so (K + 128) u sum |x w|, in whatever order BLAS adds the
-  128 products: the simulator gives it no longer sum (engines/tensor/sums.py). The bias adds u (|z| + |b|). That is dz.
-  No logit is rounded to 16 bits.
-- The gradient G of a logit is rounded once, r |G|. A float16 G, which has subnormals, carries a power of two that
-  brings the largest coefficient to at least 1: 2^-25 of that is lost.
+- A logit z: K + 126 additions, and a rounded float32 product, so (K + 128) u sum |x w|, in whatever order BLAS adds the
+  128 products: the simulator gives it no longer sum (engines/tensor/sums.py). The bias adds u (|z| + |b|). The sum of
+  both is called dz. No logit is rounded to 16 bits.
+- The gradient G of a logit is rounded once, which may change it by r |G|. A float16 G, which has subnormals, carries a
+  power of two that brings the largest coefficient to at least 1; rounding loses up to 2^-25 of that coefficient.
 - dX: the sum over the classes of the error of G, times |W|; plus (K + 135) u sum |G| |W| for the additions, including
   those of blocks and cores. The result is rounded once, r |dX| with the r of its own type, and in float16 2^-25 more,
   half of the spacing of subnormals. dW is bounded in the same way over the positions. db is a sum of G.
@@ -46,7 +46,8 @@ class Roundoff(NamedTuple):
 
     Attributes:
         relative: the error relative to the value.
-        floor: the error relative to the largest coefficient, where small values underflow.
+        floor: the absolute error of values so small that they underflow; for the gradient of the logits, relative to
+            the largest coefficient.
     """
 
     relative: float
@@ -61,10 +62,10 @@ ROUNDOFFS: Final = {
 
 
 class ResultTypes(NamedTuple):
-    """The types of gradients; None: the type of the products.
+    """The dtypes of the gradients; None stands for the dtype of the products.
 
     Attributes:
-        input, weight: the types of dX and dW.
+        input, weight: the dtypes of dX and dW.
     """
 
     input: npt.DTypeLike | None = None
@@ -80,7 +81,7 @@ OF_PRODUCTS: Final = ResultTypes()
 
 
 def logit_bounds(layer: OutputLayer, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite.
+    """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite.
 
     Args:
         layer: the layer, with operands of the products' type.
@@ -107,9 +108,9 @@ def product_bounds(
 
     Args:
         layer: the layer, with all classes, and operands of the products' type.
-        blocks: gradients of logits; they cover the positions.
+        blocks: gradients of logits, in blocks that cover all positions.
         largest: the largest coefficient of a gradient of logits; the power of two of float16 depends on it.
-        classes: a vocabulary shard, for its part of dX and its own dW and db.
+        classes: the classes of a vocabulary shard: its part of dX and its own dW and db are bounded.
         types: the types of the results.
     """
     weight, roundoff = layer.classes_first, ROUNDOFFS[layer.input.dtype]

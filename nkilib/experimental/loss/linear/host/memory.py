@@ -12,7 +12,7 @@ from nkilib.experimental.loss.linear.shared.sizes import LinearTiling, PositionP
 def backward_bytes(
     num_positions: int, num_features: int, position_block: int, class_block: int, *, cores: int = 2
 ) -> int:
-    """Return the bytes that a backward takes at most for positions that are not split into parts.
+    """Return the bytes of HBM that a backward takes at most for positions that are not split into parts.
 
     Args:
         num_positions: N.
@@ -25,7 +25,7 @@ def backward_bytes(
 
 
 def copied_bytes(itemsize: int, *, input_elements: int = 0, bias_classes: int = 0, cores: int = 2) -> int:
-    """Return the bytes that a launch takes for operands that it rounds to another type.
+    """Return the bytes of HBM that a launch takes for operands that it rounds to another type.
 
     Args:
         itemsize: bytes of an element of ``compute_dtype``.
@@ -46,7 +46,7 @@ def split_backward_bytes(
     has_weight_sum: bool,
     cores: int = 2,
 ) -> int:
-    """Return the bytes that a backward takes at most for positions that are split into parts.
+    """Return the bytes of HBM that a backward takes at most for positions that are split into parts.
 
     Args:
         parts: the parts of the positions.
@@ -54,7 +54,7 @@ def split_backward_bytes(
         vocab_size: V.
         tiling: the tiling of a part.
         input_itemsize: bytes of an element of dX.
-        has_weight_sum: dW is float32, or added to a float32 sum.
+        has_weight_sum: whether dW is float32, or added to a float32 sum.
         cores: the number of cores of the launch.
     """
     sizes = (parts.size, parts.rest) if parts.rest > 0 else (parts.size,)

@@ -20,10 +20,7 @@ EVERY_CLASS: Final = slice(None)
 
 
 class LinearGradients(NamedTuple):
-    """Float64 gradients, or the bounds on their errors.
-
-    They are of the input, [N, D], of the weight in its layout, and of the bias, [V].
-    """
+    """The float64 gradients of input, [N, D], weight, in its layout, and bias, [V]; or the bounds on their errors."""
 
     input: Float64Array
     weight: Float64Array
@@ -31,7 +28,7 @@ class LinearGradients(NamedTuple):
 
 
 class GradientRows(NamedTuple):
-    """The gradient of the logits of some positions.
+    """The gradient of the logits of R positions.
 
     Attributes:
         rows: the positions.
@@ -91,9 +88,9 @@ class OutputLayer:
         """Return dX = G W, dW = G^T X and db = sum G, from blocks of positions.
 
         Args:
-            blocks: positions and their G, [R, V]; they cover the positions.
+            blocks: blocks of R positions and their G, [R, V]; together they cover all positions.
             weight: the weight, ``classes_first``.
-            classes: a vocabulary shard, for its part of dX and its own dW and db.
+            classes: the classes of a vocabulary shard: its part of dX and its own dW and db are returned.
         """
         shard_weight = weight[classes]
         of_input = np.empty(self.input.shape, np.float64)

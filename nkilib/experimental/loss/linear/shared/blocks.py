@@ -77,7 +77,7 @@ def balanced_spans(whole: Span, most: int) -> list[Span]:
 
 @dataclass(frozen=True)
 class Block:
-    """A block of rows that a body works on at a time.
+    """A block of rows, classes or positions, that the body of a loop works on at a time.
 
     Attributes:
         first: the first row, a number or a variable of a device loop.
@@ -101,15 +101,16 @@ class Block:
 
 @dataclass(frozen=True)
 class Step:
-    """A step of a body: a block, whose first loads the previous step has issued.
+    """One call of the body of a loop: a block, whose first loads the previous step has issued.
 
     Attributes:
         block: the block to work on.
         number: the number of the step within an iteration, continued behind the loop; it selects the buffer slot.
         loaded: how many of the block's first rows are loaded already: those of the previous step's :attr:`following`,
             or of :attr:`BlockPlan.opening`.
-        following: the first rows of the next block, whose loads this step issues: all of them within an iteration; at
-            its end as many whole tiles of 128 as the block behind the loop has too. None if there are none.
+        following: the first rows of the next block, whose loads this step issues. Within an iteration they are the
+            whole block; at its end as many whole tiles of 128 as the block behind the loop has too. None if there are
+            none.
     """
 
     block: Block
@@ -188,7 +189,7 @@ class BlockPlan:
         return iteration
 
     def _loaded_of_rest(self, number: int) -> int:
-        """Return how many rows of a block of the rest the previous step has loaded.
+        """Return how many rows of block ``number`` behind the loop the previous step has loaded.
 
         A step of the loop loads whole tiles, at most one block of the loop.
         """

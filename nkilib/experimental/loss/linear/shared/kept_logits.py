@@ -4,7 +4,7 @@
 """The logits of some positions, which a core keeps in HBM between the loss and the gradients of one launch.
 
 They are kept in float32 as they are, so that the gradients equal those from recomputed logits. Under a cap the tangents
-are kept, which the gradient needs too.
+``tanh(logit / cap)`` are kept instead, which the gradient needs too.
 """
 
 from __future__ import annotations

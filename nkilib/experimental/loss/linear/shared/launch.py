@@ -91,12 +91,12 @@ class LinearOperands:
 
     @property
     def dtype(self) -> nl.DType:
-        """The dtype of the products: X, W and their factors are rounded to it."""
+        """The dtype of the products: X, W and the gradient of the logits that multiplies them are rounded to it."""
         return self.input_hbm.dtype if self.compute_dtype is None else self.compute_dtype
 
     @property
     def casts(self) -> CastBytes:
-        """The operands that have another dtype than the products."""
+        """The itemsizes of the operands that have another dtype than the products."""
         itemsizes = [
             dtype_bytes(tensor_hbm.dtype) if tensor_hbm.dtype != self.dtype else 0
             for tensor_hbm in (self.input_hbm, self.weight_hbm)
@@ -111,11 +111,11 @@ class LinearOperands:
 
 @dataclass(frozen=True)
 class WantedGradients:
-    """The gradients that a kernel returns; the others cost nothing.
+    """The gradients that a kernel is to return; the others cost nothing.
 
     Attributes:
         input, weight, bias: whether dX, dW and db are returned.
-        input_float32: whether dX is not rounded to the dtype of X.
+        input_float32: whether dX is float32, and not rounded to the dtype of X.
     """
 
     input: bool = True
@@ -145,7 +145,8 @@ class Gradients:
         input_hbm: dX, [N, D], in the dtype of X, or float32.
         weight_hbm: dW in the layout of W, in its dtype or in float32.
         bias_hbm: db, [V], float32.
-        weight_sum_hbm: the float32 sum that dW is added to before it is rounded; it may be ``weight_hbm``. None for 0.
+        weight_sum_hbm: the float32 sum that dW is added to before it is rounded; it may be ``weight_hbm``. None if
+            there is none.
     """
 
     input_hbm: nl.NkiTensor | None

@@ -4,8 +4,9 @@
 """Tiles of logits, of at most 128 positions and 512 classes: the product over the features, the bias and the cap.
 
 A tile of the product fills a bank of PSUM. Without bias and cap nothing else is computed: code that needs the logits
-reads the bank. A bias is added on the way into SBUF. Capped logits are represented by their tangents, as in
-:mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap is part of the scale that makes z of a tile.
+reads the bank. A bias is added on the way into SBUF. Logits under a cap are represented by their tangents
+``tanh(logit / cap)``, as in :mod:`nkilib.experimental.loss.cross_entropy.softcap`: the cap becomes part of the scale
+that turns these scores into z, the capped logits.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class LogitTiles:
 
     @property
     def scale(self) -> float:
-        """The factor that makes z of the scores."""
+        """The factor that turns scores into z: the cap, whose tangents the scores are, or 1 without a cap."""
         return 1.0 if self.softcap is None else self.softcap
 
     def product(self, number: int, positions_sbuf: nl.NkiTensor, classes_sbuf: nl.NkiTensor) -> nl.NkiTensor:
@@ -104,9 +105,9 @@ class LogitTiles:
         classes_sbuf: nl.NkiTensor,
         bias_sbuf: nl.NkiTensor | None,
     ) -> nl.NkiTensor:
-        """Return tile ``number`` of the scores, float32 [positions, classes], in PSUM or in SBUF.
+        """Return tile ``number`` of the scores: the logits, or under a cap their tangents ``tanh(logit / cap)``.
 
-        It stays valid until the ring buffers have gone round.
+        It is float32 [positions, classes], in PSUM or in SBUF, and stays valid until the ring buffers have gone round.
 
         Args:
             number: the number of the tile, which selects the buffer slots.

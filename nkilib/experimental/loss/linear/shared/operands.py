@@ -177,7 +177,7 @@ def store_positions(vector_hbm: nl.NkiTensor, values_sbuf: nl.NkiTensor) -> list
 
 
 class _Rows(NamedTuple):
-    """Tiles of positions as rows in HBM.
+    """Some positions of a vector as rows in HBM, one row for each tile of positions.
 
     Attributes:
         rows_hbm: the rows, [tiles, positions of each].
@@ -212,11 +212,11 @@ def _transpose(dst_sbuf: nl.NkiTensor, float32_sbuf: nl.NkiTensor) -> None:
 
 @dataclass(frozen=True)
 class ClassRow:
-    """A row of values of the classes of a block.
+    """One value for each class of a block, such as its biases.
 
     Attributes:
-        vector_hbm: the vector, [V].
-        row_sbuf: the row, float32 [128, classes of a block].
+        vector_hbm: the values of all classes, [V].
+        row_sbuf: the values of a block, float32 [128, classes of a block], the same on all partitions.
         lowest: the value that lower numbers are raised to; None if they stay as they are.
     """
 

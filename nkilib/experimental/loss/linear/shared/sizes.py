@@ -28,7 +28,7 @@ IDS_OF_SEARCH, _IDS_OF_PART = 8, 2048
 
 
 def searched_ids(ids: int) -> int:
-    """Return the number of target ids per position, rounded up to whole searches."""
+    """Return the number of target ids per position, rounded up to a multiple of the eight that one search finds."""
     return div_ceil(ids, IDS_OF_SEARCH) * IDS_OF_SEARCH
 
 
@@ -76,7 +76,9 @@ class PositionPlan(NamedTuple):
 
 
 class PositionParts(NamedTuple):
-    """The split of the positions of gradients into ``whole`` parts of ``size`` positions, and a rest.
+    """The split of the positions of a backward into ``whole`` parts of ``size`` positions, and a rest.
+
+    The gradients of one part after another are computed.
 
     Attributes:
         size: positions of a part; whole tiles if there are several parts.
@@ -102,9 +104,10 @@ class PositionParts(NamedTuple):
 def position_parts(
     num_positions: int, num_features: int, ids: int = 1, unsplit: int = POSITIONS_UNSPLIT
 ) -> PositionParts:
-    """Return one part, or for many positions the fewest parts, as equal as tiles of 128 positions can be.
+    """Return the parts that the positions are split into: one, or for many positions the fewest short enough.
 
-    With several target ids per position a part has fewer positions. At most ``unsplit`` positions are one part.
+    Parts are as equal as tiles of 128 positions can be. With several target ids per position a part has fewer
+    positions. At most ``unsplit`` positions are one part.
     """
     limit = limited_positions(unsplit)
     if ids > 1:

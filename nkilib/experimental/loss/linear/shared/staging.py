@@ -29,7 +29,7 @@ Operands = TypeVar("Operands", bound=LinearOperands)
 
 @dataclass(frozen=True)
 class Staging:
-    """Tiles between a transpose by DMA and a cast.
+    """The tiles that DMA transposes an operand into, and that GpSimd casts it from.
 
     Attributes:
         memory: the ring buffer of tiles, float32 [128, elements]; an operand of 16 bits uses views of the tiles.
