@@ -46,8 +46,8 @@ BINARY_CROSS_ENTROPY: Final = elementwise_loss(
 def binary_cross_entropy(
     input: Tensor, target: Tensor, weight: Tensor | None = None, reduction: str = "mean", *, inplace: bool = False
 ) -> Tensor:
-    """Compute the binary cross-entropy of probabilities, ``-(t log x + (1 - t) log(1 - x))``, with each logarithm
-    clamped to at least -100, with the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the binary cross-entropy ``-(t log x + (1 - t) log(1 - x))`` of probabilities x and targets t, where each
+    logarithm is clamped to at least -100, with the kernels of :mod:`nkilib.experimental.loss`.
 
     The result equals ``torch.nn.functional.binary_cross_entropy(input, target, weight, reduction=reduction)``, computed
     in float32 with float32 sums. Values are checked on the CPU only.
@@ -84,8 +84,8 @@ def binary_cross_entropy(
 
 
 def _is_one_type(input: Tensor, target: Tensor) -> bool:
-    """Return whether the dtypes agree; also True for dtypes that are rejected later, and under autocast, which casts
-    both tensors in PyTorch.
+    """Return whether input and target have one dtype. True also for dtypes that are rejected later, and under autocast,
+    which casts both tensors in PyTorch.
     """
     are_taken = input.dtype in FLOAT_DTYPES and target.dtype in FLOAT_DTYPES
     return input.dtype == target.dtype or not are_taken or torch.is_autocast_enabled(input.device.type)

@@ -37,8 +37,8 @@ def binary_cross_entropy_with_logits(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Compute the binary cross-entropy of logits, ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` with p the
-    ``pos_weight``, with the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the binary cross-entropy ``(1 - t) x + (1 + (p - 1) t) log(1 + exp(-x))`` of logits x and targets t,
+    where p is ``pos_weight``, with the kernels of :mod:`nkilib.experimental.loss`.
 
     The result equals ``torch.nn.functional.binary_cross_entropy_with_logits(input, target, weight,
     pos_weight=pos_weight, reduction=reduction)``, computed in float32 with float32 sums. A confident logit keeps its

@@ -126,8 +126,8 @@ def _chunks(hidden: Tensor, local: Tensor, target: Tensor, num_chunks: int) -> I
 
 
 def _distributed(rows: Tensor, like: DTensor) -> DTensor:
-    """Return the tokens of this rank as a DTensor [tokens, width]; a shard of the tokens becomes a shard of the first
-    dimension.
+    """Return this rank's rows as a DTensor [tokens, width] on the mesh of ``like``; a dimension of the mesh that shards
+    tokens shards the rows.
     """
     from torch.distributed.tensor import DTensor, Shard
 
@@ -136,7 +136,9 @@ def _distributed(rows: Tensor, like: DTensor) -> DTensor:
 
 
 def _of_tokens(gradient: Tensor, hidden: Tensor) -> Tensor:
-    """Return this rank's part of the gradient of a chunk; a partial sum is reduced over the ranks."""
+    """Return this rank's rows of the gradient of a chunk's hidden states; a DTensor of partial sums is first reduced
+    over the ranks.
+    """
     placed, like = dtensor(gradient), dtensor(hidden)
     if placed is None or like is None:
         return gradient
@@ -157,14 +159,16 @@ def _as_hidden(rows: Tensor, hidden: Tensor) -> Tensor:
 
 
 class Kept(NamedTuple):
-    """A tensor and its gradient."""
+    """A tensor, and its gradient that is kept until the backward of the result."""
 
     tensor: Tensor
     gradient: Tensor
 
 
 class Gradients(NamedTuple):
-    """The gradients of a chunk; None where there is none."""
+    """The gradients of a chunk with respect to its hidden states and the parameters of the head; None for a tensor that
+    needs none.
+    """
 
     of_hidden: Tensor | None
     of_parameters: Sequence[Tensor | None]
@@ -178,8 +182,8 @@ def _gradients(value: Tensor, hidden: Tensor, parameters: Sequence[Tensor]) -> G
 
 
 def _gradient_beside_module(value: Tensor, hidden: Tensor) -> Gradients:
-    """Return the gradient of the hidden states; the module collects its parameters' gradients itself, only in a
-    backward.
+    """Run the backward of a chunk, and return the gradient of its hidden states; FSDP2's module collects the gradients
+    of its parameters itself, and only in a backward.
     """
     value.backward()  # type: ignore[no-untyped-call]
     of_hidden, hidden.grad = hidden.grad, None

@@ -41,8 +41,8 @@ def cosine_embedding_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Compute the cosine embedding loss: ``1 - cos`` where the target is 1, ``max(0, cos - margin)`` where it is -1,
-    else 0.
+    """Compute the cosine embedding loss of each row, with cos the cosine between the rows of both inputs: ``1 - cos``
+    where the target is 1, ``max(0, cos - margin)`` where it is -1, else 0.
 
     The result equals ``torch.nn.functional.cosine_embedding_loss(input1, input2, target, margin,
     reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
@@ -50,7 +50,7 @@ def cosine_embedding_loss(
 
     Args:
         input1, input2: [N, D] or [D], bfloat16, float16, float32 or integers; a tensor [1, D] is used for all rows.
-            Each may require grad. 1e-12 is added to squared norms.
+            Each may require grad. 1e-12 is added to the squared norm of each row.
         target: [N], or a scalar tensor if the inputs are [D], of any real type; it has no gradient, as in PyTorch.
         margin: the margin, a number.
         reduction: ``"mean"`` (over rows), ``"sum"`` or ``"none"``.

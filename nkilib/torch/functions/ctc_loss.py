@@ -204,7 +204,9 @@ def _check(
 
 
 def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: int) -> Tensor:
-    """Return concatenated targets as [N, S], with tensor operations only, because lengths on a device are not known."""
+    """Return concatenated targets as padded ones, [N, S], with tensor operations only, because the values of lengths on
+    a device are not read.
+    """
     total = targets.shape[0]
     longest = _longest(lengths, total, min(total, steps))
     ends = target_lengths.cumsum(0)
@@ -215,8 +217,8 @@ def _padded(targets: Tensor, target_lengths: Tensor, lengths: Lengths, steps: in
 
 
 def _longest(lengths: Lengths, total: int, possible: int) -> int:
-    """Return the length of the longest target; if values may not be read, the greatest length that can have an
-    alignment.
+    """Return the length of the longest target; if the lengths are a tensor whose values may not be read, the greatest
+    length that can have an alignment.
 
     Raises:
         RuntimeError: the lengths are known, and do not add up to the number of targets.

@@ -82,10 +82,10 @@ def distillation_loss(
         F.kl_div(log_softmax(student_logits / T, -1), log_softmax(teacher_logits / T, -1), log_target=True,
                  reduction="none").sum(-1)
 
-    It is KL(Q || P) for ``"reverse"``, and with ``beta`` the generalized Jensen-Shannon (arXiv 2306.13649), beta * KL(P
-    || M) + (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is KL(P || Q) and
-    beta = 1 is KL(Q || P). The computation is in float32 for all dtypes of the logits. Tensor values are never read, so
-    the call does not wait for the device.
+    It is KL(Q || P) for ``"reverse"``, and with ``beta`` the generalized Jensen-Shannon divergence (arXiv 2306.13649),
+    beta * KL(P || M) + (1 - beta) * KL(Q || M) with M = beta * P + (1 - beta) * Q. As in Liger and TRL, beta = 0 is
+    KL(P || Q) and beta = 1 is KL(Q || P). The computation is in float32 for all dtypes of the logits. Tensor values are
+    never read, so the call does not wait for the device.
 
     Args:
         student_logits: [..., V], bfloat16, float16 or float32.
@@ -93,7 +93,7 @@ def distillation_loss(
         labels: integers [...]; positions whose label is ``ignore_index`` are ignored. None: all positions are valid.
         temperature: T, from 1e-3 to 1e6.
         direction: ``"forward"`` or ``"reverse"``; has no effect with ``beta``.
-        beta: from 0 to 1.
+        beta: from 0 to 1, the weight of P in the mixture M; None: the divergence that ``direction`` names.
         ignore_index: an int32.
         reduction: ``"mean"`` over the valid positions, ``"batchmean"`` (the sum divided by
             ``student_logits.size(0)``), ``"sum"`` or ``"none"``.

@@ -48,8 +48,8 @@ def gaussian_nll_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Compute the negative log-likelihood of the normal distribution, ``(log v + (x - t)^2 / v) / 2`` for
-    ``v = max(var, eps)``, with the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood ``(log v + (x - t)^2 / v) / 2`` of targets t under normal distributions of
+    means x and variances ``v = max(var, eps)``, with the kernels of :mod:`nkilib.experimental.loss`.
 
     The result equals ``torch.nn.functional.gaussian_nll_loss(input, target, var, full=full, eps=eps,
     reduction=reduction)``, computed in float32 with float32 sums. Values are checked on the CPU only.
@@ -59,8 +59,7 @@ def gaussian_nll_loss(
         target: targets in one of these types or of integers, of a shape that broadcasts with the input's. It may
             require grad.
         var: variances: a tensor of the shape of the input, of that shape without the last dimension, or with one
-            dimension of extent 1; or a number. It may require grad; the gradient is that of v, even where ``eps``
-            replaced the variance.
+            dimension of extent 1; or a number. It may require grad; its gradient is that of v, even where v is ``eps``.
         full: add ``log(2 pi) / 2``.
         eps: the lower bound of the variances in the computation, at least 2^-64.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
@@ -72,8 +71,8 @@ def gaussian_nll_loss(
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
-        ValueError: unknown ``reduction``; a variance of another shape; a negative variance, on the CPU; a smaller
-            ``eps``; ``inplace`` with a tensor that has gaps in memory.
+        ValueError: unknown ``reduction``; a variance of another shape; a negative variance, on the CPU; ``eps`` less
+            than 2^-64; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices; complex numbers, or integers as ``var``; ``inplace`` with a leaf
             that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
@@ -87,8 +86,8 @@ def gaussian_nll_loss(
 
 
 def _variances(input: Tensor, var: Any) -> Any:
-    """Return the variances with the dimensions of the input, where PyTorch expands them so; other values are rejected
-    later.
+    """Return the variances with the dimensions of the input, if they have one of the shapes that PyTorch expands, or
+    are a number; what is not a tensor is rejected later.
     """
     if isinstance(var, float):
         if var < 0.0:

@@ -119,8 +119,8 @@ def _replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterato
 
 
 class _Token(torch.autograd.Function):
-    """A number that requires a gradient if a result does. Its backward adds no gradient to the results, and precedes
-    theirs.
+    """The token that a call of the head returns: a number that requires a gradient if a result does. Its backward runs
+    before that of the results, and adds nothing to their gradients.
     """
 
     @staticmethod
@@ -135,7 +135,9 @@ class _Token(torch.autograd.Function):
 
 
 class _After(torch.autograd.Function):
-    """Copies of results, whose backward first starts the backward of the token, with a gradient of 0."""
+    """Copies of the results, whose backward first starts the backward of the token (:class:`_Token`), with a gradient
+    of 0.
+    """
 
     @staticmethod
     def forward(ctx: Any, token: Tensor, *results: Tensor) -> tuple[Tensor, ...]:

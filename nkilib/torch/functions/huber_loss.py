@@ -46,8 +46,8 @@ def huber_loss(
 
     Args:
         input: predictions, bfloat16, float16 or float32, of any shape.
-        target: targets in one of these types or of integers, of a shape that broadcasts with the input's; a different
-            shape warns. It may require grad.
+        target: targets in one of these types or of integers, of a shape that broadcasts with the input's; if the shapes
+            differ, there is a warning. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         delta: the error up to which the loss is quadratic, positive and finite.
         weight: a tensor of the shape of the input. The losses are multiplied by it; a mean still divides by the number

@@ -35,8 +35,8 @@ def l1_loss(
 
     Args:
         input: predictions, bfloat16, float16, float32 or integers, of any shape.
-        target: targets in one of these types, of a shape that broadcasts with the input's; a different shape warns. It
-            may require grad.
+        target: targets in one of these types, of a shape that broadcasts with the input's; if the shapes differ, there
+            is a warning. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         weight: a tensor of the shape of the input. The losses are multiplied by it, and a mean divides by its sum. It
             may require grad.

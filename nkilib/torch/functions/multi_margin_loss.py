@@ -86,8 +86,8 @@ def multi_margin_loss(
 
     Raises:
         TypeError: an argument has the wrong Python type, or the input is float64.
-        ValueError: unknown ``reduction``; another ``p``; ``margin`` is not finite; a weight of another dimension;
-            ``inplace`` with a tensor that has gaps in memory.
+        ValueError: unknown ``reduction``; ``p`` is neither 1 nor 2; ``margin`` is not finite; ``weight`` does not have
+            one dimension; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices, as in PyTorch; ``weight`` requires grad; on the CPU, a target out
             of range; ``inplace`` with a leaf that requires grad, or under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); an integer input; forward-mode
@@ -138,7 +138,7 @@ class MultiMarginLoss(WeightedLossModule):
         p, margin, reduction, inplace: see :func:`multi_margin_loss`.
 
     Raises:
-        ValueError: another ``p``; a weight of another dimension.
+        ValueError: ``p`` is neither 1 nor 2; ``weight`` does not have one dimension.
     """
 
     def __init__(

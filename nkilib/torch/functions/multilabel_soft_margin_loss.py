@@ -51,8 +51,8 @@ def multilabel_soft_margin_loss(
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
     Returns:
-        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape without C, in the dtype that the
-        tensors' dtypes promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape without C, in the dtype that
+        the tensors' dtypes promote to.
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.

@@ -37,8 +37,9 @@ def poisson_nll_loss(
     *,
     inplace: bool = False,
 ) -> Tensor:
-    """Compute the negative log-likelihood of the Poisson distribution, ``exp(x) - t x``, or ``x - t log(x + eps)``
-    without ``log_input``, with the kernels of :mod:`nkilib.experimental.loss`.
+    """Compute the negative log-likelihood of counts t under Poisson distributions, ``exp(x) - t x`` for an input x that
+    is the logarithm of the rate, or ``x - t log(x + eps)`` without ``log_input``, with the kernels of
+    :mod:`nkilib.experimental.loss`.
 
     The result equals ``torch.nn.functional.poisson_nll_loss(input, target, log_input=log_input, full=full, eps=eps,
     reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
@@ -50,8 +51,8 @@ def poisson_nll_loss(
             require grad.
         log_input: whether the input is the logarithm of the rate.
         full: whether to add Stirling's estimate of ``log t!`` where t > 1.
-        eps: the number that is added to a rate before its logarithm is taken, at least 2^-64: the engines have no
-            logarithm of less.
+        eps: the number that is added to a rate before its logarithm is taken, at least 2^-64: NKI documents no
+            logarithm of smaller numbers.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.
 
@@ -61,7 +62,7 @@ def poisson_nll_loss(
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
-        ValueError: unknown ``reduction``; a smaller ``eps``; ``inplace`` with a tensor that has gaps in memory.
+        ValueError: unknown ``reduction``; ``eps`` less than 2^-64; ``inplace`` with a tensor that has gaps in memory.
         RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
             under torch.compile.
         NotImplementedError: an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.

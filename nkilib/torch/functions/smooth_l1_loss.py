@@ -41,8 +41,8 @@ def smooth_l1_loss(
 
     Args:
         input: predictions, bfloat16, float16, float32 or integers, of any shape.
-        target: targets in one of these types, of a shape that broadcasts with the input's; a different shape warns. It
-            may require grad.
+        target: targets in one of these types, of a shape that broadcasts with the input's; if the shapes differ, there
+            is a warning. It may require grad.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
         beta: the error up to which the loss is quadratic, finite; with 0 it is never quadratic, as in ``l1_loss``.
         inplace: the backward writes the gradient over the memory of ``input``, which must not be used afterwards.

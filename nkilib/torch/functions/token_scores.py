@@ -54,13 +54,14 @@ def token_scores(
 ) -> TokenScores:
     """Compute the log-probability of each target and the entropy of each position, for reinforcement learning.
 
-    The scores equal, with z = softcap(logits).float() / temperature::
+    The scores equal, with z = softcap(logits).float() / temperature, where softcap is the cap that ``logit_softcap``
+    describes::
 
         logprob = -torch.nn.functional.cross_entropy(z.movedim(-1, 1), target, reduction="none")
         entropy = z.logsumexp(-1) - (z.softmax(-1) * z).sum(-1)
 
-    with one read of the logits in the forward and one in the backward of both, in float32 for all dtypes of the logits,
-    and without a tensor of their size except the gradient.
+    with one read of the logits in the forward of both scores and one in their backward, in float32 for all dtypes of
+    the logits, and without a tensor of the size of the logits except the gradient.
 
     Args:
         logits: [..., V], bfloat16, float16 or float32; with ``group`` the columns of this rank, or a DTensor.

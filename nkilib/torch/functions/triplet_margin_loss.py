@@ -47,9 +47,10 @@ def triplet_margin_loss(
 ) -> Tensor:
     """Compute the triplet margin loss of each row, ``max(0, margin + d(anchor, positive) - d(anchor, negative))``.
 
-    The distance d is the p-norm of the difference, to whose elements eps is added. The result equals
-    ``torch.nn.functional.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, reduction=reduction)``,
-    computed in float32 with float32 sums. Tensor values are never read, so the call does not wait for the device.
+    The distance d of two rows is the p-norm of their difference, after ``eps`` is added to each of its elements. The
+    result equals ``torch.nn.functional.triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap,
+    reduction=reduction)``, computed in float32 with float32 sums. Tensor values are never read, so the call does not
+    wait for the device.
 
     Args:
         anchor, positive, negative: [..., D], bfloat16, float16, float32 or integers; all of the same number of
@@ -64,8 +65,8 @@ def triplet_margin_loss(
         inplace: the backward writes the gradient over the memory of ``anchor``, which must not be used afterwards.
 
     Returns:
-        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the shape without D, in the dtype that the
-        tensors' dtypes promote to.
+        The loss: a float32 scalar tensor; for ``"none"``, a tensor of the broadcast shape without D, in the dtype that
+        the tensors' dtypes promote to.
 
     Raises:
         TypeError: an argument has the wrong Python type, or a tensor is float64.
@@ -73,8 +74,8 @@ def triplet_margin_loss(
             memory.
         RuntimeError: incompatible shapes or devices; a complex tensor; ``inplace`` with a leaf that requires grad, or
             under torch.compile.
-        NotImplementedError: p below 1; two tensors of rows of one element and a third one of longer rows; an
-            unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
+        NotImplementedError: p below 1; two tensors whose rows have one element, with a third one whose rows are longer;
+            an unsupported device; a sharded tensor (DTensor or FSDP); forward-mode differentiation.
     """
     arguments = dict(zip(_NAMES, (anchor, positive, negative), strict=True))
     _LOSS.check(arguments, reduction, inplace, integers=_NAMES)

@@ -20,7 +20,8 @@ from nkilib.torch.functions.cross_entropy.soft_targets import soft_target_gradie
 
 
 def soft_gradients(call: Call, needed: Mapping[str, bool]) -> dict[str, Tensor | None]:
-    """Return the gradients of class probabilities and of class weights, as far as they are needed.
+    """Return the gradients of class probabilities and of class weights by the name of the input; the gradient of one
+    that is not needed is None or missing.
 
     Args:
         call: the call of the backward.

@@ -57,7 +57,8 @@ def checked_options(caller: Caller, function: Callable[..., Any], **arguments: A
 
 
 def check_known(caller: Caller, options: LossOptions, where: str) -> None:
-    """Reject an option that only the kernels have, where the loss is computed by a formula written in PyTorch.
+    """Reject an option that only the kernels implement, where PyTorch's operators compute gradients of class
+    probabilities or combine the shards of a vocabulary.
 
     Raises:
         NotImplementedError: the option has another value than its default.

@@ -100,7 +100,8 @@ def cross_entropy(
 ) -> Tensor | CrossEntropyOutputs:
     """Compute the cross-entropy between logits and targets with the kernels of :mod:`nkilib.experimental.loss`.
 
-    For the arguments that PyTorch shares, the result equals, with z = softcap(input) / temperature::
+    For the arguments that PyTorch shares, the result equals, with z = softcap(input) / temperature, where softcap is
+    the cap that ``logit_softcap`` describes::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
@@ -118,7 +119,8 @@ def cross_entropy(
             docs/reference/torch.md#which-function-for-which-trainer).
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
             the classes; or class probabilities, floating, of the shape of ``input``. With probabilities, ``target`` and
-            ``weight`` may require grad; their gradients are computed by PyTorch's operators and use their memory.
+            ``weight`` may require grad; PyTorch's operators compute their gradients, which takes several times the
+            memory of the logits in float32.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         ignore_index: class index of ignored positions, which have loss 0 and gradient 0.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored (for class
@@ -129,8 +131,9 @@ def cross_entropy(
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), used in PaLM, arXiv
             2204.02311.
         temperature: divides the logits after the cap; from 1e-6 to 1e6.
-        exact_maximum: True computes the maximum of every row before its exponentials, False skips it, None chooses by
-            the modelled time (docs/explanation/cross_entropy.md). Both forms have the same error bounds.
+        exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
+            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
+            have the same error bounds.
         normalizer: scalar tensor that replaces the divisor of the mean, for instance the number of targets in all
             micro-batches or on all ranks.
         inplace: the backward writes the gradient over the memory of ``input``, which saves that much memory. Later uses

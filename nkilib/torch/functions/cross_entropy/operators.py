@@ -29,7 +29,9 @@ VOCAB_PARALLEL: Final = Caller("vocab_parallel_cross_entropy", "logits_shard", "
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested results: the log-probability (forward only), and the sum of distances (of a shard only)."""
+    """The results that a call requests; ``with_logprob`` is an option of the forward operator only, and
+    ``with_distance_sum`` of the operator for a shard of the vocabulary only.
+    """
 
     with_logprob: bool = False
     with_distance_sum: bool = False
@@ -41,8 +43,8 @@ class Wanted:
 class Columns:
     """The classes that the columns of the logits stand for; the fields have the names of the kernels' arguments.
 
-    Where the backward takes the maximum, log_sum or another result of a sum over classes, it is the result over all
-    classes.
+    The maximum, log_sum and other reductions over classes that the backward takes are always those over all classes,
+    not only over these columns.
 
     Attributes:
         first_class: the class of the first column.
@@ -65,7 +67,9 @@ class Sums:
 
 
 def _arguments(call: Call, direction: str) -> dict[str, Any]:
-    """Return the arguments of both kernels that add to the inputs and options, or replace them."""
+    """Return the keyword arguments that forward and backward kernel get beside the operator's inputs and options, or in
+    place of them.
+    """
     logits, target = call.first, call.tensor("target")
     vocabulary = call.group(Columns).vocabulary(logits)
     classes, ignore_index = kernel_target(target, call.options["ignore_index"], vocabulary)
@@ -97,8 +101,8 @@ def _check_classes(call: Call) -> None:
 
 
 def _weight_of_probabilities(call: Call, results: Mapping[str, Tensor]) -> Tensor | None:
-    """Return the sum of the factors of class probabilities, so that the backward need not read them twice to compute
-    it.
+    """Return the sum of each position's weighted and smoothed class probabilities, so that the backward need not read
+    the probabilities twice to compute it; None for class indices.
     """
     return None if _has_classes(call) else results["position_weight"]
 
@@ -142,8 +146,8 @@ FORWARD: Final = register(
 
 
 def statistics_outputs(vocabulary: Callable[[Call], int]) -> tuple[Output, ...]:
-    """Return the outputs that make up ``functions.cross_entropy.results.ShardStatistics``, also of a shard without
-    classes.
+    """Return the outputs that make up ``functions.cross_entropy.results.ShardStatistics``, with the values that they
+    hold for a shard without classes.
 
     Args:
         vocabulary: a function that returns V for a call.

@@ -77,8 +77,8 @@ def returned_values(
 
 
 def _divisor(results: ForwardResults, normalizer: Tensor | None, soft: bool) -> Tensor | int:
-    """Return the divisor of a mean; as in PyTorch, class probabilities use the number of positions whatever the
-    weights.
+    """Return the divisor of a mean: ``normalizer`` if given, else the sum of the targets' weights, or for class
+    probabilities the number of positions, as in PyTorch.
     """
     if normalizer is not None:
         return normalizer.to(torch.float32)

@@ -43,9 +43,9 @@ class ShardStatistics(NamedTuple):
         log_sum: log of the sum of exp(logit - maximum), in nats.
         target_logit: the (capped) logit of the target if the shard holds it, else 0, as at ignored positions.
         position_weight: the class weight of the target if the shard holds it, else 0; with class probabilities, the sum
-            of the shard's weighted and smoothed factors.
-        distance_sum: the sum over the shard of factor times (maximum - (capped) logit), where the factors of class
-            targets are the class weights; [0] if not requested.
+            of the weighted and smoothed probabilities of the shard's classes.
+        distance_sum: the sum over the shard's classes of f * (maximum - (capped) logit), where f is the class weight,
+            or with class probabilities the weighted and smoothed probability; [0] if not requested.
         argmax: int32, the first class of the shard with the largest logit; [0] if not requested.
         entropy: the entropy of the softmax over the shard alone, in nats; [0] if not requested.
     """

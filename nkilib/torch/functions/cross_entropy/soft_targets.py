@@ -26,8 +26,8 @@ def soft_target_gradients(
     needs_target: bool,
     needs_weight: bool,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """Return the derivatives of ``sum_k w[k] * y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for
-    smoothing e.
+    """Return the gradients, with respect to ``target`` and ``class_weight``, of each position's loss ``sum_k w[k] *
+    y'[k] * (lse - z[k])``, with y' = (1 - e) * y + e / num_classes for smoothing e.
 
     Args:
         logits: [N, V], before cap and temperature.

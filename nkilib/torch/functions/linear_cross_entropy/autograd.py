@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The derivatives of the operators: a second launch, or gradients that the forward has returned already."""
+"""The derivatives of the operators, computed by a second launch, or from gradients that the forward has returned
+already.
+"""
 
 from __future__ import annotations
 

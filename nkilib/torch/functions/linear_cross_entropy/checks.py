@@ -119,12 +119,12 @@ def _check_shapes(caller: Caller, arguments: LinearArguments) -> None:
 def checked_product(
     caller: Caller, arguments: LinearArguments, product: Product, compute_dtype: torch.dtype | None
 ) -> Product:
-    """Return the product's options with the dtype that operands are rounded to.
+    """Return the options of the matrix product, with the dtype that its operands are rounded to added.
 
     Args:
         caller: the function that error messages name.
         arguments: the arguments of the call.
-        product: the product's options with the other numbers.
+        product: the options of the product, without that dtype.
         compute_dtype: the caller's argument.
 
     Raises:
@@ -200,7 +200,8 @@ def check_sum(caller: Caller, weight: Tensor, grad_weight_sum: Tensor | None) ->
 
     Raises:
         NotImplementedError: XLA tensors.
-        ValueError: another dtype, shape, device or layout; it requires grad.
+        ValueError: its dtype is not float32, its shape or device is not that of the weight, or it is not contiguous; it
+            requires grad.
     """
     if grad_weight_sum is None:
         return

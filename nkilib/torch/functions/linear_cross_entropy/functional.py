@@ -134,7 +134,8 @@ def linear_cross_entropy(
     """Compute the cross-entropy between an output layer's logits and targets, without a tensor of logits in memory.
 
     For the arguments that PyTorch shares, the result equals, with z = softcap(logit_scale * linear(input,
-    linear_weight, linear_bias)) / temperature, where products and all later steps are float32::
+    linear_weight, linear_bias)) / temperature, where softcap is the cap that ``logit_softcap`` describes, and products
+    and all later steps are float32::
 
         torch.nn.functional.cross_entropy(z.float(), target, weight, ignore_index=ignore_index, reduction=reduction,
                                           label_smoothing=label_smoothing)
@@ -145,8 +146,8 @@ def linear_cross_entropy(
     Tensor values are never read, so the call does not wait for the device; only on the CPU are targets checked for
     their range. Under autocast the kernels round input, weight and bias to autocast's dtype for the products, without a
     copy of the weight, and gradients of float32 tensors are unrounded. With float16, all gradients are NaN if the
-    upstream gradient of any position is infinite or NaN, because the largest upstream gradient sets a common power of
-    two.
+    upstream gradient of any position is infinite or NaN, because a power of two that depends on the largest upstream
+    gradient scales the gradients of all positions.
 
     Class probabilities, a ``linear_weight`` of more than two dimensions, and numbers of features outside of 16 to
     16,384 are computed by PyTorch's own operators, with a warning and with all logits in memory; the loss then has
@@ -182,11 +183,12 @@ def linear_cross_entropy(
             ``linear_weight`` to it, unrounded, and returns no gradient for ``linear_weight``, whose ``.grad`` stays
             unchanged. Nothing is added if ``linear_weight`` does not require grad. It disables the single launch of
             ``memory_limit``.
-        memory_limit: the bytes that loss and gradients may use beside inputs and outputs, and from the forward on for
-            the gradients. If that suffices, and for a mean or a sum of bfloat16 or float32 without ``return_outputs``,
-            the forward computes the gradients too, in a single launch with three matrix products instead of four, and
-            the backward multiplies them; a second backward is then an error. None: gradients are computed in the
-            backward.
+        memory_limit: the bytes that a single launch for loss and gradients may use beside its inputs: for the logits of
+            a block of positions, for float32 sums and rounded operands, and for the gradients, which then exist from
+            the forward on. If they suffice, and for a mean or a sum of bfloat16 or float32 without ``return_outputs``,
+            the forward computes the gradients too, in one launch with three matrix products instead of four, and the
+            backward only multiplies them by the upstream gradient; a second backward is then an error. None: gradients
+            are computed in the backward.
 
     Returns:
         The loss, float32: a scalar tensor; for ``"none"``, a tensor of the shape of the class indices. If every

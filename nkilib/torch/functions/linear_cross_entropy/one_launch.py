@@ -34,8 +34,8 @@ def wanted_gradients(input: Tensor, linear_weight: Tensor, linear_bias: Tensor |
 def takes_one_launch(
     arguments: LinearArguments, wanted: WantedGradients, return_outputs: bool, product: Product = PLAIN
 ) -> bool:
-    """Return whether the loss and its gradients can be computed in a single launch: one number must scale them,
-    afterwards.
+    """Return whether the loss and its gradients can be computed in a single launch, so that the backward only has to
+    multiply the gradients by one number.
 
     Float16 gradients would lack range before the scale of the loss multiplies them, and a sum over micro-batches needs
     unrounded gradients.
@@ -55,10 +55,12 @@ def takes_one_launch(
 def granted_scratch(
     arguments: LinearArguments, wanted: WantedGradients, memory_limit: int, product: Product = PLAIN
 ) -> int | None:
-    """Return the most scratch bytes for logits with which a single launch stays within the limit; None if none do.
+    """Return how many bytes of scratch memory a single launch may use for logits so as to stay within ``memory_limit``;
+    None if it cannot.
 
     A launch uses memory for logits, for float32 sums, and for the gradients, which exist from the forward on. The
-    result is at most the kernel's default, or the need of the fewest positions if that is more.
+    result is at most the larger of the kernel's default and the bytes of the logits of 128 positions (or of all, if
+    there are fewer).
     """
     weight = arguments.linear_weight
     classes, features = weight.shape
@@ -115,7 +117,7 @@ def loss_with_gradients(
         reduction: ``"mean"`` or ``"sum"``.
         normalizer: the divisor of the mean.
         wanted: the requested gradients.
-        scratch_bytes: the bytes for logits.
+        scratch_bytes: the bytes of scratch memory for logits, see :func:`granted_scratch`.
     """
     scale = input.new_ones((), dtype=torch.float32)
     if reduction == "mean":
@@ -128,8 +130,8 @@ def loss_with_gradients(
 
 
 def _divisor(target: Tensor, class_weight: Tensor | None, options: LossOptions) -> Tensor:
-    """Return the divisor of a mean: the summed weights of the valid targets; NaN instead of 0, as PyTorch's mean of
-    nothing is.
+    """Return the divisor of a mean: the summed weights of the valid targets. If these are 0 it is NaN, so that the mean
+    is, as in PyTorch.
     """
     counts = ~is_ignored(target, options.ignore_index)
     if class_weight is None:

@@ -96,7 +96,7 @@ def _check_classes(call: Call) -> None:
 
 
 def shared_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of all kernels that replace the target and the names of dtypes."""
+    """Return the keyword arguments that all kernels get in place of the operator's target and its names of dtypes."""
     classes, ignore_index = kernel_target(call.tensor("target"), call.options["ignore_index"], vocabulary(call))
     name = call.options["compute_dtype"]
     compute_dtype = None if name is None else TILE_DTYPES[getattr(torch, name)]
@@ -182,7 +182,9 @@ FORWARD: Final = register(
 
 
 def backward_arguments(call: Call) -> dict[str, Any]:
-    """Return the arguments of the backward kernel that add to the inputs and options, or replace them."""
+    """Return the keyword arguments that the backward kernel gets beside the operator's inputs and options, or in place
+    of them.
+    """
     lse = call.tensor("maximum") + call.tensor("log_sum")
     arguments = {**shared_arguments(call), "lse_hbm": lse.detach().contiguous(), **_bias_if_given(call)}
     if call.tensors.get("grad_entropy") is None:  # the kernel takes both or neither

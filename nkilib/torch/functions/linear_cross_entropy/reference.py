@@ -20,7 +20,7 @@ from nkilib.torch.losses.target_indices import INDEX_DTYPES
 
 
 def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = None) -> str | None:
-    """Return a clause that names what no kernel computes; None if a kernel computes the loss.
+    """Return a clause that names the argument for which no kernel computes the loss; None if a kernel computes it.
 
     Args:
         arguments: the arguments of the call.
@@ -40,7 +40,8 @@ def reason_for_reference(arguments: LinearArguments, vocabulary: int | None = No
 
 
 def check_unused(caller: Caller, reason: str, is_used: Mapping[str, bool]) -> None:
-    """Reject arguments that PyTorch does not have, where its operators compute the loss.
+    """Reject the use of arguments that PyTorch's function does not have, in a call whose loss PyTorch's operators
+    compute.
 
     Args:
         caller: the function that error messages name.

@@ -59,7 +59,8 @@ TEACHER = ModelNames("teacher_input", "teacher_weight", "teacher_bias")
 
 @dataclass(frozen=True)
 class DistillationArguments:
-    """The tensor arguments of a call, as the caller passed them, or this rank's parts of them.
+    """The tensor arguments of a call of ``linear_distillation_loss``, as the caller passed them, or this rank's parts
+    of them.
 
     Attributes:
         student, teacher: the two models, over the same positions and classes.

@@ -96,7 +96,9 @@ def checked_recipe(
 
 
 def _check_units(caller: Caller, recipe: Recipe) -> None:
-    """Check that a masked class has a finite logit in the unit of the other model too."""
+    """Check that the units of both models (:attr:`Recipe.student_unit`) are close enough for a masked class to have a
+    finite logit in either unit.
+    """
     student, teacher = recipe.student_unit, recipe.teacher_unit
     if not 1.0 / _UNITS_APART_MOST <= student / teacher <= _UNITS_APART_MOST:
         names = [

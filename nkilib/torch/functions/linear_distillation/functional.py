@@ -132,7 +132,7 @@ def linear_distillation_loss(
 
     in float32, without logits of either model in memory and without rounding of logits, with one launch in the forward
     and one in the backward. For ``beta`` between 0 and 1 the forward keeps the float32 logits of a block of positions,
-    as many as ``memory_limit`` allows. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the
+    whose size ``memory_limit`` bounds. The gradients of ``input``, ``linear_weight`` and ``linear_bias`` have the
     dtypes of these tensors, are accumulated in float32 and rounded once; a gradient that is not needed is not computed,
     and the teacher has none. Tensor values are never read, so the call does not wait for the device; only on the CPU
     are labels checked for their range, if ``"logprob"`` is requested.
@@ -157,8 +157,9 @@ def linear_distillation_loss(
         group: the ranks that share the vocabulary, with equally many classes each; None: both weights have all classes.
         linear_bias, teacher_bias: [V], in one of these types, used in float32; -inf masks a class.
         direction: ``"forward"``, KL(teacher || student), or ``"reverse"``; has no effect with ``beta``.
-        beta: from 0 to 1: 0 is KL(teacher || student), 1 is KL(student || teacher), and values between them are the
-            generalized Jensen-Shannon divergence, see :func:`nkilib.torch.distillation_loss`.
+        beta: from 0 to 1, or None for the divergence that ``direction`` names: 0 is KL(teacher || student), 1 is
+            KL(student || teacher), and values between them are the generalized Jensen-Shannon divergence, see
+            :func:`nkilib.torch.distillation_loss`.
         temperature: T, from 1e-3 to 1e6, divides the logits of both models, after the caps. Like scales and caps it is
             a constant of the compiled kernel: each new value compiles a new kernel.
         temperature_squared: multiply the loss by T^2.

@@ -61,12 +61,16 @@ class Recipe:
 
     @property
     def student_unit(self) -> float:
-        """The factor of a student's logit before the temperature: its cap, or its scale without a cap."""
+        """The unit in which kernels keep the student's logits before the temperature: the cap, or without one the
+        scale.
+        """
         return self.student_logit_scale if self.student_logit_softcap is None else self.student_logit_softcap
 
     @property
     def teacher_unit(self) -> float:
-        """The factor of a teacher's logit before the temperature: its cap, or its scale without a cap."""
+        """The unit in which kernels keep the teacher's logits before the temperature: the cap, or without one the
+        scale.
+        """
         return self.teacher_logit_scale if self.teacher_logit_softcap is None else self.teacher_logit_softcap
 
 
@@ -79,21 +83,23 @@ class Labels:
 
 @dataclass(frozen=True)
 class Wanted:
-    """``with_logprob``: the student's log-probability of the label."""
+    """``with_logprob``: whether the student's log-probability of the label is requested."""
 
     with_logprob: bool = False
 
 
 @dataclass(frozen=True)
 class WantedTarget:
-    """``with_target``: the student's logit of the label."""
+    """``with_target``: whether the student's logit of the label is requested."""
 
     with_target: bool = False
 
 
 @dataclass(frozen=True)
 class Memory:
-    """``memory_limit``: the HBM bytes that float32 logits may use between two visits; None: the kernel's default."""
+    """``memory_limit``: the HBM bytes for float32 logits that the kernel keeps from its first pass over the classes to
+    the second; None: the kernel's default.
+    """
 
     memory_limit: int | None = None
 
@@ -134,7 +140,7 @@ def _compute_dtype(call: Call) -> dict[str, Any]:
 
 
 def _arguments(call: Call) -> dict[str, Any]:
-    """Return the kernel arguments that replace the labels and the names of dtypes."""
+    """Return the keyword arguments that the kernels get in place of the operator's labels and its names of dtypes."""
     labels = call.tensors["labels"]
     if labels is None:
         return _compute_dtype(call)

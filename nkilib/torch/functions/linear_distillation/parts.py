@@ -105,8 +105,8 @@ def _gathered_student(caller: Caller, weight: DTensor, arguments: DistillationAr
 
 
 def _of_own_positions(caller: Caller, arguments: DistillationArguments, student: Model) -> DistillationArguments:
-    """Return the arguments of this rank's own positions: per-position tensors must be plain; the teacher's layer is
-    gathered.
+    """Return the arguments of this rank's own positions: per-position tensors, which must be plain, the given student,
+    and the teacher with a gathered layer.
     """
     for name, tensor in (
         (arguments.teacher.names.input, arguments.teacher.input),
@@ -142,8 +142,8 @@ def _of_own_classes(
     shards: VocabularyShards,
     group: dist.ProcessGroup | None,
 ) -> DistillationArguments:
-    """Return the arguments of this rank's classes: per-position tensors are the same on all ranks, and the teacher's
-    layer has the student's classes.
+    """Return the arguments of this rank's classes: per-position tensors, which must be the same on all ranks, and the
+    teacher's layer reduced to the classes of the student's shard.
     """
     names = arguments.teacher.names
 
@@ -181,8 +181,8 @@ def _of_own_classes(
 def _holds_own_classes(
     caller: Caller, name: str, tensor: DTensor, shards: VocabularyShards, group: dist.ProcessGroup | None
 ) -> bool:
-    """Return whether this rank's shard has the student's classes, because the same group shares both tensors in the
-    same way.
+    """Return whether this rank's shard of a teacher's tensor has the classes of its shard of the student's weight: the
+    same group shards both, in equal sizes.
     """
     mesh = tensor.device_mesh
     several = [at for at in range(mesh.ndim) if mesh.size(at) > 1]

@@ -119,7 +119,8 @@ def _claims(
 ) -> dict[str, float]:
     """Return the values that must be equal on all ranks, by name.
 
-    The backward communicates if the input needs a gradient: on every rank, or on none.
+    The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
+    none.
     """
     numbers = {**values_of(recipe), **values_of(labels), **values_of(wanted)}
     numbers["compute_dtype"] = _TYPES.index(recipe.compute_dtype)
@@ -135,11 +136,11 @@ def _claims(
 
 
 class _Whole(NamedTuple):
-    """The statistics over all classes, and this shard's share.
+    """The statistics over all classes, and the share that this rank's classes have in them.
 
     Attributes:
         statistics: the student's maximum and log_sum, then the teacher's, [N] each.
-        student, teacher: this shard's share of each softmax.
+        student, teacher: the share of this rank's classes in the softmax of each model.
         target_logit: the student's z at the label, [N]; [0] if it is not requested.
     """
 
@@ -150,7 +151,9 @@ class _Whole(NamedTuple):
 
 
 class _Divergence(NamedTuple):
-    """The results over all classes for every position, not weighted, [N] each."""
+    """The divergence results over all classes, [N] each, before they are multiplied by ``row_weight``; see
+    :class:`DistillationResults`.
+    """
 
     divergence: Tensor
     moment: Tensor
@@ -208,7 +211,9 @@ def _divergence(
     recipe: Recipe,
     group: dist.ProcessGroup | None,
 ) -> _Divergence:
-    """Communicate the summands of divergence and entropy, which depend on the statistics of all classes."""
+    """Compute this rank's summands of divergence and entropy from the statistics over all classes, and return their
+    sums over the ranks.
+    """
     summands = {"entropy": entropy_term(own, whole.student)}
     if recipe.is_mixed:
         mixture = SHARD_MIXTURE.op(operands.input.device)

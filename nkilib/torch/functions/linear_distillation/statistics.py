@@ -40,14 +40,16 @@ class Share(NamedTuple):
 
 
 class MaskedLogits(NamedTuple):
-    """The logit limit of each model: a shard whose largest logit is lower has only masked classes."""
+    """The lowest logit that an unmasked class of each model can have: a shard whose largest logit is not above it has
+    only masked classes.
+    """
 
     student: float
     teacher: float
 
 
 def masked_logits(student_unit: float, teacher_unit: float, temperature: float) -> MaskedLogits:
-    """Return the lowest z that an unmasked class can have, by model.
+    """Return the lowest z (logit after scale, cap and temperature) that an unmasked class of each model can have.
 
     Args:
         student_unit, teacher_unit: the softcap, or the logit scale without one.
@@ -64,34 +66,35 @@ def log_sum_below(maximum: Tensor, log_sum: Tensor, of_all: Tensor, masked: floa
     Args:
         maximum, log_sum: the statistics of the shard.
         of_all: m, the maximum of all shards.
-        masked: the logit limit; a lower maximum is that of masked classes.
+        masked: the limit of the model in :class:`MaskedLogits`; the shard has unmasked classes if its maximum is above
+            it.
     """
     # Maxima are subtracted before anything is added to them, so that large logits cancel exactly.
     return torch.where(maximum > masked, log_sum - (of_all - maximum), -torch.inf)
 
 
 def share_of(below: Tensor, log_sum: Tensor) -> Share:
-    """Return the share of a shard.
+    """Return the share of a shard in the softmax over all classes.
 
     Args:
         below: the shard's :func:`log_sum_below`.
-        log_sum: the logarithm of the sum of its exponentials over the shards.
+        log_sum: log(sum exp(z - m)) over all shards, the logarithm of the sum of exp(``below``) over them.
     """
     log = below - log_sum
     return Share(torch.exp(log), log)
 
 
 def entropy_term(own: ShardResults, student: Share) -> Tensor:
-    """Return this shard's summand of the student's entropy, which is the sum over all shards."""
+    """Return this shard's summand of the student's entropy; the entropy is the sum of these over all shards."""
     return product(student.value, own.entropy - student.log)
 
 
 def divergence_term(own: ShardResults, student: Share, teacher: Share, beta: float) -> Tensor:
     """Return this shard's summand of KL(teacher || student), or of KL(student || teacher).
 
-    The summands of two shares p and q are p log(p / q) - p + q, which are never negative, and whose sum is the
-    divergence because shares add up to 1. So the rounding of shares does not affect the small divergence of similar
-    models.
+    For shares p and q of the shard in both softmaxes, the divergence between shards has the summand p log(p / q) - p +
+    q. It is never negative, and the added -p + q cancels in the sum over shards, because shares add up to 1. So the
+    rounding of shares does not affect the small divergence of similar models.
     """
     of, other = (teacher, student) if beta == 0.0 else (student, teacher)
     distance = of.value - other.value

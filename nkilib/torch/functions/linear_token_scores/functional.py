@@ -60,7 +60,8 @@ def linear_token_scores(
     layer.
 
     Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
-    linear(input, linear_weight, linear_bias)) / temperature in float32, and p = z.softmax(-1)::
+    linear(input, linear_weight, linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap``
+    describes, and p = z.softmax(-1)::
 
         logprob = z.log_softmax(-1).gather(-1, target[..., None])[..., 0]
         entropy = -(p * p.log()).sum(-1)
@@ -144,9 +145,10 @@ def linear_token_scores(
 
 
 def _product_dtype(arguments: LinearArguments, compute_dtype: torch.dtype | None) -> torch.dtype | None:
-    """Return the dtype of the products if the caller names none: that of the input for operands of different dtypes.
+    """Return the caller's dtype of the products, or without one the dtype of the input if operands have different
+    dtypes.
 
-    Autocast has its own dtype, and dtypes that no kernel takes are rejected later.
+    None: autocast's dtype, if autocast is on, or that of all operands. Dtypes that no kernel takes are rejected later.
     """
     input, weight = arguments.input, arguments.linear_weight
     is_decided = compute_dtype is not None or autocast_dtype(input.device) is not None

@@ -59,7 +59,7 @@ def _check_classes(call: Call) -> None:
 
 
 def _with_ids(call: Call, shared: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with the targets as the kernels take them, [N, K]."""
+    """Return the kernel arguments ``shared`` with the targets in the form of the kernels, [N, K]."""
     targets: Tensor = shared["targets_hbm"]
     return {**shared, "targets_hbm": targets.reshape(call.first.shape[0], -1)}
 
@@ -74,8 +74,8 @@ def _as_target(call: Call) -> Shape:
 
 
 def _of_each_id(output: Output) -> Output:
-    """Return the output with the shape of the targets if it is the target's logit, so that it holds one logit for each
-    id.
+    """Return the output ``target_logit`` with the shape of the targets, one logit for each id, and any other output
+    unchanged.
     """
     if output.name != "target_logit":
         return output
@@ -131,8 +131,8 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def _of_scores(inputs: tuple[Input, ...]) -> tuple[Input, ...]:
-    """Return the inputs of the scores' backward: those of the loss's, with the gradient of log-probabilities instead of
-    the loss's.
+    """Return the inputs of the backward of the scores: the given ones of the loss's backward, but with the gradient of
+    the log-probabilities in place of that of the loss.
     """
     return _with_any_ids(
         tuple(

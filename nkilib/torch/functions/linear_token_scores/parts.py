@@ -33,7 +33,7 @@ class PlacedArguments:
         arguments: the arguments of the loss.
         is_spread: whether the ranks of ``group`` have parts of the vocabulary.
         group: the process group; None for all processes.
-        num_classes, shard_sizes: the classes of the ranks.
+        num_classes, shard_sizes: the numbers of classes of the ranks, see ``vocab_parallel_linear_cross_entropy``.
     """
 
     arguments: LinearArguments

@@ -75,7 +75,8 @@ class ShardScores(NamedTuple):
 
     Attributes:
         maximum, log_sum, target_logit, argmax, entropy: see ``ShardStatistics``.
-        log_sum_squares, mean_logit: the scores of the softmax over the shard alone, and of the shard's classes.
+        log_sum_squares: log of the sum of p^2, for the softmax p over the shard's classes alone.
+        mean_logit: the mean of z over the shard's classes that no bias of -inf masks.
     """
 
     maximum: Tensor

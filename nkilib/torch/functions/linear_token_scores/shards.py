@@ -109,10 +109,11 @@ def _rounded(linear_bias: Tensor | None, product: Product) -> Tensor | None:
 def _further_sums(
     own: ShardScores, linear_bias: Tensor | None, shards: VocabularyShards, wanted: WantedScores
 ) -> Callable[[Tensor], Mapping[str, Tensor]]:
-    """Return the function that computes the summands of the last two scores, which are summed over the ranks.
+    """Return the function that computes this rank's summands for ``log_sum_squares`` and ``mean_logit``, by name.
 
-    For a shard, sum exp(z - m)^2 is exp(its log sum p^2 + 2 (its log_sum - the distance of its maximum below m)). The
-    mean is over the classes that no bias masks.
+    Its argument is the distance of the shard's maximum below m, the maximum over all ranks. The shard's sum of exp(z -
+    m)^2 is exp(log_sum_squares + 2 (log_sum - distance)), with the scores of the shard alone. The mean is over the
+    classes that no bias masks.
     """
 
     def summands(below: Tensor) -> dict[str, Tensor]:
@@ -134,7 +135,9 @@ def _further_sums(
 def _moments(
     sums: Mapping[str, Tensor], log_sum: Tensor, own: ShardScores, shards: VocabularyShards
 ) -> tuple[Tensor, Tensor]:
-    """Return log sum p^2 and the mean logit over all classes; empty where they are not requested."""
+    """Return ``log_sum_squares`` and ``mean_logit`` over all classes, from the summed terms of :func:`_further_sums`;
+    empty where they are not requested.
+    """
     log_sum_squares, mean_logit = own.log_sum_squares, own.mean_logit
     if "squares" in sums:
         log_sum_squares = sums["squares"].log() - 2.0 * log_sum

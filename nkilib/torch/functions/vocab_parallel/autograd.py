@@ -79,7 +79,8 @@ _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 
 class VocabParallelCrossEntropy(torch.autograd.Function):
-    """Passes on the differentiable results of all ranks, with their derivative with respect to this rank's logits.
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    logits.
 
     The arguments of ``apply`` are logits [N, width], target, class_weight of this rank's classes, weight_sum (of all
     classes) and target_weight [N] as the backward kernel takes them, the results, the options of the operators, the

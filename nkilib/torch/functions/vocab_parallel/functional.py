@@ -137,7 +137,7 @@ def vocab_parallel_cross_entropy(
         inplace: the backward writes the gradient over the memory of ``logits_shard``.
         return_outputs: return :class:`CrossEntropyOutputs`, which on every rank are those of the whole vocabulary. If a
             cap makes the largest logits of several ranks equal, argmax is that of the first of these ranks.
-        class_dim: -1, or 1 as in PyTorch.
+        class_dim: the dimension of the classes: -1, or 1 as in PyTorch.
 
     Returns:
         The loss, float32, the same on every rank: a scalar tensor; for ``"none"``, a tensor of the shape of ``target``.
@@ -205,7 +205,9 @@ OF_PARTS[CROSS_ENTROPY.function] = vocab_parallel_cross_entropy
 
 
 def _check_inplace(logits_shard: Tensor, class_dim: int) -> None:
-    """Reject ``inplace`` on every rank alike: a shard of one column would pass a check that fails on other ranks."""
+    """Reject ``inplace`` on every rank if one has to: with ``class_dim=1``, a shard of one column could be overwritten,
+    but those of other ranks could not.
+    """
     if class_dim == 1 and logits_shard.dim() > 2:
         raise ValueError(
             f"{_CALLER}: inplace=True requires the classes last, got class_dim=1 and logits_shard of shape "

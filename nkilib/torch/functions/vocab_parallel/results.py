@@ -104,8 +104,8 @@ def _results(
 def _class_loss(
     statistics: VocabularyStatistics, weight_sum: Tensor | None, options: LossOptions, shards: VocabularyShards
 ) -> Tensor:
-    """Return (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse - z), which is undefined at ignored
-    positions.
+    """Return the losses without z-loss for class indices t: (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum of w * (lse -
+    z), with class weights w and smoothing e. They are undefined at ignored positions.
     """
     sums = statistics.sums
     # In this order, since large logits cancel exactly in the difference. Never negative: both summands are not.
@@ -120,10 +120,10 @@ def _class_loss(
 
 
 def with_weight_sum(call: Call, weight_sum: Tensor | None) -> Call:
-    """Return the call with the sum of the class weights of all ranks, if smoothing needs it.
+    """Return the call of the backward changed so that smoothing uses the sum of the class weights of all ranks.
 
-    The kernel takes the sum as a number, and reading it would wait for the device, so it is folded into the gradient of
-    lse.
+    The kernel takes the sum as a Python number, and reading the tensor would wait for the device, so its effect is
+    added to the gradient of lse.
     """
     smoothing = call.options["label_smoothing"]
     if weight_sum is None or smoothing == 0.0:

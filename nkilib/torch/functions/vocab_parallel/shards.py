@@ -192,7 +192,7 @@ def check_no_group(caller: Caller, group: Any, shard_sizes: Sequence[int] | None
 
 
 def check_whole(caller: Caller, num_classes: int | None, shard_sizes: Sequence[int] | None) -> None:
-    """Reject classes of ranks if there is no group.
+    """Reject ``num_classes`` and ``shard_sizes`` of a call without a group.
 
     Raises:
         ValueError: ``num_classes`` or ``shard_sizes`` is given.

@@ -28,7 +28,8 @@ class VocabularyStatistics(NamedTuple):
         sums: further sums over the ranks, by name. ``target_logit`` (not for class probabilities): the logit of the
             target, 0 at ignored positions; [N, K] for K target ids. ``position_weight`` (with class weights or
             probabilities): the weight of the target, 0 at ignored positions; or the sum of the weighted and smoothed
-            probabilities. ``distance_sum`` (if the shards have it): the sum of factor times (maximum - logit).
+            probabilities. ``distance_sum`` (if the shards have it): the sum over all classes of f * (maximum - logit),
+            with f as in :class:`ShardStatistics`.
         argmax: int32, the first class with the largest logit; [0] if the shards have none.
         entropy: the entropy of the softmax, in nats; [0] if the shards have none.
     """
@@ -56,8 +57,8 @@ def combined_statistics(
     claims: Mapping[str, float],
     further: Callable[[Tensor], Mapping[str, Tensor]] | None = None,
 ) -> VocabularyStatistics:
-    """Communicate the statistics of the shards; every rank of the group has to call it.
-    ``docs/explanation/cross_entropy.md`` has the formulas.
+    """Return the statistics over all classes from those of the shards, with all-reduces: every rank of the group has to
+    call it. ``docs/explanation/cross_entropy.md`` has the formulas.
 
     Args:
         caller: the function that error messages name.
@@ -68,8 +69,8 @@ def combined_statistics(
         options: the options of the loss.
         soft: whether the targets are class probabilities.
         claims: further values that must be equal on all ranks, by name.
-        further: a function that returns further summands over the ranks, [N] by name, from the distance of this rank's
-            maxima below those of all ranks.
+        further: a function that returns this rank's summands of further sums over the ranks, [N] by name, from the
+            distances [N] of this rank's maxima below those of all ranks.
 
     Raises:
         ValueError: raised on all ranks if the ranks do not see the same shards or options. On the CPU only: elsewhere
@@ -113,15 +114,15 @@ def _is_given(values: Tensor, maximum: Tensor) -> bool:
 
 
 def _factor_sum(own: ShardStatistics, shards: VocabularyShards, class_weight: Tensor | None, soft: bool) -> Tensor:
-    """Return the sum of the factors of this shard's classes, [N] or without dimensions."""
+    """Return the sum over this shard's classes of the factors in its ``distance_sum``, [N] or without dimensions."""
     if soft:
         return own.position_weight
     return own.maximum.new_tensor(float(shards.own_size)) if class_weight is None else class_weight.sum()
 
 
 def product(factor: Tensor, values: Tensor) -> Tensor:
-    """Return the product, with 0 where the factor is 0 whatever the values are: those of a shard without classes are
-    not finite.
+    """Return the product, but 0 where the factor is 0, even if the value is not finite, as it is for a shard without
+    classes.
     """
     return torch.where(factor == 0.0, 0.0, factor * values)
 

@@ -31,7 +31,7 @@ DERIVATIVE: Final = Derivative(FORWARD, BACKWARD, adding=BACKWARD_ADDING)
 
 
 class ShardOperands(NamedTuple):
-    """This rank's tensors.
+    """The tensors that the forward operator of a shard takes, with this rank's classes.
 
     Attributes:
         input: the hidden states [N, D], the same on all ranks.
@@ -105,7 +105,8 @@ def vocab_parallel_linear_results(
 def claims_of_product(operands: ShardOperands, product: Product) -> dict[str, float]:
     """Return the values of the matrix product that must be equal on all ranks, by name.
 
-    The backward communicates if the input needs a gradient: on every rank, or on none.
+    The need of a gradient of ``input`` is one of them: the backward then communicates, so every rank must do it, or
+    none.
     """
     needs_gradient = operands.input.requires_grad and torch.is_grad_enabled()
     return {
@@ -144,7 +145,8 @@ _DIFFERENTIABLE: Final = ("loss", "lse", "logprob", "entropy")
 
 
 class VocabParallelLinearCrossEntropy(torch.autograd.Function):
-    """Passes on the differentiable results of all ranks, with their derivative with respect to this rank's tensors.
+    """Returns results that have been computed over all ranks, and gives them a derivative with respect to this rank's
+    tensors.
 
     The arguments of ``apply`` are the inputs of the forward operator, of this rank's classes; weight_sum (of all
     classes) and target_weight [N] as the backward kernel takes them; the results; the options of the operators; and the
@@ -192,7 +194,7 @@ class VocabParallelLinearCrossEntropy(torch.autograd.Function):
 
 
 def _kept(derivative: Derivative) -> list[str]:
-    """Return the names of the forward's tensors that the backward takes, in this order."""
+    """Return the names of the forward's inputs and results that the backward takes, in its order."""
     return [operand.name for operand in derivative.backward.inputs if not operand.name.startswith("grad_")]
 
 

@@ -244,8 +244,8 @@ def vocab_parallel_linear_cross_entropy(
 
 
 def _check_kernels_take(arguments: LinearArguments, shards: VocabularyShards) -> None:
-    """Reject arguments that PyTorch's operators would compute for a whole weight, because here they have no logits of
-    other ranks.
+    """Reject arguments for which no kernel computes the loss. For a whole weight PyTorch's operators compute it, but
+    here they would lack the logits of the other ranks.
     """
     reason = reason_for_reference(arguments, shards.num_classes)
     if reason is not None:

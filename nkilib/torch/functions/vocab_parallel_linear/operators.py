@@ -62,9 +62,7 @@ def _backward_arguments(call: Call) -> dict[str, Any]:
 
 
 def unrounded(output: Output) -> Output:
-    """Return the output with float32 for the gradient of the input, which is summed over the ranks; others are
-    unchanged.
-    """
+    """Return the output ``grad_input`` in float32, because it is summed over the ranks; any other output unchanged."""
     return replace(output, dtype=torch.float32) if output.name == "grad_input" else output
 
 
@@ -72,8 +70,8 @@ _TARGET_WEIGHT: Final = Input("target_weight", is_optional=True)
 
 
 def _with_target_weight(operator: Operator) -> tuple[Input, ...]:
-    """Return the inputs of the whole weight's backward, with the target weight before those of the entropy, which came
-    later.
+    """Return the inputs of a shard's backward: those of ``operator``, which is for the whole weight, with
+    ``target_weight`` inserted before the inputs for the entropy.
     """
     first = operator.inputs[: -len(of_whole.OF_ENTROPY)]
     return (*first, _TARGET_WEIGHT, *of_whole.OF_ENTROPY)
