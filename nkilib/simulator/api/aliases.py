@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from ..language.ranges import while_loop
 from ..tensors.tensor import NkiTensor
 from ..terms import dtypes, enums
+from .other_names import OTHER_NAMES
 
 
 def _module(name: str, contents: dict[str, Any]) -> ModuleType:
@@ -100,8 +101,8 @@ def alias(module: str, name: str) -> Any:
     """Return the object that older kernels know as ``module.name``.
 
     Raises:
-        AttributeError: if there is none. For a name that was removed the message names its replacement, and for a
-            name that is misspelt or of another module the name that was likely meant.
+        AttributeError: if there is none. The message names the replacement of a name that was removed or that comes
+            from another library, and for a name that is misspelt or of another module the one that was likely meant.
     """
     submodule = MODULES.get(f"{module}.{name}")
     if submodule is not None:
@@ -117,10 +118,13 @@ def alias(module: str, name: str) -> Any:
 def _likely(module: str, name: str) -> str:
     """Return the end of an error message that suggests a name for the missing ``module.name``; empty if none is likely.
 
-    The suggestion is the same name in another module, or else a name of similar spelling, in ``module`` first.
+    The suggestion is the NKI name of an operation or type that other libraries call ``name``, or the same name in
+    another module, or else a name of similar spelling, in ``module`` first.
     """
     if name.startswith("_"):
         return ""
+    if name in OTHER_NAMES[module]:
+        return f"; use {OTHER_NAMES[module][name]}"
     others = [other for other in _OFFERED if other != module]
     for other in others:
         if name in _OFFERED[other]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,10 @@ import pytest
 
 from nkilib.nki import nisa, nki, nl
 from nkilib.simulator.api.aliases import MODULES
+from nkilib.simulator.api.other_names import OTHER_NAMES
+from tests.simulator.kernels import execute, tile
+
+MODULES_BY_NAME = {"nki": nki, "nki.isa": nisa, "nki.language": nl}
 
 
 def test_types_and_ranges() -> None:
@@ -93,6 +98,56 @@ def test_a_name_that_is_misspelt_or_of_another_module(module: Any, name: str, li
         getattr(module, name)
     called = {nki: "nki", nisa: "nki.isa", nl: "nki.language"}[module]
     assert str(caught.value) == f"module {called!r} has no attribute {name!r}; {likely}"
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "use"),
+    [
+        (nl, "sub", "nl.subtract"),
+        (nl, "mul", "nl.multiply"),
+        (nl, "absolute", "nl.abs"),
+        (nl, "fp32", "nl.float32"),
+        (nl, "float64", "nl.float32; the hardware has no float64"),
+        (nisa, "tensor_add", "nisa.tensor_tensor(dst, data1, data2, op=nl.add)"),
+        (nisa, "load", "nisa.dma_copy between HBM and SBUF"),  # not nl.load: whoever writes nisa wants instructions
+    ],
+)
+def test_a_name_of_another_library_is_answered_with_a_statement(module: Any, name: str, use: str) -> None:
+    with pytest.raises(AttributeError) as caught:
+        getattr(module, name)
+    called = {nisa: "nki.isa", nl: "nki.language"}[module]
+    assert str(caught.value) == f"module {called!r} has no attribute {name!r}; use {use}"
+
+
+OTHERS = [
+    pytest.param(MODULES_BY_NAME[module], name, use, id=f"{module}.{name}")
+    for module, names in OTHER_NAMES.items()
+    for name, use in names.items()
+]
+
+
+@pytest.mark.parametrize(("module", "name", "use"), OTHERS)
+def test_what_a_name_of_another_library_is_answered_with_exists(module: Any, name: str, use: str) -> None:
+    assert not hasattr(module, name), "NKI has this name"
+    named = re.findall(r"\b(nl|nisa)\.(\w+)", use)
+    assert named or use.startswith("the method of the tensor")
+    for home, each in named:
+        assert each in {"nl": nl, "nisa": nisa}[home].__all__
+    for method in re.findall(r"\bx\.(\w+)", use) + re.findall(r"(\w+)\(vector_offset", use):
+        assert hasattr(nl.NkiTensor, method)
+
+
+def test_the_calls_that_are_recommended_run() -> None:
+    def kernel() -> None:
+        x, y, dst = tile(2, 3, value=-4), tile(2, 3, value=3), nl.ndarray((2, 3), nl.float32)
+        names = {"nl": nl, "nisa": nisa, "x": x, "y": y, "value": 1, "low": 0, "high": 1, "axis": 1}
+        names |= {"dst": dst, "data": x, "data1": x, "data2": y}
+        for _, use in (entry for names_of_module in OTHER_NAMES.values() for entry in names_of_module.items()):
+            if use.startswith(("nl.", "nisa.")) and use.endswith(")") and not re.search(r", or |ap\(", use):
+                names["dst"] = nl.ndarray((2, 1), nl.float32) if "tensor_reduce" in use else dst
+                eval(use, names)
+
+    execute(kernel)
 
 
 @pytest.mark.parametrize("name", ["no_such_name", "_private", "__path__"])

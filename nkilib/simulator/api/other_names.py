@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The nkilib authors
+
+"""Names that numpy, PyTorch, JAX or Triton have for operations and types of NKI, each with the NKI name to use.
+
+A similar spelling would mislead here: ``sub`` looks like ``sum``, and ``mul`` like ``matmul``.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+def _elementwise(op: str) -> str:
+    return f"nisa.tensor_tensor(dst, data1, data2, op=nl.{op})"
+
+
+def _reduction(op: str) -> str:
+    return f"nisa.tensor_reduce(dst, op=nl.{op}, data=data, axis=1)"
+
+
+_MOVES: Final = "nisa.dma_copy between HBM and SBUF"
+_NO_FLOAT64: Final = "nl.float32; the hardware has no float64"
+_TYPES: Final = {
+    "float": "nl.float32",
+    "fp32": "nl.float32",
+    "f32": "nl.float32",
+    "half": "nl.float16",
+    "fp16": "nl.float16",
+    "f16": "nl.float16",
+    "bf16": "nl.bfloat16",
+    "fp8": "nl.float8_e4m3 or nl.float8_e5m2",
+    "double": _NO_FLOAT64,
+    "float64": _NO_FLOAT64,
+    "fp64": _NO_FLOAT64,
+    "byte": "nl.uint8",
+    "char": "nl.int8",
+    "short": "nl.int16",
+    "int": "nl.int32",
+    "long": "nl.int64",
+    "i8": "nl.int8",
+    "i16": "nl.int16",
+    "i32": "nl.int32",
+    "i64": "nl.int64",
+    "u8": "nl.uint8",
+    "u16": "nl.uint16",
+    "u32": "nl.uint32",
+}
+_ARITHMETIC: Final = {
+    "sub": "nl.subtract",
+    "mul": "nl.multiply",
+    "div": "nl.divide",
+    "truediv": "nl.divide",
+    "true_divide": "nl.divide",
+    "floordiv": "nl.floor(nl.divide(x, y))",
+    "floor_divide": "nl.floor(nl.divide(x, y))",
+    "remainder": "nl.mod",
+    "pow": "nl.power",
+    "neg": "nl.negative",
+    "absolute": "nl.abs",
+    "inv": "nl.reciprocal",
+    "clamp": "nl.minimum(nl.maximum(x, low), high)",
+    "clip": "nl.minimum(nl.maximum(x, low), high)",
+    "atan": "nl.arctan",
+    "swish": "nl.silu",
+    "dot": "nl.matmul",
+    "mm": "nl.matmul",
+    "eq": "nl.equal",
+    "ne": "nl.not_equal",
+    "gt": "nl.greater",
+    "ge": "nl.greater_equal",
+    "lt": "nl.less",
+    "le": "nl.less_equal",
+    "bitwise_not": "nl.invert",
+    "bitwise_left_shift": "nl.left_shift",
+    "bitwise_right_shift": "nl.right_shift",
+}
+_REDUCTIONS: Final = {
+    "amax": "nl.max",
+    "amin": "nl.min",
+    "std": "nl.sqrt(nl.var(x, axis))",
+    "argmax": "nisa.max8 and nisa.nc_find_index8",
+    "cumsum": "nisa.tensor_tensor_scan",
+}
+_TENSORS: Final = {
+    "empty": "nl.ndarray",
+    "ones_like": "nl.ones(x.shape, x.dtype)",
+    "full_like": "nl.full(x.shape, value, x.dtype)",
+    "cast": "nisa.tensor_copy to a tile of the other type",
+    "astype": "nisa.tensor_copy to a tile of the other type",
+    "concat": "one larger tile, and nisa.tensor_copy to a slice of it for each part",
+    "concatenate": "one larger tile, and nisa.tensor_copy to a slice of it for each part",
+    "cat": "one larger tile, and nisa.tensor_copy to a slice of it for each part",
+    "reshape": "the method of the tensor, x.reshape(shape)",
+    "permute": "the method of the tensor, x.permute(dims)",
+    "expand": "nl.broadcast_to",
+    "dram": "nl.private_hbm or nl.shared_hbm",
+    "print": "nl.device_print",
+}
+
+# By module and name, the text that follows "use".
+OTHER_NAMES: Final[dict[str, dict[str, str]]] = {
+    "nki": {},
+    "nki.language": {**_TYPES, **_ARITHMETIC, **_REDUCTIONS, **_TENSORS},
+    "nki.isa": {
+        "tensor_add": _elementwise("add"),
+        "tensor_sub": _elementwise("subtract"),
+        "tensor_subtract": _elementwise("subtract"),
+        "tensor_mul": _elementwise("multiply"),
+        "tensor_multiply": _elementwise("multiply"),
+        "tensor_div": "nl.divide, or nisa.reciprocal and nisa.tensor_tensor(dst, data1, data2, op=nl.multiply)",
+        "tensor_max": _elementwise("maximum"),
+        "tensor_min": _elementwise("minimum"),
+        "reduce": "nisa.tensor_reduce",
+        "reduce_sum": _reduction("add"),
+        "reduce_max": _reduction("maximum"),
+        "tensor_sum": _reduction("add"),
+        "copy": f"nisa.tensor_copy on chip, or {_MOVES}",
+        "memcpy": f"nisa.tensor_copy on chip, or {_MOVES}",
+        "load": _MOVES,
+        "store": _MOVES,
+        "dma": _MOVES,
+        "dma_start": _MOVES,
+        "dma_load": _MOVES,
+        "dma_store": _MOVES,
+        "matmul": "nisa.nc_matmul",
+        "mm": "nisa.nc_matmul",
+        "transpose": "nisa.nc_transpose or nisa.dma_transpose",
+        "tensor_transpose": "nisa.nc_transpose or nisa.dma_transpose",
+        "act": "nisa.activation",
+        "activate": "nisa.activation",
+        "fill": "nisa.memset",
+        "zeros": "nisa.memset(dst, value=0)",
+        "arange": "nisa.iota",
+        "barrier": "nisa.core_barrier",
+        "cumsum": "nisa.tensor_tensor_scan",
+        "scan": "nisa.tensor_tensor_scan",
+        "gather": "nisa.nc_n_gather on chip, or nisa.dma_copy from a view with ap(vector_offset=...)",
+        "scatter": "nisa.dma_copy to a view with ap(vector_offset=...)",
+    },
+}
