@@ -110,7 +110,11 @@ class AccessPatterns(IndexedViews, ReshapedViews):
     def _checked_pattern(
         self, pattern: Sequence[Sequence[int]], offset: int, dtype: DType
     ) -> tuple[list[int], list[int], int]:
-        """Return the strides, counts and offset over the storage."""
+        """Return the strides, counts and offset of a pattern after checks, in elements of ``dtype`` over the storage.
+
+        An on-chip pattern whose first stride and offset count partitions of a view is converted to those of the
+        storage.
+        """
         try:
             strides = [as_int(stride) for stride, _ in pattern]
             shape = [as_int(count) for _, count in pattern]

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Axis``: one dimension of the tensor behind a grid, cut into tiles, and the tiles that the grid has.
+"""``Axis``: one dimension of the tensor behind a grid, divided into tiles, and the tiles of it that the grid selects.
 
 This module contains arithmetic on tile numbers and strides only; it does not use tensors.
 """
@@ -18,12 +18,12 @@ from ..terms.layout import row_major_strides
 
 
 class Span(NamedTuple):
-    """The elements of an axis as one dimension of an access pattern.
+    """All selected elements of an :class:`Axis`, as one dimension of an access pattern.
 
     Attributes:
         size: the number of elements.
         stride: the distance from one element to the next, in elements of the storage.
-        offset: the offset of the first element, in elements of the storage.
+        offset: the distance from the start of the axis to the first element, in elements of the storage.
     """
 
     size: int
@@ -33,15 +33,18 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Axis:
-    """One dimension in tiles, grouped into cells. An index of the grid counts cells: tiles or blocks of tiles.
+    """One dimension of a grid, divided into tiles, with the tiles that the grid selects.
+
+    The selected tiles are grouped into cells, which an index of the grid counts: a cell is one tile in a grid of
+    tiles, and ``group`` tiles in a grid of blocks.
 
     Attributes:
-        size: elements of the whole dimension.
-        tile: elements of a tile; the last tile has the remainder. 1 if the dimension is not tiled.
-        tiles: numbers of the tiles that the grid has, ascending.
-        inner: stride from an element of a tile to the next.
-        outer: stride from the first element of a tile to the first element of the next tile.
-        group: tiles in a cell.
+        size: number of elements of the whole dimension.
+        tile: number of elements of a tile (the last tile may have fewer); 1 if the dimension is not tiled.
+        tiles: numbers of the selected tiles, ascending.
+        inner: stride from an element of a tile to the next, in elements of the storage.
+        outer: stride from the first element of a tile to the first element of the next tile, in the same unit.
+        group: number of tiles in a cell.
         is_tiled: whether the dimension is tiled; leading dimensions that are not are indexed element by element.
         is_consumed: whether an integer has chosen its one cell, so that no further index counts along it.
     """
@@ -57,28 +60,28 @@ class Axis:
 
     @classmethod
     def of(cls, size: int, tile: int, inner: int, outer: int, *, is_tiled: bool = True) -> Axis:
-        """Return the axis with all tiles of a dimension."""
+        """Return the axis of a dimension with all its tiles selected."""
         return cls(size, tile, range(-(-size // tile)), inner, outer, is_tiled=is_tiled)
 
     @property
     def cells(self) -> int:
-        """The number of cells."""
+        """The number of selected cells: tiles, or blocks of tiles."""
         return -(-len(self.tiles) // self.group)
 
     @property
     def elements(self) -> int:
-        """The number of elements of all tiles together."""
+        """The number of elements of all selected tiles together."""
         return self._elements_of(self.tiles)
 
     @property
     def is_remainder(self) -> bool:
-        """Whether a cell, which can only be the last one, has fewer elements than a whole one."""
+        """Whether the last cell, the only one that can, has fewer elements than a whole cell."""
         last = self.tiles[(self.cells - 1) * self.group :] if self.cells else ()
         return 0 < self._elements_of(last) < self.group * self.tile
 
     @property
     def step(self) -> int | None:
-        """The number of elements from a cell to the next; None if it differs from cell to cell."""
+        """The number of elements of the dimension from a cell to the next; None if it differs from cell to cell."""
         firsts = self.tiles[:: self.group]
         if len(firsts) < 2:
             return self.group * self.tile
@@ -88,28 +91,28 @@ class Axis:
         return steps.pop() * self.tile if len(steps) == 1 else None
 
     def one(self, cell: int) -> Axis:
-        """Return the axis with only the cell of that number, from 0."""
+        """Return the axis with only cell number ``cell``, counted from 0, selected by an integer."""
         tiles = self.tiles[cell * self.group : (cell + 1) * self.group]
         # Without replace(), which takes three times as long: kernels ask for tiles in their innermost loops.
         return Axis(self.size, self.tile, tiles, self.inner, self.outer, self.group, self.is_tiled, True)
 
     def some(self, cells: range) -> Axis:
-        """Return the axis with several cells, in ascending order."""
+        """Return the axis with only the given cells, in ascending order, selected by a slice."""
         if self.group == 1:
             return replace(self, tiles=_as_range(self.tiles[cells.start : cells.stop : cells.step]))
         chosen = [self.tiles[cell * self.group : (cell + 1) * self.group] for cell in cells]
         return replace(self, tiles=_as_range([tile for group in chosen for tile in group]))
 
     def regrouped(self, group: int) -> Axis:
-        """Return the axis with the same tiles in cells of another size, all of which can be indexed again."""
+        """Return the axis with the same tiles in cells of ``group`` tiles; its coordinate can be indexed again."""
         return replace(self, group=group, is_consumed=False)
 
     def follows_partitions(self) -> bool:
-        """Return whether the elements of the axis, the first one on chip, lie in successive partitions."""
+        """Return whether all elements of the axis, the first one of an on-chip grid, lie in successive partitions."""
         return self.is_tiled and (len(self.tiles) < 2 or self.outer % self.inner == 0)
 
     def span(self) -> Span | None:
-        """Return all elements as one dimension of an access pattern, or None if one stride cannot reach them."""
+        """Return all selected elements as one dimension of an access pattern; None if they are not equally spaced."""
         if not self.tiles:
             return Span(0, self.inner, 0)
         offset = self.tiles[0] * self.outer
@@ -142,7 +145,10 @@ def _as_range(tiles: Sequence[int]) -> Sequence[int]:
 
 
 def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequence[int]) -> tuple[Axis, ...]:
-    """Return the axes of a tensor of these sizes and strides, whose trailing dimensions only are tiled."""
+    """Return an axis for each dimension of a tensor of these sizes and strides.
+
+    The trailing dimensions, as many as ``tile_shape`` has, are tiled.
+    """
     leading = len(shape) - len(tile_shape)
     tiles = (1,) * leading + tuple(tile_shape)
     return tuple(
@@ -152,14 +158,14 @@ def dense_axes(shape: Sequence[int], strides: Sequence[int], tile_shape: Sequenc
 
 
 def packed_shape(element_shape: Sequence[int], tile_shape: Sequence[int]) -> tuple[int, int]:
-    """Return the partitions, and the elements of each, of on-chip memory in which whole tiles lie side by side."""
+    """Return the shape of on-chip memory in which whole tiles lie side by side: partitions, and elements of each."""
     return tile_shape[0], prod(_counts(element_shape, tile_shape)) * prod(tile_shape[1:])
 
 
 def packed_axes(element_shape: Sequence[int], tile_shape: Sequence[int], partition_stride: int) -> tuple[Axis, ...]:
-    """Return the axes of memory with :func:`packed_shape`.
+    """Return an axis for each dimension of a tensor whose tiles lie side by side in memory of :func:`packed_shape`.
 
-    Every tile has room for a whole one, in the row-major order of the grid.
+    The tiles are in the row-major order of the grid; each has room for a whole one, also where it is smaller.
     """
     leading = len(element_shape) - len(tile_shape)
     slot = prod(tile_shape[1:])
@@ -173,6 +179,6 @@ def packed_axes(element_shape: Sequence[int], tile_shape: Sequence[int], partiti
 
 
 def _counts(element_shape: Sequence[int], tile_shape: Sequence[int]) -> list[int]:
-    """Return the number of tiles along each dimension; for a leading dimension, its number of elements."""
+    """Return the number of tiles along each dimension; along a dimension that is not tiled, the number of elements."""
     tiles = (1,) * (len(element_shape) - len(tile_shape)) + tuple(tile_shape)
     return [-(-size // tile) for size, tile in zip(element_shape, tiles, strict=True)]

@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 
 
 class NkiGrid:
-    """The base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`; ``nl.tiles`` and ``nl.blocks`` make them.
+    """A tensor divided into tiles or blocks of tiles: the base of :class:`NkiTileGrid` and :class:`NkiBlockGrid`.
 
-    ``grid[i, j]`` is a grid again: an integer removes the coordinate (a negative one counts from the end), a slice
-    keeps it. Leading dimensions of an HBM tensor that are not tiled come first, and their coordinates count elements.
+    ``nl.tiles`` and ``nl.blocks`` make grids. ``grid[i, j]`` is a grid again: an integer (a negative one counts from
+    the end) selects one tile or block and removes the coordinate, a slice keeps it. Leading dimensions of an HBM
+    tensor that are not tiled come first, and their coordinates count elements.
     """
 
     __slots__ = ("_axes", "_offset", "_tensor")
@@ -54,7 +55,7 @@ class NkiGrid:
 
     @classmethod
     def of(cls, tensor: NkiTensor, axes: Sequence[Axis], offset: int) -> Self:
-        """Return a grid over the storage of ``tensor``, in which element 0 is at ``offset``. For the simulator."""
+        """Return a grid over the storage of ``tensor``, with its first element at ``offset``. For the simulator."""
         grid = cls.__new__(cls)
         grid._tensor, grid._axes, grid._offset = tensor, tuple(axes), offset
         return grid
@@ -163,11 +164,11 @@ class NkiGrid:
         return f"{type(self).__name__} of {cells} {self._grain()} of {self._tensor!r}"
 
     def tile_grid(self) -> NkiTileGrid:
-        """Return the tiles of the selection."""
+        """Return the selected tiles as a grid of tiles."""
         return NkiTileGrid.of(self._tensor, [axis.regrouped(1) for axis in self._axes], self._offset)
 
     def block_grid(self, block_shape: Sequence[int]) -> NkiBlockGrid:
-        """Return the tiles of the selection in blocks of ``block_shape`` tiles along the tiled dimensions."""
+        """Return the selected tiles as a grid of blocks, of ``block_shape`` tiles each along the tiled dimensions."""
         leading = len(self._axes) - len(block_shape)
         groups = (1,) * leading + tuple(block_shape)
         axes = [axis.regrouped(group) for axis, group in zip(self._axes, groups, strict=True)]
@@ -178,7 +179,7 @@ class NkiGrid:
 
         Args:
             other: the grid whose coordinates were removed.
-            order: for each dimension of this grid, the dimension of ``other``.
+            order: the dimension of ``other`` that corresponds to each dimension of this grid.
         """
         axes = [
             replace(axis, is_consumed=other._axes[dim].is_consumed) for axis, dim in zip(self._axes, order, strict=True)
@@ -193,7 +194,7 @@ class NkiGrid:
         return str(self.tile_shape)
 
     def _layout(self) -> Layout | None:
-        """Return the layout of all elements, or None if there is none; see :attr:`data`."""
+        """Return the layout of all selected elements, or None if no access pattern has them; see :attr:`data`."""
         if self._is_packed():
             return self._packed_layout()
         spans = [axis.span() for axis in self._axes]
@@ -267,14 +268,14 @@ class NkiGrid:
 
 @final
 class NkiTileGrid(NkiGrid):
-    """A tensor in tiles: ``shape`` counts tiles, and an index chooses some of them."""
+    """A tensor divided into tiles: ``shape`` counts tiles, and an index chooses some of them."""
 
     __slots__ = ()
 
 
 @final
 class NkiBlockGrid(NkiGrid):
-    """A tensor in blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` has the tiles of one block."""
+    """A tensor divided into blocks of tiles: ``shape`` counts blocks; ``nl.tiles(grid[i, j])`` are the tiles of one."""
 
     __slots__ = ()
 
@@ -290,7 +291,7 @@ class NkiBlockGrid(NkiGrid):
 
 
 def tile_grid_of(tensor: NkiTensor, tile_shape: Sequence[int]) -> NkiTileGrid:
-    """Return a tensor in tiles, the last of which along a dimension may have fewer elements.
+    """Return a tensor divided into tiles; the last tile along a dimension may have fewer elements.
 
     Args:
         tensor: the tensor, which is not indirect; on chip it has as many dimensions as ``tile_shape``, the first of

@@ -39,9 +39,9 @@ class IndexedViews(View):
     def __getitem__(self, key: Any) -> Self:
         """Index like numpy, with integers, slices, ``...`` and ``nl.ds``; never copies.
 
-        On chip an integer keeps partition dimension 0 at size 1 and the result has at least two dimensions. In HBM an
-        integer removes its dimension and the result has at least one. A register or an ``NkiScalar`` may replace
-        one integer, or the start in ``nl.ds``; see :meth:`select`.
+        An integer removes its dimension, but at least one dimension is left. On chip, dimension 0 (partitions) stays at
+        size 1, and at least two dimensions are left. A register or an ``NkiScalar`` may replace one integer, or the
+        start in ``nl.ds``; see :meth:`select`.
 
         Raises:
             OutOfRangeError: if an index leaves the tensor.
@@ -104,7 +104,7 @@ class IndexedViews(View):
         return self._with(shape, strides, offset)
 
     def _check_direct(self, picked: list[Picked], indirect: Indirect) -> None:
-        """Check that no dimension is indexed that takes part in an indirection."""
+        """Check that an index selects all of each dimension along which the tensor is already indexed indirectly."""
         if indirect.kind == "tensor":
             taking_part: Sequence[int] = range(self.ndim)
         else:
@@ -114,7 +114,7 @@ class IndexedViews(View):
                 raise NkiValidationError(f"{self}: dimension {dim} is indirect and cannot be indexed")
 
     def _dynamic_part(self, picked: list[Picked]) -> Indirect | None:
-        """Return the indirection of a register or a scalar in an index, or None without one."""
+        """Return the :class:`Indirect` for a register or a scalar in an index; None if the index has none."""
         indirect = None
         for dim, pick in enumerate(picked):
             if pick.register is not None:
@@ -208,7 +208,7 @@ class IndexedViews(View):
         return self._with(shape, [step, *strides[1:]], offset, dtype, indirect)
 
     def _step(self, dim: int, dtype: DType) -> int:
-        """Return one step of dimension ``dim`` of this tensor, in elements of ``dtype``."""
+        """Return the stride of dimension ``dim`` of this tensor, in elements of ``dtype``."""
         step = self.strides[dim] * self.dtype.itemsize
         if step % dtype.itemsize:
             raise NkiValidationError(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Checks of a tensor, a register or a scalar that is the index of a view."""
+"""Checks of an index that is read at run time: a tensor, a register or a scalar."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INDEX_TYPES = frozenset(dtype for dtype in COMPUTABLE if dtype.is_integer)
 
 
 def checked_index_tensor(method: str, view: View, index: Any, kind: str, columns: int | None = 1) -> View:
-    """Return the index in two dimensions, if it is an integer SBUF tensor of the documented shape.
+    """Check that an index is an integer SBUF tensor of the documented shape, and return it in two dimensions.
 
     Further dimensions of size 1 are removed: the patterns of published kernels keep them.
 
@@ -58,7 +58,7 @@ def _violation(index: Any, kind: str, columns: int | None) -> str:
 
 
 def _in_two_dimensions(index: View) -> View:
-    """Return an index without its free dimensions of size 1, of which one stays if there is no other."""
+    """Return an index tensor without its free dimensions of size 1; if all are of size 1, the last one stays."""
     if len(index.shape) <= 2:
         return index
     free = [dim for dim in range(1, index.ndim) if index.shape[dim] != 1] or [index.ndim - 1]
@@ -67,7 +67,9 @@ def _in_two_dimensions(index: View) -> View:
 
 
 def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceInteger:
-    """Return the index if it is a register, a scalar or an integer SBUF tensor of shape (1, 1), then in two dimensions.
+    """Check that an index is a register, a scalar or an integer SBUF tensor of shape (1, 1), and return it.
+
+    The tensor is returned in two dimensions.
 
     Raises:
         NkiValidationError: if it is not; the message names the method and the requirement.
@@ -85,10 +87,10 @@ def checked_scalar_index(method: str, view: View, index: Any) -> View | DeviceIn
 
 
 def check_offsets(owner: str, index: Any, partitions: int) -> None:
-    """Check that offsets of a tensor indirection are an integer SBUF tensor of shape (``partitions``, K).
+    """Check that the index of ``NkiTensor.indirect`` is an integer SBUF tensor of shape (``partitions``, K).
 
     Raises:
-        NkiValidationError: if they are not; the message names ``owner`` and the requirement.
+        NkiValidationError: if it is not; the message names ``owner`` and the requirement.
     """
     is_in_sbuf = hasattr(index, "buffer") and str(index.buffer) == "sbuf"
     if not is_in_sbuf or index.dtype not in _INDEX_TYPES or index.is_indirect():

@@ -14,7 +14,7 @@ from ..terms.integers import as_integers
 
 
 class Rearrangement:
-    """The operations that a pair of patterns describes.
+    """The splits, permutation and merges by which ``NkiTensor.rearrange`` gets from one pattern to the other.
 
     Attributes:
         splits: the dimensions to split, ascending, and the sizes into which they are split.

@@ -33,7 +33,7 @@ _REMEDY_AS_INTEGER = (
 
 @dataclass(frozen=True)
 class LoadedFloat:
-    """An element of a float type in a register, whose bits only a store can use.
+    """The content of a register that was loaded with a float: its bits can be stored, but not computed with.
 
     Attributes:
         number: the value of the element.
@@ -58,11 +58,12 @@ class VirtualRegister(NKIObject):
     Args:
         state: the first value, or None for a register that is not set yet.
         frozen: whether ``nisa.register_move`` and ``nisa.register_load`` raise an error instead of writing it, as for
-            the value of a ``nl.dynamic_range`` loop.
+            the loop variable of ``nl.dynamic_range``.
 
     Attributes:
         loaded_by: the number of the last instruction of the core that wrote it; 0 if none did.
-        origin: the origin of the storage from which a left-out value was loaded; else None.
+        origin: the ``origin`` of the :class:`Storage` from which it was loaded, if a launch with ``skip_arithmetic``
+            has left out the value; else None.
     """
 
     def __init__(self, state: int | None = None, frozen: bool = False) -> None:
@@ -73,11 +74,11 @@ class VirtualRegister(NKIObject):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether the register holds a value that the launch does not know."""
+        """Whether the register was set to a value that the launch has not computed."""
         return self._content is None and (self.origin is not None or is_abstract_launch())
 
     def forget(self, origin: Hashable = None) -> None:
-        """Give the register a value that the launch does not know; ``origin`` is the origin of a left-out value."""
+        """Set the register to a value that the launch has not computed; ``origin`` is the attribute of this name."""
         self._check_writable()
         self._content, self.origin = None, origin
 
@@ -162,10 +163,10 @@ class VirtualRegister(NKIObject):
 
 
 def wrap_integer(name: str, value: Any) -> int:
-    """Return an immediate as the int32 with the same 32 bits.
+    """Return the integer ``value`` as the int32 with the same 32 bits.
 
     Raises:
-        NkiValidationError: if it is no integer or has more than 32 bits.
+        NkiValidationError: if it is no integer or has more than 32 bits; the message names ``name``.
     """
     if not is_integer(value) or not _INT32_MIN <= value <= _UINT32_MAX:
         remedy = "; nisa.register_load takes it from a tensor" if hasattr(value, "buffer") else ""

@@ -43,8 +43,10 @@ class NkiScalar(NKIObject):
 
     Attributes:
         dtype: ``nl.int32`` or ``nl.int64``.
-        loaded_by: the number of the core's last instruction that loaded an input of its computation; 0 if none did.
-        origin: the origin of a storage with a left-out input of its computation; else None.
+        loaded_by: the number of the core's last instruction that loaded a value from which it was computed; 0 if none
+            did.
+        origin: the ``origin`` of the :class:`Storage` of a value from which it was computed, if a launch with
+            ``skip_arithmetic`` has left out that value; else None.
     """
 
     __slots__ = ("_is_comparison", "_scope", "_value", "dtype", "loaded_by", "origin")
@@ -53,7 +55,7 @@ class NkiScalar(NKIObject):
     __array_ufunc__ = None
 
     def __init__(self, state: Any, dtype: DType | None = None, is_comparison: bool = False) -> None:
-        """Raise an error: the documentation gives a kernel only those ways to make a scalar that the message names.
+        """Raise an error: a kernel gets scalars only from ``nisa.scalar_load``, ``nl.fori_loop`` and arithmetic.
 
         Raises:
             NkiValidationError: always.
@@ -73,7 +75,7 @@ class NkiScalar(NKIObject):
         loaded_by: int = 0,
         origin: Hashable = None,
     ) -> NkiScalar:
-        """Return a scalar; None is a value that the launch does not know. For the simulator."""
+        """Return a scalar of this value; None stands for a value that the launch does not know. For the simulator."""
         scalar = cls.__new__(cls)
         scalar._set(value, dtype, is_comparison, loaded_by, origin)
         return scalar

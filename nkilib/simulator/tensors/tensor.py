@@ -81,7 +81,7 @@ class NkiTensor(AccessPatterns, PythonOperators):
 
     @classmethod
     def whole(cls, storage: Storage) -> NkiTensor:
-        """Return a tensor of a whole storage, in the shape and type that it was made with. For the simulator."""
+        """Return a tensor of all elements of a storage, in its shape and type. For the simulator."""
         tensor = cls.__new__(cls)
         tensor._set(storage.layout, storage.dtype, storage, storage.region, storage.name, None)
         tensor.is_whole = True
@@ -257,15 +257,15 @@ class NkiTensor(AccessPatterns, PythonOperators):
         cls._copy_tile = staticmethod(copy_tile)
 
     def mark_computed(self) -> None:
-        """Record that a function on tiles made this tensor, so that its truth value would mean its values."""
+        """Record that a function of ``nki.language`` computed this tensor: ``if tensor:`` can only mean its values."""
         self.is_computed = True
 
     def mark_comparison(self) -> None:
-        """Record that these are the truth values of a comparison, which examples assert."""
+        """Record that these are results of a comparison; ``assert tensor`` then checks that it holds everywhere."""
         self.is_comparison = True
 
     def mark_rows_of_tiles(self, rows: int) -> None:
-        """Record how many rows of tiles, which an HBM tensor has one below the other, lie in these partitions."""
+        """Record how many rows of tiles of a grid lie side by side in these partitions, not one below the other."""
         self.rows_of_tiles = rows
 
     def _outside(self, layout: Layout, dtype: DType, message: str) -> NkiTensor:
@@ -276,10 +276,10 @@ class NkiTensor(AccessPatterns, PythonOperators):
         return f"{self!r}\n{values_text(self)}"
 
     def __bool__(self) -> bool:
-        """Return True for a tensor in HBM or a whole tile, as published kernels test whether an optional tensor exists.
+        """Return True for a tensor in HBM or a whole tile: published kernels test so whether an optional tensor exists.
 
-        On the device every tensor is true. For a result or a part, such as ``t[0, 0]``, the test must mean the values,
-        which is an error.
+        On the device every tensor is true. For a computed tensor or a part of one, such as ``t[0, 0]``, the test can
+        only mean the values, which is an error. A comparison is True if it holds everywhere, and else an error.
         """
         if self.is_comparison:
             return self._holds_everywhere()

@@ -51,7 +51,7 @@ def values_text(tensor: View) -> str:
 
 
 def _shown(size: int, edge: int) -> npt.NDArray[np.intp]:
-    """Return the indices of a dimension that are shown."""
+    """Return the indices that are shown of a dimension: all, or of a long one the first and last ``edge``."""
     if size <= 2 * edge:
         return np.arange(size)
     return np.concatenate([np.arange(edge), np.arange(size - edge, size)])

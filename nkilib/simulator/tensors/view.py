@@ -41,17 +41,17 @@ class Indirect:
     """The dynamic part of an address. The index is read when an instruction uses the view, as on the device.
 
     Attributes:
-        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index a row (dimension 0) of the view;
-            ``"tensor"``: the index tensor holds the free element for each element of a row (``indirect``).
+        kind: ``"scalar"``: one index for the whole view; ``"vector"``: one index for each row (index of dimension 0) of
+            the view; ``"tensor"``: indices of single free elements, from ``NkiTensor.indirect``.
         index: the SBUF tensor of the index, shape (1, 1), (P, 1) or (P, K); or a register or an NkiScalar in place of a
             scalar.
-        stride: the number of elements by which one step of the index moves.
+        stride: the number of elements by which the address moves if the index grows by 1.
         limit: the exclusive upper limit of the index, which must lie in [0, limit).
         source: the tensor that is indexed, for messages.
         dim: the dimension of the view that a vector indexes, which is 0; None for the other kinds.
         base: with ``"tensor"``, the view whose free elements are chosen; the indirect view's own layout is that of
             the elements gathered into a dense tensor.
-        count: with ``"tensor"``, the number of offsets that are used.
+        count: with ``"tensor"``, the number of elements that are chosen in each partition.
     """
 
     kind: Literal["scalar", "vector", "tensor"]
@@ -79,7 +79,13 @@ class Indirect:
         return tensor.array.reshape(-1).astype(np.int64)
 
     def out_of_range(self, row: int, value: int, limit: int | None = None) -> OutOfRangeError:
-        """Return the error for index ``value`` of ``row``; ``limit`` is set if the view's offset leaves fewer rows."""
+        """Return the error for an index of this value.
+
+        Args:
+            row: the position of the index in its tensor, counted down the partitions and then along the columns.
+            value: the value of the index.
+            limit: the exclusive upper limit, if the view's offset leaves fewer rows than :attr:`limit`.
+        """
         limit = self.limit if limit is None else limit
         if not isinstance(self.index, View):
             return OutOfRangeError(f"index {value} of {self.index} is out of range [0, {limit}) of {self.source}")
@@ -217,7 +223,8 @@ class View(NKIObject):
     def rows_to_read(self) -> npt.NDArray[Any] | None:
         """The rows of :attr:`flat_rows`, for reading only.
 
-        If the load of the tile is deferred, these are rows of the source's memory, and the load stays deferred.
+        If the tile is the destination of a deferred load (see memory/deferred.py), these are rows of the source's
+        memory, and the load stays deferred.
         """
         storage = self.storage
         if storage.parts and self.indirect_access is None:
@@ -228,7 +235,7 @@ class View(NKIObject):
         return self.flat_rows
 
     def allow_access(self) -> None:
-        """Record that a compute engine can access this view."""
+        """Record that a compute engine can access this view; see ``may_be_accessed``."""
         self.may_be_accessed = True
 
     def mark_written(self, is_matmul: bool = False) -> None:
