@@ -28,13 +28,13 @@ class Derivative:
     Attributes:
         forward: the operator whose results are differentiated.
         backward: the operator that computes the gradients. Its inputs have the names of inputs and results of the
-            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. Results whose
-            gradient it does not take are constants.
+            forward, which autograd saves, or ``grad_<result>``; its outputs are ``grad_<input>``. Results of the
+            forward whose gradient is not among the inputs are constants for autograd.
         others: a function that computes the gradients of further inputs.
-        adding: an operator that works like ``backward``, but adds one gradient to an input of the forward, if the call
-            has this input.
-        options: a function that returns the options of the backward from the call of the forward, where they differ
-            from the options of the same names.
+        adding: an operator that replaces ``backward`` in calls with a certain optional input of the forward: it adds
+            one of the gradients to that input instead of returning it.
+        options: a function that takes the call of the forward and returns the options of the backward, by name, whose
+            values differ from the forward's options of the same names.
     """
 
     forward: Operator
@@ -84,8 +84,8 @@ class Derivative:
         ctx.set_materialize_grads(False)
 
     def upstream(self, call: Call, grads: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
-        """Return the upstream gradients that the backward takes, by its names; ``grads`` has them by the names of the
-        results.
+        """Return the upstream gradients that the backward takes, by the names of its inputs, from ``grads``, which has
+        them by the names of the forward's results.
 
         A compiled graph passes zeros for a missing gradient, of length 0 for a result that does not exist.
         """
@@ -142,8 +142,8 @@ class Derivative:
     def chosen_backward(
         self, call: Call, written: Mapping[str, Tensor | None], wanted: Sequence[Output]
     ) -> tuple[Operator, Call]:
-        """Return the backward operator and its call: the adding one if its gradient is wanted and there is a tensor to
-        add to.
+        """Return the operator to run, ``adding`` or ``backward``, and its call: ``adding`` if the gradient that it adds
+        is wanted and the call has the tensor to add it to.
         """
         names = [output.name for output in wanted]
         if self.adding is None or not any(
@@ -154,7 +154,9 @@ class Derivative:
         return self.adding, call.replaced(written)
 
     def run(self, call: Call, inplace: bool, backward: Operator | None = None) -> tuple[Tensor, ...]:
-        """Return the results of the backward, or of the adding operator, with the options of the call that it has."""
+        """Return the results of ``backward``, by default the operator of that name, called with the tensors and options
+        of the call that it takes; missing upstream gradients are zeros.
+        """
         backward = backward or self.backward
         results = {f"grad_{output.name}": output for output in self.forward.outputs}
         tensors = []
@@ -173,7 +175,7 @@ class Derivative:
 
 
 def differentiated(gradient: str) -> str:
-    """Return the name of the input whose gradient has the given name."""
+    """Return the name of the input whose gradient is called ``gradient``, ``grad_<input>``."""
     return gradient.removeprefix("grad_")
 
 
@@ -184,7 +186,9 @@ def differentiate(
     adding: Operator | None = None,
     options: Callable[[Call], Mapping[str, Any]] | None = None,
 ) -> Derivative:
-    """Register the derivative of ``forward``, and that ``backward`` has none, wherever they are registered."""
+    """Register ``backward`` as the derivative of ``forward``, and an error as that of ``backward``, in every namespace
+    that has these operators; see :class:`Derivative` for the arguments.
+    """
     derivative = Derivative(forward, backward, others, adding, options)
 
     def setup(ctx: Any, call: Call, returned: Any) -> None:
@@ -201,11 +205,12 @@ def differentiate(
 def register_formula(
     operator: Operator, setup: Callable[[Any, Call, Any], None], gradients: Callable[..., Sequence[Tensor | None]]
 ) -> None:
-    """Register the derivative of an operator wherever the operator is registered.
+    """Register the derivative of an operator in every namespace that has the operator.
 
     Args:
         operator: an operator that writes to none of its inputs.
-        setup: a function that saves the tensors of the backward, from the context, the call and the returned values.
+        setup: a function that saves the tensors for the backward; it takes autograd's context, the call and the
+            returned values.
         gradients: a function that returns the gradients of the inputs from the context and the gradients of the
             results.
     """
@@ -230,22 +235,25 @@ def register_formula(
 
 
 def refuse_second(backward: Operator) -> NoReturn:
-    """Raise the error for the derivative of a gradient; it names what has derivatives of every order."""
+    """Raise the error for the derivative of a gradient; the message names a function that has derivatives of every
+    order.
+    """
     raise NotImplementedError(
         f"{backward.qualified()}: the gradient has no derivative here; for second derivatives use {backward.instead}"
     )
 
 
 def refuse_graph(backward: Operator) -> None:
-    """Reject ``create_graph=True`` in a backward that makes no graph, because its gradient would be taken for a
-    constant.
+    """Reject ``create_graph=True`` in a backward that records no graph, because autograd would take the returned
+    gradient for a constant.
     """
     if torch.is_grad_enabled():
         refuse_second(backward)
 
 
 class OnceDifferentiable(torch.autograd.Function):
-    """An identity for a gradient that treats other tensors as constants: it has no derivative with respect to them.
+    """An identity for a tensor from which PyTorch's operators compute a gradient: a derivative of that gradient with
+    respect to the tensor raises, because it would be incomplete.
 
     The arguments of ``apply`` are the operator that errors name, and the tensor.
     """

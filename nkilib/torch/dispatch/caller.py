@@ -16,7 +16,7 @@ class Caller(NamedTuple):
     Attributes:
         function: the name of the function.
         input: the name of its first argument.
-        noun: a noun for the first argument, in words.
+        noun: a word for the content of the first argument, such as ``"logits"``.
         instead: the recommendation of messages where this one cannot be used, as the object of "use":
             :func:`counterpart` of the name, or another function of PyTorch.
     """

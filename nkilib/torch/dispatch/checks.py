@@ -45,7 +45,7 @@ def check_tensors(caller: Caller, tensors: Mapping[str, Any], optional: Collecti
 
 
 def checked_number(caller: Caller, name: str, value: Any) -> float:
-    """Return a Python or numpy number as a Python number; it may be a symbol of a graph.
+    """Return a Python or numpy number as a Python number; under torch.compile it may be symbolic.
 
     Raises:
         TypeError: it is not a number.
@@ -179,7 +179,9 @@ def check_inplace(caller: Caller, input: Tensor) -> None:
 
 
 def _leaves(input: Tensor) -> list[Tensor]:
-    """Return the autograd leaves that the input is, or is a view of: a view of plain memory may be a leaf itself."""
+    """Return the autograd leaves among the input and the tensors that it is a view of; a view of a tensor that is not
+    differentiated may be a leaf itself.
+    """
     if input.is_leaf or input._base is None:
         return [input] if input.is_leaf else []
     leaves, node = [input._base] if input._base.is_leaf else [], input.grad_fn
@@ -207,8 +209,8 @@ def check_same_shape(caller: Caller, input: Tensor, name: str, tensor: Tensor) -
 
 
 def check_loss(caller: Caller, tensors: Mapping[str, Any], reduction: Any, optional: Collection[str] = ()) -> None:
-    """Run all checks of a loss of tensors on one device that precede the checks of shapes; the input is the first
-    tensor.
+    """Run the checks that precede those of shapes, for a loss whose tensors must be on one device; the input is the
+    first tensor.
 
     Raises:
         TypeError, ValueError, RuntimeError, NotImplementedError: see the checks above.

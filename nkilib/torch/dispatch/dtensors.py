@@ -56,7 +56,7 @@ class LocalPart:
 
     Attributes:
         input: the first argument.
-        target: the second one.
+        target: the second argument.
         others: further arguments by name.
         spread: the ranks over which rows are spread; None if this rank has whole rows.
         has_all_rows: whether no other rank has rows that this rank lacks.
@@ -73,7 +73,8 @@ class LocalPart:
 
         Args:
             of_rows: a function that takes input and target by position, and the others by name.
-            of_parts: a function that also takes the ``group`` and the ``shard_sizes`` of its ranks.
+            of_parts: a function that also takes the ``group`` of the ranks that share the rows, and the ``shard_sizes``
+                of these ranks.
             options: the options of both functions.
         """
         if self.spread is None:
@@ -197,7 +198,9 @@ def replicated(caller: Caller, name: str, tensor: Tensor | None) -> Tensor | Non
 
 
 def _check_rows(caller: Caller, input: DTensor, local: Tensor, target: Tensor, axis: int) -> None:
-    """Reject a plain target of the rows of all ranks, with a clearer message than that of the shape check."""
+    """Reject a plain target that has the rows of all ranks instead of this rank's, with a clearer message than that of
+    the shape check.
+    """
 
     def rows(shape: torch.Size) -> torch.Size:
         return shape if target.dim() == len(shape) else shape[:axis] + shape[axis + 1 :]

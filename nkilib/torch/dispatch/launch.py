@@ -17,7 +17,9 @@ from nkilib.torch.dispatch.operator import Call, Operator, Output
 
 
 def run(operator: Operator, place: Place, overwrites: bool, /, *args: Tensor | None, **options: Any) -> Any:
-    """Run ``operator``, or with ``overwrites`` its in-place variant, and return the results."""
+    """Run ``operator``, or with ``overwrites`` its in-place variant, on a device of the kind ``place``, and return the
+    results.
+    """
     call = operator.call(args, options)
     check_inputs(operator, call, overwrites)
     place.check(operator.qualified(overwrites), call.first.device, operator.instead)
@@ -94,7 +96,8 @@ def _launched(operator: Operator, call: Call, place: Place, overwrites: bool) ->
 
 
 def _is_own_copy(operator: Operator, call: Call, keywords: Mapping[str, Any]) -> bool:
-    """Return whether the kernel gets a private copy of the first input, which the first output may replace.
+    """Return whether the kernel gets a copy of the first input that nothing else uses, so that it can write the first
+    output over it.
 
     In a traced graph, this is left to the compiler.
     """

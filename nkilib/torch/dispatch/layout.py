@@ -82,8 +82,8 @@ class AlongAxis:
         return len(self.order) <= KERNEL_DIMENSIONS
 
     def stored(self, tensor: Tensor) -> Tensor:
-        """Return a view of a tensor of that shape in memory order; dimensions on each side are merged if kernels take
-        fewer.
+        """Return a view of the tensor, or of another one of its shape, in memory order. If it has more dimensions than
+        kernels take, those on each side of :attr:`dim` are merged.
         """
         permuted = tensor.permute(self.order)
         if self._fits:
@@ -99,7 +99,8 @@ class AlongAxis:
 def stored_order(tensor: Tensor) -> tuple[int, ...]:
     """Return the dimensions of a dense tensor in memory order; the original order if it is not dense.
 
-    Elementwise functions take tensors in this order: ``tensor.permute(order)`` is contiguous, and nothing is copied.
+    Elementwise functions pass tensors to their kernels in this order: ``tensor.permute(order)`` is contiguous, so
+    nothing is copied.
     """
     dims = tuple(range(tensor.dim()))
     if tensor.is_contiguous():

@@ -33,7 +33,9 @@ def check_float_dtype(caller: Caller, name: str, tensor: Tensor) -> None:
 
 
 def as_computed(tensor: Tensor, reduction: str) -> Tensor:
-    """Return the tensor, in float32 where autocast is on and losses keep the dtype of their inputs, as in PyTorch."""
+    """Return the tensor, cast to float32 if autocast is on and the losses are not reduced, as in PyTorch. Without
+    autocast such losses have the dtype of their inputs.
+    """
     is_cast = reduction == "none" and autocast_dtype(tensor.device) is not None
     return tensor.float() if is_cast and tensor.dtype in FLOAT_DTYPES else tensor
 
@@ -61,7 +63,7 @@ def check_inplace(caller: Caller, input: Tensor, computed: Tensor, stored: Tenso
 
 
 def is_each(call: Call) -> bool:
-    """Return whether losses are not reduced."""
+    """Return whether the call returns the loss of each element or row, not reduced."""
     return bool(call.options["reduction"] == "none")
 
 
@@ -98,6 +100,8 @@ def loss_output(
 
 
 def kernel_gradient(call: Call) -> dict[str, Any]:
-    """Return the upstream gradient as kernels take it: one number for each loss, or [1]."""
+    """Return the kernel argument for the upstream gradient: one number for each loss, or float32 [1] for a reduced
+    loss.
+    """
     grad = call.tensor("grad_loss").detach()
     return {"grad_loss_hbm": grad.contiguous() if is_each(call) else grad.to(torch.float32).reshape(1)}

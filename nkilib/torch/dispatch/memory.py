@@ -13,8 +13,8 @@ _PLAIN = (Tensor, Parameter)
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Return whether a graph is being traced: the tensor is fake, functional or the compiler's, and may get another
-    layout.
+    """Return whether a graph is being traced with this tensor: it is fake, functional or the compiler's, and at run
+    time the tensor may have another layout.
     """
     return torch.compiler.is_compiling() or type(tensor) not in _PLAIN
 

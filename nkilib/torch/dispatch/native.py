@@ -36,7 +36,7 @@ NATIVE_DEVICE: Final = "neuron"
 
 
 class _NoNkiOpError(Exception):
-    """Raised if there is no ``nki_op``; the message is a clause that gives the evidence."""
+    """Raised if there is no ``nki_op``; the message is a clause that says what is missing."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Registrar:
 
     Attributes:
         nki_op: the decorator of torch-neuronx; None: ``torch.library`` serves the device.
-        reason: a clause for people to read, without a full stop.
+        reason: the reason for this choice, a clause for messages without a full stop.
         must: whether an error is raised if ``nki_op`` rejects an operator.
         definitions: the definitions that ``nki_op`` made, by the name without a namespace; a registration lasts as long
             as these objects.

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The description of an operator as data. Everything else about it is derived, in the other modules."""
+"""The description of a PyTorch operator as data, from which the other modules derive its schema, registration, launch
+and derivative.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +100,7 @@ class Input:
 
     @property
     def of_kernel(self) -> str:
-        """The kernel's name of the argument."""
+        """The name of the kernel's argument for this input."""
         return self.keyword or f"{self.name}_hbm"
 
 
@@ -110,7 +112,8 @@ class Output:
         name: the name of the result.
         dtype: the dtype, or a function that returns it for a call; None for that of the first input.
         shape: a function that returns the shape for a call.
-        exists: a condition beside ``with_<name>`` without which the output is empty.
+        exists: a function that returns whether a call that requests the output has it; otherwise it is empty. None:
+            always.
         fill: the value it holds if a required input has no elements, so that no kernel runs.
         computed: a function that computes it from the call and the kernel's results by name, if the kernel does not
             return it itself.
@@ -130,7 +133,7 @@ class Output:
 
     @property
     def request(self) -> str:
-        """The name of the option that would request it."""
+        """The name of the option that requests the output, if the operator has such an option."""
         return self.requested_by or f"with_{self.name}"
 
     def is_given(self, call: Call) -> bool:
@@ -163,7 +166,8 @@ class Operator:
         options: dataclasses whose fields are the operator's keyword arguments.
         without: fields of these dataclasses that are not keyword arguments.
         results: the names of the kernel's results, in order; empty for those of the outputs.
-        on_request: the kernel's results that are returned only if an argument is true, and the name of that argument.
+        on_request: for each result that the kernel returns only on request, the name of the kernel's argument that
+            requests it.
         arguments: a function that returns further keyword arguments of the kernel, or replacements of inputs and
             options: tiling, dtype, prepared tensors. It must not read values.
         may_overwrite: whether there is an in-place variant ``<name>_``, which writes the first output over the first

@@ -41,7 +41,7 @@ def refuse_overlap(function: str, tensors: Mapping[str, Tensor | None]) -> None:
 
 
 def _bytes_of(tensor: Tensor) -> tuple[int, int]:
-    """Return the first byte of the tensor in its storage, and the end."""
+    """Return the offsets in its storage, in bytes, at which the tensor starts and ends."""
     size, start = tensor.element_size(), int(tensor.storage_offset())
     last = sum(int(length - 1) * int(stride) for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return start * size, (start + last + 1) * size if tensor.numel() else start * size

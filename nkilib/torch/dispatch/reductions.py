@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The reductions of :mod:`nkilib.core.host.reductions`, for tensors."""
+"""The reductions that :mod:`nkilib.core.host.reductions` names, computed on PyTorch tensors."""
 
 from __future__ import annotations
 

@@ -86,7 +86,8 @@ def _define(name: str, overwrites: bool) -> None:
 
 
 def _define_natively(operator: Operator, nki_op: Callable[..., Any]) -> None:
-    """Pass typed functions to ``nki_op``, in the form that public code agrees on: a name, ``mutates_args``, a function.
+    """Pass typed functions to ``nki_op`` by the call that all published code uses: a name, ``mutates_args``, and a
+    function.
 
     A function that overwrites an input does not return it: a returned buffer would be copied.
     """
@@ -111,8 +112,8 @@ def _functionalized(name: str) -> Callable[..., Any]:
     """Return the in-place variant for tensors without memory, such as XLA's: the first output becomes the input's
     value.
 
-    PyTorch functionalizes its own operators before XLA sees them, and rejects a custom one that mutates unless it is
-    told how.
+    PyTorch functionalizes its own operators before XLA sees them, but rejects a custom operator that mutates, unless
+    such a function is registered for it.
     """
 
     def overwrite(first: Tensor, /, *args: Tensor | None, **options: Any) -> Any:

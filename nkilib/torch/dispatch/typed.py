@@ -17,8 +17,8 @@ from nkilib.torch.dispatch.operator import Operator
 
 
 def typed_function(operator: Operator, overwrites: bool, body: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``body`` with the signature of an operator: positional arguments with types, as public code registers
-    them.
+    """Return ``body`` with the signature of an operator: positional arguments with types, as in published code for
+    ``nki_op``.
 
     Args:
         operator: the description of the operator.

@@ -21,8 +21,8 @@ _REASON: Final = (
 
 @torch.compiler.disable(reason=_REASON)  # type: ignore[no-untyped-call, untyped-decorator]
 def refuse_inplace(caller: str) -> NoReturn:
-    """Raise the error for ``inplace=True`` under torch.compile. With ``fullgraph=True`` the compiler raises, with the
-    same reason.
+    """Raise the error for ``inplace=True`` under torch.compile. With ``fullgraph=True`` the compiler itself raises one,
+    which contains the same reason.
 
     Raises:
         RuntimeError: always.
