@@ -18,7 +18,9 @@ FAMILIES: Final[Sequence[ModuleType]] = (loss, softmax)
 
 
 def public_kernels() -> dict[str, Callable[..., Any]]:
-    """Return the public kernels, as ``nki.jit`` returned them, by name; each name ends with a direction."""
+    """Return the public kernels by name, as ``nki.jit`` returned them; each name ends with ``_forward`` or
+    ``_backward``.
+    """
     return {name: getattr(family, name) for family in FAMILIES for name in family.__all__ if name.endswith(_DIRECTIONS)}
 
 

@@ -10,16 +10,18 @@ NKI documents ``log`` on [2^-64, 2^64] only. A number below 2^-32 is multiplied 
 x + exp(-100): this is -100 at 0, and within float32 the logarithm of x for every normal number. The rounding error of
 y = 1 - x is known, (y - 1) + x, and is subtracted from log y, so that small probabilities keep their loss at t = 0.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of probabilities x, with A = log x and B = log(1 - x), for targets in [0, 1].
 
-A: a logarithm has an error of u / 2. A number below 2^-32 is multiplied by 2^81: the number and exp(-100), which is
-added to it, round once, u / 2 of 1; the logarithm adds u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u of 1; the
-difference rounds. Using x + exp(-100) in place of x adds exp(-100) / x, which matters near 2^-126 only.
+A: a logarithm is off by u / 2 of itself. A number below 2^-32 is multiplied by 2^81, and log(2^81) = 56.2
+is subtracted from the logarithm: the sum of the number and exp(-100) rounds once, which moves the logarithm
+by u / 2; the logarithm adds u / 2 of A + 56.2; the constant 56.2 is off by 10.8 u; the difference rounds.
+Using x + exp(-100) in place of x adds exp(-100) / x, which matters near 2^-126 only.
 
-B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm adds u / 2 of at most
-|B| + r; r x / (1 - x) is what remains of the error of y, and the difference rounds. x = 1 gives log(exp(-36)) - 64.
+B: y = 1 - x is off by at most r = min(x, u / 4), and exact from x = 1/2 on. Its logarithm adds u / 2 of at
+most |B| + r; after the correction r x / (1 - x) remains of the error of y; the difference rounds. x = 1
+gives log(exp(-36)) - 64.
 
     |error| <= t |error of A| + (1 - t) |error of B| + u (t |A| + (1 - t) |B| + [t < 1/2] |B| / 2 + loss) / 2
 
@@ -76,7 +78,11 @@ _FLOOR_OF_COMPLEMENT = exp(LEAST_LOG + LOWERED)
 
 @dataclass(frozen=True)
 class Bce:
-    """The definition of the binary cross-entropy of probabilities."""
+    """The definition of the binary cross-entropy of probabilities.
+
+    The docstrings of its methods call the input x and the target t; A = max(log x, -100) and
+    B = max(log(1 - x), -100).
+    """
 
     tensors = (INPUT, TARGET)
     scratch_tiles = 6
@@ -86,7 +92,9 @@ class Bce:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return A, B and two tiles that are free again. The work that GpSimd waits for is issued first."""
+        """Return the tiles of A and B, and two scratch tiles that may be reused. The work that GpSimd waits for is
+        issued first.
+        """
         columns = piece.shape[1]
         flags_sbuf = piece.float32().view(nl.bfloat16)
         complement_log_sbuf, spare_sbuf = _log_of_complement(piece, flags_sbuf[:, 0:columns])
@@ -94,7 +102,7 @@ class Bce:
         return log_sbuf, complement_log_sbuf, spare_sbuf, other_spare_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute -(t A + (1 - t) B)."""
+        """Compute the losses -(t A + (1 - t) B)."""
         log_sbuf, complement_log_sbuf, _, _ = prepared
         losses.two_combinations(
             Combination(piece[TARGET], nl.subtract, 1.0, nl.multiply, complement_log_sbuf),
@@ -102,7 +110,7 @@ class Bce:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return (x - t) / max(x (1 - x), 1e-12) and B - A."""
+        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input, and B - A for the target."""
         derivatives = {}
         if TARGET in wanted:
             log_sbuf, complement_log_sbuf, inverse_sbuf, slope_sbuf = self.prepare(piece)
@@ -122,8 +130,9 @@ class Bce:
 
 
 def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return A, with small numbers scaled up before the logarithm and corrected after it, and a tile that is free
-    again.
+    """Return a tile of A = max(log x, -100), and a scratch tile that may be reused.
+
+    A small x is scaled up before its logarithm is computed, and the logarithm is corrected afterwards.
     """
     log_sbuf, added_sbuf = piece.float32(), piece.float32()
     # 2^81 is a bfloat16, which Vector writes fast
@@ -137,7 +146,10 @@ def _log(piece: Piece, raised_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiT
 
 
 def _log_of_complement(piece: Piece, lowered_sbuf: nl.NkiTensor) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Return B and a tile that is free again; B at 1 - x = 0 is lowered from the logarithm of a floor to -100."""
+    """Return a tile of B = max(log(1 - x), -100), and a scratch tile that may be reused.
+
+    A constant is added to 1 - x, so that its logarithm is finite at x = 1; there the result is lowered to -100.
+    """
     log_sbuf, rounded_sbuf = piece.float32(), piece.float32()
     complement_sbuf = piece.float32()
     transform(lowered_sbuf, piece[INPUT], nl.greater_equal, 1.0, nl.multiply, LOWERED)
@@ -156,12 +168,13 @@ _RAISED_LOG_UNITS = 10.8
 
 
 class _Logarithm(NamedTuple):
-    """The float32 result for A or B.
+    """The logarithm max(log x, -100) or max(log(1 - x), -100), and the error of the kernel's float32 result.
 
     Attributes:
         value: the logarithm.
-        units: its error in u, with logarithms that have an error of u / 2.
-        computed: the magnitude of the logarithm that the activation function computes for it.
+        units: the error in multiples of u, if the logarithm function is off by u / 2 of its result.
+        computed: the magnitude of the logarithm function's own result, which is that of a scaled number if x is
+            small.
     """
 
     value: Float64Array
@@ -169,7 +182,7 @@ class _Logarithm(NamedTuple):
     computed: Float64Array
 
     def error(self, functions: FunctionErrors) -> Float64Array:
-        """Return the error for activation functions with the given errors."""
+        """Return the absolute error for activation functions with the given errors."""
         return UNIT * (self.units + functions.further("log") * self.computed)
 
 
@@ -180,7 +193,9 @@ class BceReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return -(t A + (1 - t) B)."""
+        """Return the losses -(t A + (1 - t) B) with A = max(log x, -100) and B = max(log(1 - x), -100), and their
+        errors.
+        """
         x, t = tensors[INPUT], tensors[TARGET]
         of_input, of_rest = _exact_log(x), _exact_log_of_complement(x)
         first, second = -t * of_input.value, (t - 1.0) * of_rest.value
@@ -191,7 +206,9 @@ class BceReference:
         return Derived.of_units(loss, (first, second), own, {"log": computed})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return (x - t) / max(x (1 - x), 1e-12) and B - A."""
+        """Return the derivative (x - t) / max(x (1 - x), 1e-12) for the input and max(log(1 - x), -100) - max(log x,
+        -100) for the target, with their errors.
+        """
         x, t = tensors[INPUT], tensors[TARGET]
         slope = (x - t) / np.maximum(x * (1.0 - x), LEAST_PRODUCT)
         of_slope = (2.5 + 2.0 * functions.rsqrt) * UNIT * np.abs(slope)
@@ -202,7 +219,7 @@ class BceReference:
 
 
 def _exact_log(x: Float64Array) -> _Logarithm:
-    """Return A and its error."""
+    """Return max(log x, -100) and its error in float32."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log(x), LEAST_LOG)
         floor = np.where(x > 0.0, np.exp(LEAST_LOG) / x, 0.0)
@@ -217,7 +234,7 @@ def _exact_log(x: Float64Array) -> _Logarithm:
 
 
 def _exact_log_of_complement(x: Float64Array) -> _Logarithm:
-    """Return B and its error."""
+    """Return max(log(1 - x), -100) and its error in float32."""
     with np.errstate(all="ignore"):
         value = np.maximum(np.log1p(-x), LEAST_LOG)
         rounded = np.where(x < 0.5, np.minimum(np.abs(x), 0.25 * UNIT), 0.0)

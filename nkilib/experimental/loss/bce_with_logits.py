@@ -7,10 +7,11 @@ The loss is ``softplus(-|x|) + x ([x > 0] - t)``, which equals PyTorch's ``(1 - 
 smaller one of the two exponentials, so that a confident logit keeps its small loss. At t = 0 and t = 1 nothing cancels
 at all. The derivatives are ``sigmoid(x) - t`` and ``-x``.
 
-With a weight p of positive examples the loss is ``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for
-``w = p t + (1 - t)``; its derivatives are ``(1 - t) - w sigmoid(-x)`` and ``(p - 1) softplus(-x) - x``.
+With a weight p of positive examples (``pos_weight``) the loss is
+``w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)`` for ``w = p t + (1 - t)``; its derivatives are
+``(1 - t) - w sigmoid(-x)`` and ``(p - 1) softplus(-x) - x``.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 The loss is the binary cross-entropy of logits, with s = softplus(-|x|), whose error is u / 2.
 
@@ -20,12 +21,13 @@ Without a weight, r = [x > 0] - t rounds once where x > 0, and so do its product
 
 An additional error of u in softplus adds u s.
 
-With a weight p, p t, 1 - t and their sum w round once, and so do the three products, and two sums, one of which adds 0:
+With a weight p, each of p t, 1 - t and their sum w rounds once. So does each of the three products, and
+each of the two sums, one of which adds 0:
 
     |error| <= u (3 w s / 2 + (|p t| + |1 - t|) s / 2 + |p t min(x, 0)| + |(1 - t) max(x, 0)| + loss / 2)
 
-An additional error of u in softplus adds u w s. The derivatives have the errors of sigmoid or softplus, and the
-roundings of products and sums.
+An additional error of u in softplus adds u w s. The error of a derivative consists of the error of sigmoid
+or softplus and the roundings of its products and sums.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class BceWithLogits:
         return self.tensors if INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return |x| in the type of x, and [x > 0] - t. The flag is a bfloat16, which Vector writes fast."""
+        """Return |x| in the type of x, and [x > 0] - t. The flag [x > 0] is a bfloat16, which Vector writes fast."""
         size_sbuf, flag_sbuf, rest_sbuf = piece.like(INPUT), piece.bfloat16(), piece.float32()
         transform(flag_sbuf, piece[INPUT], nl.greater, 0.0)
         transform(size_sbuf, piece[INPUT], nl.abs, None)
@@ -99,7 +101,7 @@ class BceWithLogits:
         )
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return sigmoid(x) - t and -x."""
+        """Return the derivative sigmoid(x) - t for the input, and -x for the target."""
         derivatives = {TARGET: Derivative(piece[INPUT], -1.0)}
         if INPUT in wanted:
             slope_sbuf = piece.float32()
@@ -111,7 +113,10 @@ class BceWithLogits:
 
 @dataclass(frozen=True)
 class BceWithPositiveWeight:
-    """The definition of the loss with a weight of positive examples for each element."""
+    """The definition of the loss with a weight of positive examples for each element.
+
+    The docstrings of its methods call this weight p, the input x, the target t, and w = p t + (1 - t).
+    """
 
     tensors = (INPUT, TARGET, POSITIVE_WEIGHT)
     scratch_tiles = 5
@@ -121,7 +126,7 @@ class BceWithPositiveWeight:
         return self.tensors if INPUT in wanted else (INPUT, POSITIVE_WEIGHT)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return softplus(-|x|), p t, 1 - t and w, the sum of the latter two."""
+        """Return tiles of softplus(-|x|), p t, 1 - t and w."""
         size_sbuf, soft_sbuf = piece.like(INPUT), piece.float32()
         transform(size_sbuf, piece[INPUT], nl.abs, None)
         nisa.activation(dst=soft_sbuf, op=nl.softplus, data=size_sbuf, scale=-1.0)
@@ -129,7 +134,7 @@ class BceWithPositiveWeight:
         return soft_sbuf, shares.positive_sbuf, shares.negative_sbuf, shares.weight_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute (w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0); one of the last two terms is 0."""
+        """Compute the losses (w softplus(-|x|) - p t min(x, 0)) + (1 - t) max(x, 0); one of the last two terms is 0."""
         soft_sbuf, positive_sbuf, negative_sbuf, weight_sbuf = prepared
         combine(positive_sbuf, piece[INPUT], nl.minimum, 0.0, nl.multiply, positive_sbuf)
         combine(negative_sbuf, piece[INPUT], nl.maximum, 0.0, nl.multiply, negative_sbuf)
@@ -138,7 +143,7 @@ class BceWithPositiveWeight:
         losses.scalar_tensor_tensor(soft_sbuf, nl.add, 0.0, nl.add, negative_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return (1 - t) - w sigmoid(-x) and (p - 1) softplus(-x) - x."""
+        """Return the derivative (1 - t) - w sigmoid(-x) for the input, and (p - 1) softplus(-x) - x for the target."""
         derivatives = {}
         if INPUT in wanted:
             sigmoid_sbuf = piece.float32()
@@ -158,10 +163,10 @@ class BceWithPositiveWeight:
 
 @dataclass(frozen=True)
 class _Shares:
-    """The tiles of p t, 1 - t and their sum w.
+    """Tiles computed from the target t and the weight p of positive examples.
 
     Attributes:
-        positive_sbuf, negative_sbuf, weight_sbuf: p t, 1 - t and w.
+        positive_sbuf, negative_sbuf, weight_sbuf: p t, 1 - t and their sum w.
     """
 
     positive_sbuf: nl.NkiTensor
@@ -198,7 +203,7 @@ class BceWithLogitsReference:
         return Derived.of_units(loss, (soft, rest), own, {"softplus": soft})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return sigmoid(x) - t and -x."""
+        """Return the derivative sigmoid(x) - t for the input, and -x for the target."""
         x, t = tensors[INPUT], tensors[TARGET]
         slope = _sigmoid(x) - t
         error = UNIT * (functions.sigmoid * _sigmoid(x) + 0.5 * np.abs(slope))
@@ -207,12 +212,12 @@ class BceWithLogitsReference:
 
 @dataclass(frozen=True)
 class BceWithPositiveWeightReference:
-    """The float64 reference with ``pos_weight``."""
+    """The float64 reference of the loss with ``pos_weight``, called p below; w = p t + (1 - t)."""
 
     stated: ClassVar[TermError] = ERROR_WITH_POSITIVE_WEIGHT
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)."""
+        """Return the losses w softplus(-|x|) - p t min(x, 0) + (1 - t) max(x, 0)."""
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         soft, positive, negative = _softplus(-np.abs(x)), p * t, 1.0 - t
         weighted = (positive + negative) * soft
@@ -223,7 +228,7 @@ class BceWithPositiveWeightReference:
         return Derived.of_units(loss, (weighted, below, above), own, {"softplus": weighted})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return (1 - t) - w sigmoid(-x) and (p - 1) softplus(-x) - x."""
+        """Return the derivative (1 - t) - w sigmoid(-x) for the input, and (p - 1) softplus(-x) - x for the target."""
         x, t, p = tensors[INPUT], tensors[TARGET], tensors[POSITIVE_WEIGHT]
         positive, negative, sigmoid = p * t, 1.0 - t, _sigmoid(-x)
         weighted, soft = (positive + negative) * sigmoid, (p - 1.0) * _softplus(-x)

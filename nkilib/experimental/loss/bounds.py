@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Derived bounds of the distance between the kernels and the reference. For host code; needs numpy only."""
+"""Bounds on the difference between results of the plain cross-entropy kernels and the float64 reference.
+
+For host code; needs numpy only.
+"""
 
 from nkilib.core.host.rounding import SMALLEST_NORMAL, UNIT
 from nkilib.experimental.loss.cross_entropy.host.bounds import (

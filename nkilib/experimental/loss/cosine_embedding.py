@@ -8,16 +8,17 @@ The loss is ``1 - cos`` or ``max(0, cos - margin)``, and 0 for other targets:
 ``torch.nn.functional.cosine_embedding_loss``. Like PyTorch it adds 1e-12 to the squared norms, so that the cosine of a
 row of zeros is 0.
 
-The gradients are ``k (r1 r2 y - cos r1^2 x)`` with the inverse norms r and k, the derivative of the loss with respect
-to the cosine. They are sums of the two rows, with coefficients that the forward computes.
+The gradient of a row x is ``k (r1 r2 y - cos r1^2 x)``, where y is the other row, r1 and r2 are the inverse
+norms of x and y, and k is the derivative of the loss with respect to the cosine. So it is a sum of the two
+rows, with coefficients that the forward computes.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
-With n additions in a row, the product of the rows is off by (n + 1) u / 2 of the sum of magnitudes, and a squared norm,
-with its constant, by (n + 2) u / 2 of itself. The inverse root is off by half of that, and by its root and its
-reciprocal, u / 2 each. The error of the cosine is the error of the product times the norms, plus the cosine times the
-errors of both inverse norms and u for products. The error of the loss is that of the cosine, plus u / 2 of the loss and
-of the margin.
+With n consecutive additions in the sum of a row, the product of the rows is off by (n + 1) u / 2 of the sum
+of magnitudes, and a squared norm, with its constant, by (n + 2) u / 2 of itself. The inverse root is off by
+half of that, and by its root and its reciprocal, u / 2 each. The error of the cosine is the error of the
+product times the norms, plus the cosine times the errors of both inverse norms and u for products. The
+error of the loss is that of the cosine, plus u / 2 of the loss and of the margin.
 
     |error| <= u (n + 9 / 2 + |margin| / 2 + loss / 2)
 
@@ -86,11 +87,11 @@ SQUARED_EPS = 1e-12
 
 @dataclass(frozen=True)
 class CosineFactors:
-    """The factors of the rows in the gradients, float32 [partitions, rows] each.
+    """The factors by which two paired rows are multiplied in their gradients, float32 [partitions, rows] each.
 
     Attributes:
-        of_other: the factor of the other row, the same in both gradients.
-        of_itself: the factor of the row itself, by tensor.
+        of_other: the factor of the other row of the pair, the same in both gradients.
+        of_itself: the factor of the row whose gradient it is, by the number of the input.
     """
 
     of_other: nl.NkiTensor
@@ -115,18 +116,20 @@ class CosineEmbedding:
         return FIRST, SECOND
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return no tiles: the engines wait for the loads only."""
+        """Return no tiles, because :meth:`accumulate` needs nothing but the loaded inputs."""
         return ()
 
     def accumulate(self, piece: Piece, prepared: Prepared) -> None:
-        """Add up products on Vector, and squares on Scalar."""
+        """Add up the products of both rows on Vector, and the squares of each on Scalar."""
         first_sbuf, second_sbuf = piece.tensors[FIRST], piece.tensors[SECOND]
         piece.add_product(_DOT, piece.float32(), first_sbuf, second_sbuf)
         piece.add_function(_FIRST_SQUARES, nl.square, piece.float32(), first_sbuf)
         piece.add_function(_SECOND_SQUARES, nl.square, piece.float32(), second_sbuf)
 
     def results(self, statistics_sbuf: list[nl.NkiTensor], vectors_sbuf: list[nl.NkiTensor]) -> RowResults:
-        """Compute the row-wise losses, and the coefficients of the other row and of the row itself in the gradients."""
+        """Compute the loss of each row, and the coefficients by which the gradients multiply the other row and the row
+        itself.
+        """
         (target_sbuf,) = vectors_sbuf
         inverses = [_inverse_norm(statistics_sbuf[number]) for number in (_FIRST_SQUARES, _SECOND_SQUARES)]
         cosine_sbuf = product(product(statistics_sbuf[_DOT], inverses[0]), inverses[1])
@@ -151,7 +154,7 @@ class CosineEmbedding:
         return CosineFactors(of_other, of_itself)
 
     def gradients(self, piece: Piece, factors: CosineFactors, dst_sbuf: dict[int, nl.NkiTensor]) -> None:
-        """Write the gradients, which are weighted sums of both rows."""
+        """Write the wanted gradients, each a sum of both rows times their factors."""
         for tensor, gradient_sbuf in dst_sbuf.items():
             other = SECOND if tensor == FIRST else FIRST
             terms = [
@@ -192,7 +195,7 @@ class CosineReference:
         return Derived(value, largest, own, {"sqrt": of_function, "reciprocal": of_function})
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return the gradients, undefined where the computed cos - margin may have the other sign."""
+        """Return the gradients. Their error is infinite where rounding may change the sign of cos - margin."""
         of_rows = _cosine(tensors, functions)
         cosine, inverses, relative = of_rows.exact, of_rows.inverses, of_rows.relative
         target, beyond = tensors[TARGET], cosine.value - self.margin
@@ -212,7 +215,7 @@ class CosineReference:
 
 @dataclass(frozen=True)
 class _Cosine:
-    """The cosines of rows.
+    """The cosines of pairs of rows.
 
     Attributes:
         exact: the cosines and their errors.

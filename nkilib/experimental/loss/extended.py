@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The extended kernels: the functions of :mod:`nkilib.experimental.loss.extended_inline`, to be launched on their own.
+"""The cross-entropy kernels with the options of training recipes, such as label smoothing, z-loss and a cap.
 
-loss, lse, target_logit, position_weight = extended_cross_entropy_forward[2](logits, targets, ...)
-grad = extended_cross_entropy_backward[2](logits, targets, lse, grad_loss, ...)
+They are the functions of :mod:`nkilib.experimental.loss.extended_inline`, to be launched on their own::
+
+    loss, lse, target_logit, position_weight = extended_cross_entropy_forward[2](logits, targets, ...)
+    grad = extended_cross_entropy_backward[2](logits, targets, lse, grad_loss, ...)
 """
 
 from nkilib.experimental.loss.cross_entropy import extended_cross_entropy_backward, extended_cross_entropy_forward

@@ -3,23 +3,24 @@
 
 """Negative log-likelihood of the normal distribution, ``torch.nn.functional.gaussian_nll_loss(x, t, var)``.
 
-With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``, the loss is ``q^2 / 2 - log s``, so that one function gives
-the logarithm and the quotient; ``full`` adds ``log(2 pi) / 2``. The derivatives are ``q s``, its negative and
-``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were ``max(var, eps)``, as in PyTorch.
+With ``s = 1 / sqrt(max(var, eps))`` and ``q = (x - t) s``, the loss is ``q^2 / 2 - log s``, so that the
+logarithm and the quotient need a single inverse root; ``full`` adds ``log(2 pi) / 2``. The derivatives are
+``q s``, its negative and ``s^2 (1 - q^2) / 2``. The last one is computed as if ``var`` were
+``max(var, eps)``, as in PyTorch.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 Let v = max(var, eps), s = 1 / sqrt(v), whose error is u / 2, and q = (x - t) s.
 
-x - t, its product with s and the square round once, and the error of s counts twice: q^2 / 2 is off by 7 u / 2 of
-itself. The error of s moves log s by u / 2; the error of the constant of ``full``, and of its product with s, moves it
-by u more; the logarithm has an error of u / 2:
+x - t, its product with s and the square round once each, and the error of s counts twice in q^2: q^2 / 2 is
+off by 7 u / 2 of itself. The error of s moves log s by u / 2; the error of the constant of ``full``, and of
+its product with s, moves it by u more; the logarithm has an error of u / 2:
 
     |error| <= u (7 q^2 / 4 + |log s| / 2 + 1 / 2 + loss / 2), and u more for ``full``
 
-An additional error of u in the inverse root adds u (q^2 + 1), and one in the logarithm u |log s|. In the derivatives,
-q s is off by 1.5 u and twice the error e of the inverse root; s^2 (1 - q^2) / 2 is off by its products and sums, and e
-counts twice in s^2 and in q^2.
+An additional error of u in the inverse root adds u (q^2 + 1), and one in the logarithm u |log s|. In the
+derivatives, q s is off by 1.5 u plus twice the error e of the inverse root; s^2 (1 - q^2) / 2 is off by its
+products and sums, and e counts twice in s^2 and in q^2.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ from nkilib.nki import nisa, nl
 class GaussianNll:
     """The definition of the Gaussian negative log-likelihood.
 
+    The docstrings of its methods use s = 1 / sqrt(max(var, eps)) and q = (x - t) s, with input x and target t.
+
     Attributes:
         full: whether to add the constant log(2 pi) / 2.
         eps: the lower limit of the variance.
@@ -74,7 +77,9 @@ class GaussianNll:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return q and log(s k), where k = 1 / sqrt(2 pi) adds the constant of ``full``; else k is 1."""
+        """Return tiles of q and log(s k). With ``full``, k = 1 / sqrt(2 pi) adds the constant log(2 pi) / 2 to the
+        loss; else k is 1.
+        """
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         log_sbuf = piece.float32()
         scale = 1.0 / sqrt(2.0 * pi) if self.full else 1.0
@@ -82,7 +87,7 @@ class GaussianNll:
         return quotient_sbuf, log_sbuf
 
     def _quotient(self, piece: Piece) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return q and s."""
+        """Return tiles of q and s."""
         quotient_sbuf, inverse_sbuf = piece.float32(), piece.float32()
         transform(inverse_sbuf, piece[VARIANCE], nl.maximum, self.eps)
         nisa.activation(dst=inverse_sbuf, op=nl.rsqrt, data=inverse_sbuf)
@@ -91,13 +96,13 @@ class GaussianNll:
         return quotient_sbuf, inverse_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute q^2 / 2 - log(s k)."""
+        """Compute the losses q^2 / 2 - log(s k), with k as in :meth:`prepare`."""
         square_sbuf, log_sbuf = prepared
         product(square_sbuf, square_sbuf, square_sbuf)
         losses.scalar_tensor_tensor(square_sbuf, nl.multiply, 0.5, nl.subtract, log_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return q s, -q s and s^2 (1 - q^2) / 2."""
+        """Return the derivatives: q s for the input, -q s for the target and s^2 (1 - q^2) / 2 for the variance."""
         quotient_sbuf, inverse_sbuf = self._quotient(piece)
         derivatives = {}
         if VARIANCE in wanted:
@@ -132,11 +137,11 @@ class GaussianReference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error with these options."""
+        """The error that the guarantee of the loss states for these options."""
         return FULL_ERROR if self.full else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return (log v + (x - t)^2 / v) / 2, plus the constant of ``full``."""
+        """Return the losses (log v + (x - t)^2 / v) / 2 with v = max(var, eps), plus log(2 pi) / 2 for ``full``."""
         variance = self._variance(tensors)
         square = 0.5 * (tensors[INPUT] - tensors[TARGET]) ** 2 / variance
         logs = 0.5 * np.log(variance) + (0.5 * np.log(2.0 * np.pi) if self.full else 0.0)
@@ -146,7 +151,9 @@ class GaussianReference:
         return Derived.of_units(loss, (square, logs, 1.0), own, functions)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return (x - t) / v, its negative, and (1 / v - (x - t)^2 / v^2) / 2."""
+        """Return the derivatives, with v = max(var, eps): (x - t) / v for the input, its negative for the target, and
+        (1 / v - (x - t)^2 / v^2) / 2 for the variance.
+        """
         variance = self._variance(tensors)
         distance = tensors[INPUT] - tensors[TARGET]
         slope = distance / variance

@@ -7,9 +7,10 @@ This is ``torch.nn.functional.hinge_embedding_loss(x, t)``. The sum is computed 
 The derivative is ``[t != -1] - [t != 1] [x <= margin]``. Terms are selected, not multiplied by 0, because 0 times
 infinity would be NaN.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
-``margin - x`` rounds once, u / 2 of itself; the rest selects numbers. Derivatives are exact.
+``margin - x`` rounds once, u / 2 of itself; all other instructions select numbers, which is exact.
+Derivatives are exact.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class HingeEmbedding:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return max(margin - x, 0), the maximum of x and margin (x where t is 1), and [t = -1]."""
+        """Return max(margin - x, 0), the value where t is not -1 (max(x, margin), or x where t is 1), and [t = -1]."""
         hinge_sbuf, other_sbuf = piece.float32(), piece.float32()
         floor_sbuf, is_unlike_sbuf = piece.bfloat16(), piece.bfloat16()
         nisa.activation(dst=hinge_sbuf, op=nl.relu, data=piece[INPUT], scale=-1.0, bias=piece.constant(self.margin))
@@ -75,13 +76,15 @@ class HingeEmbedding:
         return hinge_sbuf, other_sbuf, is_unlike_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Select one of the two values by the target."""
+        """Select the loss of each element: max(margin - x, 0) where t is -1, else the other prepared value."""
         hinge_sbuf, other_sbuf, is_unlike_sbuf = prepared
         nisa.tensor_copy_predicated(dst=other_sbuf, src=hinge_sbuf, predicate=is_unlike_sbuf.view(nl.uint16))
         losses.activation(nl.copy, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return [t != -1] - [t != 1] [x <= margin], subtracted on GpSimd; these numbers are exact in bfloat16."""
+        """Return the derivative for the input, [t != -1] - [t != 1] [x <= margin]. Its values are exact in bfloat16;
+        GpSimd subtracts.
+        """
         near_sbuf, slope_sbuf = piece.bfloat16(), piece.bfloat16()
         transform(near_sbuf, piece[INPUT], nl.less_equal, self.margin)
         combine(near_sbuf, piece[TARGET], nl.not_equal, 1.0, nl.multiply, near_sbuf)
@@ -105,7 +108,9 @@ class HingeEmbeddingReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return x, max(margin - x, 0), or their sum, which is the maximum of x and margin."""
+        """Return the losses: x where t is 1, max(margin - x, 0) where it is -1, else their sum, which is max(x,
+        margin).
+        """
         x, t, margin = tensors[INPUT], tensors[TARGET], float(np.float32(self.margin))
         hinge = np.maximum(margin - x, 0.0)
         loss = np.where(t == -1.0, hinge, np.where(t == 1.0, x, np.maximum(x, margin)))

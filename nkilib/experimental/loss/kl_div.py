@@ -10,16 +10,17 @@ factor PyTorch's difference of products, so that nothing cancels beyond what can
 The logarithm is that of t + 2^-64: exact in float32 from t = 2^-40 on, finite at 0, and off by at most 2^-64 in
 ``t * log t``. NKI documents ``log`` on [2^-64, 2^64] only.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
-Let x be log-probabilities, and l = log t, whose error is u / 2. The difference and the product round.
+Let x be log-probabilities, and l = log t, whose error is u / 2 of itself. The difference and the product
+round once each.
 
     t (l - x)       |error| <= u t (|l| / 2 + |l - x|) + 2^-63    2^-64 is added to t, which adds at most as much to t l
     e^t (t - x)     |error| <= 3 u / 2 of it                      the exponential, the difference and the product
 
-An additional error of u in log adds u |t l|; one in exp adds u of the loss. In the derivatives, 1 and the difference
-round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is computed, which is at most
-2 |l| and is subtracted from 2 |l|.
+An additional error of u in log adds u |t l|; one in exp adds u of the loss. In the derivatives, 1 and the
+difference round once, u / 2 each; a target below 2^-32 is multiplied by 2^64 before its logarithm is
+computed, and log(2^64) is subtracted afterwards; neither number exceeds 2 |l|.
 """
 
 from __future__ import annotations
@@ -81,19 +82,21 @@ class KlDiv:
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return log(t + 2^-64) - x."""
+        """Return a tile of log(t + 2^-64) - x."""
         log_sbuf = piece.float32()
         nisa.activation(dst=log_sbuf, op=nl.log, data=piece[TARGET], bias=piece.constant(LEAST_TARGET))
         subtract_in_turns(piece.number, log_sbuf, log_sbuf, piece[INPUT])
         return (log_sbuf,)
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute (log t - x) * t, which is NaN where t is 0 and x infinite, as in PyTorch."""
+        """Compute the losses (log t - x) * t, which are NaN where t is 0 and x infinite, as in PyTorch."""
         (log_sbuf,) = prepared
         losses.product(log_sbuf, piece[TARGET])
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return -t, and log t + 1 - x, which is NaN at t = 0 as in PyTorch."""
+        """Return the derivative -t for the input, and log t + 1 - x for the target, which is NaN at t = 0 as in
+        PyTorch.
+        """
         derivatives = {INPUT: Derivative(piece[TARGET], -1.0)}
         if TARGET in wanted:
             log_sbuf = _logarithm(piece)
@@ -131,21 +134,23 @@ class KlDivOfLogTarget:
         return needed_tensors(wanted)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return exp(t), computed on Scalar, and t - x, mostly on GpSimd; Vector then has little more than one pass."""
+        """Return exp(t), computed on Scalar, and t - x, computed mostly on GpSimd, so that Vector has little more than
+        one pass.
+        """
         exponential_sbuf, difference_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         subtract_in_turns(piece.number, difference_sbuf, piece[TARGET], piece[INPUT])
         return exponential_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute (t - x) * exp(t), NaN where t is -inf as in PyTorch. Vector adds up sums, since Scalar has the
-        exponentials.
+        """Compute the losses (t - x) * exp(t), which are NaN where t is -inf, as in PyTorch. Vector adds up sums,
+        because Scalar computes the exponentials.
         """
         exponential_sbuf, difference_sbuf = prepared
         losses.scalar_tensor_tensor(difference_sbuf, nl.multiply, 1.0, nl.multiply, exponential_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return -exp(t) and exp(t) * (t - x + 1)."""
+        """Return the derivative -exp(t) for the input, and exp(t) * (t - x + 1) for the target."""
         exponential_sbuf = piece.float32()
         nisa.activation(dst=exponential_sbuf, op=nl.exp, data=piece[TARGET])
         derivatives = {INPUT: Derivative(exponential_sbuf, -1.0)}
@@ -201,11 +206,11 @@ class KlDivReference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error with this option."""
+        """The error that the guarantee of the loss states for this option."""
         return ERROR_OF_LOG_TARGET if self.log_target else ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return t (log t - x), or exp(t) (t - x)."""
+        """Return the losses t (log t - x), or exp(t) (t - x) for ``log_target``."""
         x, t = tensors[INPUT], tensors[TARGET]
         loss = kl_div_reference(x, t, self.log_target)
         if self.log_target:
@@ -215,7 +220,9 @@ class KlDivReference:
         return Derived.of_units(loss, (t * log, t * x), own, {"log": t * log}, beside=2.0 * LEAST_TARGET / UNIT)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return -t and log t + 1 - x, or -exp(t) and exp(t) (t - x + 1)."""
+        """Return the derivatives -t for the input and log t + 1 - x for the target; for ``log_target``, -exp(t) and
+        exp(t) (t - x + 1).
+        """
         x, t = tensors[INPUT], tensors[TARGET]
         exact = kl_div_gradients_reference(x, t, self.log_target)
         if self.log_target:
@@ -237,7 +244,8 @@ def kl_div_forward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor:
-    """Compute the Kullback-Leibler divergence, elementwise: ``t * (log t - x)``, or ``exp(t) * (t - x)``.
+    """Compute the Kullback-Leibler divergence, elementwise: ``t * (log t - x)``, or for ``log_target``
+    ``exp(t) * (t - x)``.
 
     Equivalent to ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch, computed in
     float32. Launch with ``kl_div_forward[2](...)`` on a logical NeuronCore of two cores.
@@ -280,28 +288,28 @@ def kl_div_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the divergence: ``-t`` or ``-exp(t)`` with respect to the input, ``log t + 1 - x`` or
-    ``exp(t) * (t - x + 1)`` with respect to the target, times the upstream gradient.
+    """Compute the gradients of the divergence, times the upstream gradient: ``-t`` with respect to the input and
+    ``log t + 1 - x`` with respect to the target; for ``log_target``, ``-exp(t)`` and ``exp(t) * (t - x + 1)``.
 
-    Equivalent to the gradients of ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in PyTorch.
-    Launch it like the forward.
+    Equivalent to the gradients of ``F.kl_div(input, target, reduction=reduction, log_target=log_target)`` in
+    PyTorch. Launch it like the forward.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.
 
     Args:
-        input_hbm, target_hbm, log_target, reduction: the arguments of the forward. Only the gradient of the target
-            reads the input.
-        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or float32;
-            else one float32, which is read on the device.
+        input_hbm, target_hbm, log_target, reduction: the arguments of the forward. Only the gradient of the
+            target reads the input.
+        grad_loss_hbm: the upstream gradient: of the shape of the losses for ``"none"``, bfloat16, float16 or
+            float32; else one float32, which is read on the device.
         grad_input_wanted, grad_target_wanted: whether to compute each gradient; at least one is True.
         inplace: write the gradient of the input over ``input_hbm``; else into a new tensor.
         columns, buffers: the tiling, see the forward.
 
     Returns:
         grad_input_hbm, grad_target_hbm: the requested gradients, each of the shape and type of its tensor; with
-            ``inplace`` the first is ``input_hbm``. At a probability of 0 the gradient of the target is NaN, as in
-            PyTorch.
+            ``inplace`` the first is ``input_hbm``. At a probability of 0 the gradient of the target is NaN, as
+            in PyTorch.
 
     Raises:
         AssertionError: before anything is written, if an argument is not accepted.

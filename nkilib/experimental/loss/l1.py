@@ -5,7 +5,7 @@
 
 The derivatives are ``sign(x - t)`` and its negative.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 The difference rounds once, u / 2 of itself. A sign is exact.
 """
@@ -63,7 +63,10 @@ class L1:
         losses.activation(nl.abs, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return the sign s of x - t as [s > 0] - [s < 0]: NaN gives 0, as in PyTorch. Signs are exact in bfloat16."""
+        """Return the sign of x - t for the input, and its negative for the target.
+
+        With d = x - t the sign is [d > 0] - [d < 0]: NaN gives 0, as in PyTorch. Signs are exact in bfloat16.
+        """
         difference_sbuf, sign_sbuf, sound_sbuf = piece.float32(), piece.bfloat16(), piece.bfloat16()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         nisa.activation(dst=sign_sbuf, op=nl.sign, data=difference_sbuf)
@@ -144,8 +147,8 @@ def l1_loss_backward(
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
     """Compute the gradients of the absolute error: ``sign(x - t) w`` with respect to the input, its negative with
-    respect to the target, ``|x - t|`` with respect to the weight, each times the upstream gradient. The sign of 0 and
-    of NaN is 0.
+    respect to the target, and ``|x - t|`` with respect to the weight w, each times the upstream gradient. The
+    sign of 0 and of NaN is 0.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -3,15 +3,16 @@
 
 """Margin ranking loss: ``max(margin - t (x1 - x2), 0)``, ``torch.nn.functional.margin_ranking_loss(x1, x2, t)``.
 
-Where ``margin - t (x1 - x2)`` is 0 or more, the derivatives are ``-t``, ``t`` and ``-(x1 - x2)``; else 0.
+Where ``margin - t (x1 - x2)`` is 0 or more, the derivatives with respect to x1, x2 and t are ``-t``, ``t``
+and ``-(x1 - x2)``; else they are 0.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
-With d = x1 - x2: d rounds once and so does p = t d, u / 2 of p each, and so does z = margin - p.
+With d = x1 - x2: d and p = t d round once, u / 2 of p each, and z = margin - p rounds once, u / 2 of z.
 
 |error| <= u |p| + u |z| / 2: at most 1.5 u of the largest of margin, p and z    of a derivative: 0, or u |d| / 2
 
-Where |z| is not larger than its error, a derivative may be that of either side.
+Where |z| is not larger than its error, a derivative may be the one for a positive z or 0.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class MarginRanking:
         losses.activation(nl.relu, product_sbuf, scale=-1.0, bias_sbuf=piece.constant(self.margin))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return [t (x1 - x2) <= margin] times t, or times the difference."""
+        """Return the derivatives: [t (x1 - x2) <= margin] times -t for x1, times t for x2, times -(x1 - x2) for the
+        target t.
+        """
         difference_sbuf, product_sbuf = self.prepare(piece)
         derivatives = {}
         if TARGET in wanted:
@@ -110,13 +113,15 @@ class MarginRankingReference:
     stated: ClassVar[TermError] = ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return max(margin - t d, 0)."""
+        """Return the losses max(margin - t d, 0), with d = x1 - x2."""
         product, reach = _product(tensors), self._reach(tensors)
         own = np.abs(product) + 0.5 * np.abs(reach)
         return Derived.of_units(np.maximum(reach, 0.0), (float(np.float32(self.margin)), product, reach), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return -t, t and -d where margin - t d is 0 or more, else 0."""
+        """Return the derivatives for x1, x2 and t: -t, t and -d, with d = x1 - x2, where margin - t d is 0 or more,
+        else 0.
+        """
         reach = self._reach(tensors)
         error = self.value(tensors).own
         target, difference = tensors[TARGET], tensors[INPUT1] - tensors[INPUT2]
@@ -131,12 +136,12 @@ class MarginRankingReference:
         }
 
     def _reach(self, tensors: Tensors) -> Float64Array:
-        """Return margin - t d."""
+        """Return margin - t (x1 - x2)."""
         return float(np.float32(self.margin)) - _product(tensors)
 
 
 def _product(tensors: Tensors) -> Float64Array:
-    """Return t d."""
+    """Return t (x1 - x2)."""
     return tensors[TARGET] * (tensors[INPUT1] - tensors[INPUT2])
 
 

@@ -5,7 +5,7 @@
 
 The derivatives are ``2 (x - t)`` and its negative.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 The difference d rounds once, u / 2 of itself; its square has twice that error, and u / 2 of its own.
 
@@ -66,7 +66,7 @@ class Mse:
         losses.activation(nl.square, difference_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return 2 (x - t) and -2 (x - t)."""
+        """Return the derivative 2 (x - t) for the input, and -2 (x - t) for the target."""
         (difference_sbuf,) = self.prepare(piece)
         return {
             INPUT: Derivative(difference_sbuf, 2.0, on_scalar=True),
@@ -89,7 +89,7 @@ class MseReference:
         return Derived.of_units(square, (), 1.5 * square)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return 2 (x - t), and its negative."""
+        """Return the derivative 2 (x - t) for the input, and its negative for the target."""
         slope = 2.0 * (tensors[INPUT] - tensors[TARGET])
         error = 0.5 * UNIT * np.abs(slope)
         return {INPUT: Exact(slope, error), TARGET: Exact(-slope, error)}
@@ -145,8 +145,8 @@ def mse_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input, its negative with respect
-    to the target, ``(x - t)^2`` with respect to the weight, each times the upstream gradient.
+    """Compute the gradients of the squared error: ``2 (x - t) w`` with respect to the input, its negative with
+    respect to the target, and ``(x - t)^2`` with respect to the weight w, each times the upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 
@@ -201,10 +201,10 @@ def mse_loss_forward_backward(
     """Compute the squared error and its gradients in a single launch, for callers that know the upstream gradient in
     advance.
 
-    Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the forward,
-    and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so the launch takes two thirds of
-    the time of both launches. With another tiling than the forward's, the last bits of the loss may differ from the
-    forward's.
+    Equivalent to ``loss = F.mse_loss(input, target, reduction=reduction)`` in PyTorch, with a weight as in the
+    forward, and ``torch.autograd.grad(loss, wanted, grad_loss)``. The tensors are read once, so this launch
+    takes two thirds of the time of a forward and a backward launch. With another tiling than the forward's, the
+    last bits of the loss may differ from the forward's.
 
     Dimensions:
         E: elements of the input, E > 0, of any shape.

@@ -8,7 +8,7 @@ The loss is ``exp(x) - t x`` if x is the logarithm of the rate, or ``x - t log(x
 derivatives are ``exp(x) - t`` and ``-x``, or ``1 - t / (x + eps)`` and ``-log(x + eps)``; ``full`` adds
 ``log t + 1 / (2 t)`` to the derivative with respect to the target, where t > 1.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 Products and sums round once, u / 2 each; exponentials and logarithms have an error of u / 2.
 
@@ -69,7 +69,7 @@ class PoissonOfLogRate:
     """The definition of the loss for the logarithm of the rate.
 
     Attributes:
-        full: whether to add Stirling's approximation.
+        full: whether to add Stirling's approximation of log t!.
     """
 
     full: bool
@@ -83,7 +83,9 @@ class PoissonOfLogRate:
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return exp(x) and t x; or for ``full`` their difference, and log max(t, 1) for Stirling's approximation."""
+        """Return tiles of exp(x) and t x; with ``full``, of exp(x) - t x and log max(t, 1), the latter for Stirling's
+        approximation.
+        """
         rate_sbuf, product_sbuf = piece.float32(), piece.float32()
         nisa.activation(dst=rate_sbuf, op=nl.exp, data=piece[INPUT])
         if not self.full:
@@ -102,7 +104,9 @@ class PoissonOfLogRate:
             losses.scalar_tensor_tensor(rate_sbuf, nl.add, 0.0, nl.subtract, other_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return exp(x) - t and -x, plus the slope of Stirling's approximation for ``full``."""
+        """Return the derivative exp(x) - t for the input, and -x for the target, plus for ``full`` the slope of
+        Stirling's approximation.
+        """
         derivatives = {}
         if INPUT in wanted:
             rate_sbuf = piece.float32()
@@ -123,7 +127,7 @@ class PoissonOfRate:
     """The definition of the loss for the rate.
 
     Attributes:
-        full: whether to add Stirling's approximation.
+        full: whether to add Stirling's approximation of log t!.
         eps: the number that is added to the rate before its logarithm is computed.
     """
 
@@ -139,7 +143,9 @@ class PoissonOfRate:
         return self.tensors if self.full or INPUT in wanted else (INPUT,)
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return t log(x + eps); or for ``full`` x minus this, and log max(t, 1) for Stirling's approximation."""
+        """Return a tile of t log(x + eps); with ``full``, tiles of x - t log(x + eps) and log max(t, 1), the latter
+        for Stirling's approximation.
+        """
         log_sbuf = self._logarithm(piece)
         if not self.full:
             multiply_in_turns(piece.number, log_sbuf, log_sbuf, piece[TARGET])
@@ -157,7 +163,9 @@ class PoissonOfRate:
             losses.scalar_tensor_tensor(piece[INPUT], nl.add, 0.0, nl.subtract, first_sbuf)
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return 1 - t / (x + eps) and -log(x + eps), plus the slope of Stirling's approximation for ``full``."""
+        """Return the derivative 1 - t / (x + eps) for the input, and -log(x + eps) for the target, plus for ``full``
+        the slope of Stirling's approximation.
+        """
         derivatives = {}
         if INPUT in wanted:
             share_sbuf = piece.float32()
@@ -242,17 +250,21 @@ class PoissonReference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error with these options."""
+        """The error that the guarantee of the loss states for these options."""
         return _STATED[self.log_input, self.full]
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return exp(x) - t x, or x - t log(x + eps), plus Stirling's approximation for ``full``."""
+        """Return the losses: exp(x) - t x with ``log_input``, else x - t log(x + eps); plus Stirling's approximation
+        for ``full``.
+        """
         loss = self._plain(tensors)
         return _with_estimate(loss, tensors[TARGET]) if self.full else loss
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return exp(x) - t and -x, or 1 - t / (x + eps) and -log(x + eps), plus the slope of the approximation for
-        ``full``.
+        """Return the derivatives for input and target: exp(x) - t and -x with ``log_input``, else 1 - t / (x + eps)
+        and -log(x + eps).
+
+        For ``full`` the slope of Stirling's approximation is added to the latter.
         """
         x, t = tensors[INPUT], tensors[TARGET]
         if self.log_input:
@@ -409,7 +421,9 @@ _EPS: Final = 1e-4
 
 
 def _form(log_input: bool, full: bool) -> Form:
-    """Return the form of the loss for inputs that are logarithms of rates, or rates."""
+    """Return the registry's :class:`Form` of the loss with these options, whose inputs are rates or their
+    logarithms.
+    """
     samples = {INPUT: Sample.NUMBERS if log_input else Sample.POSITIVE, TARGET: Sample.POSITIVE}
     label = f"{'' if log_input else ', log_input=False'}{', full' if full else ''}"
     options = {"log_input": log_input, "full": full, "eps": _EPS}

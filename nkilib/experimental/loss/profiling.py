@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled time of a launch of the kernels, from shapes only. For host code, and in the simulator only."""
+"""Functions that model the time of a launch of the kernels, from shapes only.
+
+For host code, and in the simulator only.
+"""
 
 from nkilib.experimental.loss.cross_entropy.host.profiling import profile_launch
 from nkilib.experimental.loss.distillation.host.profiling import profile_distillation_launch

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The float64 reference results of the kernels, from the very inputs that the kernels get. For host code; needs numpy
-only.
+"""The float64 reference of the cross-entropy kernels, computed from the same inputs that the kernels get.
+
+For host code; needs numpy only.
 """
 
 from nkilib.experimental.loss.cross_entropy.host.reference import (

@@ -3,20 +3,24 @@
 
 """Squared error near 0 and absolute error beyond: ``torch.nn.functional.smooth_l1_loss`` and ``huber_loss``.
 
-With d = x - t and c = d, clipped to [-b, b], the loss is ``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing
-cancels. Smooth L1 has f = 1 and b = beta, Huber's loss f = b = delta. The derivatives are ``f c / b`` and its negative.
+With the difference d = x - t, a width b, and c, which is d clipped to [-b, b], the loss is
+``f (c^2 / (2 b) + max(|d| - b, 0))``, in which nothing cancels. Smooth L1 has a factor f = 1 and b = beta,
+Huber's loss f = b = delta. The derivative is ``f c / b`` with respect to x, and its negative with respect
+to t.
 
-Vector computes c and |d| - b. For every fifth piece Scalar computes ``max(d - b, 0) + max(-d - b, 0)`` from d instead,
-which is the same number, so that both engines have equal work in 16 bits.
+Vector computes c and |d| - b. For one piece in five, if f is 1, Scalar computes
+``max(d - b, 0) + max(-d - b, 0)`` from d instead, which is the same number, so that both engines have equal
+work in 16 bits.
 
-Errors of float32 arithmetic.
+Errors of float32 arithmetic, with u = 2^-23.
 
 Let d = x - t, b be the width and f the factor, both float32 numbers.
 
-d rounds once, u / 2 of itself. Within b the loss is a square: the error of d adds u, the rounded scale sqrt(f / (2 b))
-at most another u, the product with it u and the square u / 2. Beyond b the square is the number f b / 2, off by the
-errors of the scale, the product and the square; |d| - b is off by u |d| / 2 and rounds once, and so does its product
-with f, if f is not 1, and the sum. The scale of Huber's loss is sqrt(1 / 2), which adds 0.3 u.
+d rounds once, u / 2 of itself. Where |d| <= b the loss is a square: the error of d adds u, the rounded
+scale sqrt(f / (2 b)) at most another u, the product with it u and the square u / 2. Beyond b the square is
+the number f b / 2, off by the errors of the scale, the product and the square; |d| - b is off by u |d| / 2
+and rounds once, and so does its product with f, if f is not 1, and the sum. The scale of Huber's loss is
+sqrt(1 / 2), which adds 0.3 u.
 
     |d| <= b    |error| <= 3.5 u of the loss, 2.8 u for Huber's
     |d| > b     |error| <= u f (5 b / 4 + |d| / 2 + (|d| - b) / 2 (or |d| - b) + (|d| - b / 2) / 2): 2.5 u of f |d|
@@ -67,9 +71,11 @@ _SHARE = 5
 class SmoothL1:
     """The definition of the smooth L1 loss and of Huber's loss.
 
+    The docstrings of its methods use d = x - t, and c, which is d clipped to [-b, b].
+
     Attributes:
-        width: b, the magnitude up to which the difference is squared; positive.
-        factor: f, the factor of the losses.
+        width: b, the magnitude up to which the difference d is squared; positive.
+        factor: f, the factor of the losses: 1 for smooth L1, b for Huber's loss.
     """
 
     width: float
@@ -83,7 +89,7 @@ class SmoothL1:
         return self.tensors
 
     def prepare(self, piece: Piece) -> Prepared:
-        """Return c, and d if Scalar computes the part beyond b, else |d| - b."""
+        """Return a tile of c, and a tile of d if Scalar will compute max(|d| - b, 0) from it, else of |d| - b."""
         difference_sbuf, clipped_sbuf = piece.float32(), piece.float32()
         subtract_on_gpsimd(difference_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, difference_sbuf)
@@ -92,9 +98,9 @@ class SmoothL1:
         return clipped_sbuf, difference_sbuf
 
     def value(self, piece: Piece, prepared: Prepared, losses: Losses) -> None:
-        """Compute f (c^2 / (2 b) + max(|d| - b, 0)).
+        """Compute the losses f (c^2 / (2 b) + max(|d| - b, 0)).
 
-        The square and the relu are in the same activation table of Scalar.
+        The square and the relu that compute its terms are in the same activation table of Scalar.
         """
         clipped_sbuf, other_sbuf = prepared
         square = Activation(nl.square, clipped_sbuf, sqrt(0.5 * self.factor / self.width))
@@ -107,7 +113,7 @@ class SmoothL1:
             losses.activations(square, Activation(nl.relu, other_sbuf, self.factor))
 
     def derivative(self, piece: Piece, wanted: tuple[str, ...]) -> dict[str, Derivative]:
-        """Return f c / b, and its negative."""
+        """Return the derivative f c / b for the input, and its negative for the target."""
         clipped_sbuf = piece.float32()
         subtract_on_gpsimd(clipped_sbuf, piece[INPUT], piece[TARGET])
         self._clip(clipped_sbuf, clipped_sbuf)
@@ -118,7 +124,9 @@ class SmoothL1:
         }
 
     def _scalar_computes_excess(self, piece: Piece) -> bool:
-        """Return whether Scalar computes the part beyond b, from d; only where f is 1, so that nothing cancels."""
+        """Return whether Scalar computes max(|d| - b, 0) of this piece from d: for one piece in five, and only if f is
+        1.
+        """
         return self.factor == 1.0 and piece.number % _SHARE == 0
 
     def _clip(self, dst_sbuf: nl.NkiTensor, difference_sbuf: nl.NkiTensor) -> None:
@@ -135,8 +143,8 @@ class SmoothL1Reference:
     factor.
 
     Attributes:
-        width: the magnitude up to which the difference is squared.
-        factor: the factor of the losses; None means 1. It is the width for ``huber_loss``.
+        width: b, the magnitude up to which the difference d = x - t is squared.
+        factor: f, the factor of the losses; None means 1. It is the width for ``huber_loss``.
     """
 
     width: float
@@ -144,11 +152,11 @@ class SmoothL1Reference:
 
     @property
     def stated(self) -> TermError:
-        """The stated error of the smooth L1 loss or of Huber's loss."""
+        """The error that the guarantee states: of the smooth L1 loss if there is no factor, else of Huber's loss."""
         return SMOOTH_L1_ERROR if self.factor is None else HUBER_ERROR
 
     def value(self, tensors: Tensors) -> Derived:
-        """Return f d^2 / (2 b), or f (|d| - b / 2) beyond b."""
+        """Return the losses: f d^2 / (2 b) up to |d| = b, and f (|d| - b / 2) beyond."""
         width, factor = self._numbers()
         size = np.abs(tensors[INPUT] - tensors[TARGET])
         is_beyond, beyond = size > width, factor * (size - width)
@@ -159,7 +167,10 @@ class SmoothL1Reference:
         return Derived.of_units(loss, (np.where(is_beyond, factor * size, 0.0),), own)
 
     def derivative(self, tensors: Tensors, functions: FunctionErrors = SIMULATED) -> dict[str, Exact]:
-        """Return f c / b, and its negative; the number f / b rounds once more than c."""
+        """Return f c / b for the input and its negative for the target, where c is d clipped to [-b, b].
+
+        The error allows for the rounding of d and of the number f / b.
+        """
         width, factor = self._numbers()
         slope = factor * np.clip(tensors[INPUT] - tensors[TARGET], -width, width) / width
         error = UNIT * np.abs(slope)
@@ -312,8 +323,9 @@ def huber_loss_backward(
     columns: int | None = None,
     buffers: int | None = None,
 ) -> nl.NkiTensor | tuple[nl.NkiTensor, ...]:
-    """Compute the gradients of Huber's loss: ``clip(x - t, -delta, delta) w`` with respect to the input, its negative
-    with respect to the target, the unweighted loss with respect to the weight, each times the upstream gradient.
+    """Compute the gradients of Huber's loss: ``clip(x - t, -delta, delta) w`` with respect to the input, its
+    negative with respect to the target, and the unweighted loss with respect to the weight w, each times the
+    upstream gradient.
 
     Equivalent to the gradients of the forward's expression in PyTorch.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The choice of the tiling of a launch of the kernels. For host code; arithmetic only."""
+"""Functions that choose the tiling of a launch of the kernels. For host code; arithmetic only."""
 
 from nkilib.experimental.loss.cross_entropy.host.tiling import (
     CORES,
