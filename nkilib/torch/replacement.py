@@ -22,7 +22,7 @@ _DEVICES: Final = (NATIVE_DEVICE, "xla", "cpu")
 
 @dataclass(frozen=True)
 class Replacement:
-    """One name that is replaced.
+    """One attribute of another package that is replaced by nkilib's.
 
     Attributes:
         owner: the module or class that has the name.
@@ -104,10 +104,10 @@ class Release:
         """Reject functions whose arguments differ from those of the release that was read.
 
         Args:
-            installed: the installed version. If it is not the one that was read, it is accepted with a warning if the
-                arguments are the same.
-            signatures: the function and its arguments, as :func:`arguments_of` returns them, by the full name of the
-                function.
+            installed: the installed version. One whose first two numbers differ from those of the version that was read
+                is accepted with a warning, if the arguments are the same.
+            signatures: by the full name of each replaced function, the installed function and the arguments that the
+                release that was read has, as :func:`arguments_of` returns them.
 
         Raises:
             RuntimeError: arguments differ; the message names them.

@@ -88,7 +88,9 @@ def linear_cross_entropy(
 
 
 class _GradientOnFirstRank(torch.autograd.Function):
-    """An identity whose gradient, equal on all ranks, becomes the summands of a sum over them."""
+    """An identity that passes its gradient, which is equal on all ranks, on in the first rank, and zeros in the others,
+    so that the sum over the ranks is the gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, is_first: bool) -> Tensor:
@@ -119,7 +121,7 @@ def fused_linear_for_ppo(
         temperature: divides the logits; from 1e-6 to 1e6. Each new value compiles a new kernel.
 
     Returns:
-        Two float32 differentiable tensors of the shape of ``input_ids``.
+        Two float32 differentiable tensors of the shape of ``input_ids``: log-probabilities and entropies, in nats.
 
     Raises:
         TypeError, ValueError, RuntimeError, IndexError, NotImplementedError: see

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The checks of losses whose tensors are floating or, for some, integer; and the dtypes that they promote to."""
+"""The checks of losses that take floating tensors, and some of them integer tensors too; and the dtypes to which dtypes
+of tensors promote.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,7 @@ def check_call(
 
 
 def promoted(tensors: Iterable[Tensor]) -> torch.dtype:
-    """Return the dtype that the dtypes of tensors promote to."""
+    """Return the dtype to which the dtypes of the tensors promote."""
     return reduce(torch.promote_types, (tensor.dtype for tensor in tensors))
 
 

@@ -22,7 +22,8 @@ _INT32 = 2**31
 
 
 def checked_beta(caller: Caller, direction: Any, beta: Any) -> float:
-    """Return the weight of the teacher in the mixture: 0 for KL(teacher || student), 1 for KL(student || teacher).
+    """Return ``beta``, or without one the value for ``direction``: 0 for KL(teacher || student), 1 for KL(student ||
+    teacher). Between these, it is the weight of the teacher in the mixture.
 
     Raises:
         TypeError: ``beta`` is not a number.

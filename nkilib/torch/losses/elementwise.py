@@ -37,12 +37,12 @@ class ElementwiseLoss:
     """An elementwise loss, registered with PyTorch.
 
     Attributes:
-        caller: its name, and the name of its first tensor in messages.
+        caller: the names of the loss and of its first tensor, for messages.
         tensors: the names of the required tensors, in order.
         optional: the names of optional tensors.
         constant: the names of tensors without a gradient.
         integers: the names of tensors that PyTorch accepts in integer dtypes too.
-        takes_integers_alone: whether it takes integers without any floating tensor; they are computed in float32.
+        takes_integers_alone: whether all tensors of a call may be integers; the loss is then computed in float32.
         derivative: the derivative of the operators.
         is_float32_under_autocast: whether losses that are not reduced are float32 under autocast, as in PyTorch.
     """
@@ -62,7 +62,7 @@ class ElementwiseLoss:
         """Return the loss of tensors whose shapes broadcast.
 
         Args:
-            tensors: the tensors by name, in the order of the description.
+            tensors: the tensors by name: those of :attr:`tensors`, then those of :attr:`optional`.
             reduction: ``"mean"``, ``"sum"`` or ``"none"``.
             inplace: the backward writes the gradient over the first tensor.
             options: the options of the kernels.
@@ -135,7 +135,9 @@ class ElementwiseLoss:
     def _of_stored(
         self, tensors: Mapping[str, Tensor], weights: Mapping[str, Tensor], inplace: bool, **options: Any
     ) -> Tensor:
-        """Return the loss of tensors in memory order; weights that elements share are not expanded to the full size."""
+        """Return the loss of tensors in memory order. Weights that several elements share, such as class weights, are
+        not expanded to the full size.
+        """
         shape = tuple(tensors[self.tensors[0]].shape)
         matrix = Matrix.of(shape, list(weights.values()))
         if matrix is None:
@@ -167,12 +169,12 @@ def elementwise_loss(
 
     Args:
         name: the name of the loss, which is that of its function in ``torch.nn.functional`` if there is one.
-        noun: a noun for the first tensor, in words.
+        noun: a word for the content of the first tensor, for messages.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         tensors, optional, constant, integers: see :class:`ElementwiseLoss`.
-        typed: the names of the tensors whose dtypes promote to the dtype of the losses, as in PyTorch; empty for all of
-            them.
-        options: the defaults of the kernels' options by name. The reduction comes first, unless it is among them.
+        typed: the names of the tensors whose dtypes promote to the dtype of losses that are not reduced, as in PyTorch;
+            empty for all of the tensors.
+        options: the defaults of the kernels' options by name. The reduction, if not among them, is put before them.
         wanted: the names of the tensors whose gradients the operator computes by default; None: only the first one.
         check_values: a function that raises if values are out of range, called on the CPU only.
         is_float32_under_autocast, takes_integers_alone: see :class:`ElementwiseLoss`.

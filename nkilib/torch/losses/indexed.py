@@ -39,16 +39,17 @@ def indexed_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: its name, and the name of its first tensor in messages.
+        caller: the names of the loss and of its first tensor, for messages.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the inputs of the forward; only the first one has a gradient.
         options: the defaults of the kernels' options by name, including the reduction.
         losses: a function that returns the shape of losses that are not reduced.
         backward: the names of the backward's inputs, in order: inputs of the forward, tensors that it saved, and
             ``"grad_loss"``.
-        arguments: a function that returns the arguments of both kernels: the indices as they take them.
+        arguments: a function that returns the keyword arguments that both kernels get beside inputs and options, or in
+            place of them, such as class indices in int32.
         check_values: a function that raises if indices are out of range, called on the CPU only.
-        saved: the outputs of the forward for the backward.
+        saved: the outputs of the forward that only the backward needs.
         may_overwrite: whether the backward can write the gradient over the first input.
     """
     first, known, own = inputs[0].name, {operand.name: operand for operand in inputs}, options_of_loss(options)
@@ -77,7 +78,7 @@ def indexed_loss(
 
 
 def class_targets(call: Call) -> dict[str, Any]:
-    """Return the targets for kernels that ignore no class."""
+    """Return the kernel argument for int32 targets, for a loss without ``ignore_index``."""
     return {"targets_hbm": class_indices(call.tensor("target").detach(), int(call.first.shape[1]))}
 
 

@@ -12,7 +12,7 @@ class LossModule(nn.Module):
     """A loss with a reduction, whose backward can write over its input.
 
     Args:
-        reduction, inplace: see the function.
+        reduction, inplace: see the function of the loss.
     """
 
     def __init__(self, reduction: str, inplace: bool) -> None:
@@ -26,7 +26,7 @@ class WeightedLossModule(LossModule):
 
     Args:
         weight: the weight, kept as a buffer that moves with the module.
-        reduction, inplace: see the function.
+        reduction, inplace: see the function of the loss.
     """
 
     weight: Tensor | None

@@ -26,7 +26,8 @@ def finite_number(caller: Caller, name: str, value: Any) -> float:
 
 
 def least_of_log(caller: Caller, name: str, value: Any) -> float:
-    """Return the checked number that is added to, or bounds, the argument of a logarithm.
+    """Return the value, a number that is added to the argument of a logarithm or is its lower bound, as a Python
+    number.
 
     Raises:
         TypeError: it is not a number.

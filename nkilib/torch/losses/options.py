@@ -14,7 +14,7 @@ Defaults = Mapping[str, bool | int | float | str]
 
 
 def group_of(defaults: Defaults) -> type[Dataclass]:
-    """Return a frozen dataclass with these fields, each of the type of its default."""
+    """Return a frozen dataclass whose fields are these options, each of the type of its default."""
     fields = [(name, type(value), field(default=value)) for name, value in defaults.items()]
     return make_dataclass("OperatorOptions", fields, frozen=True)
 

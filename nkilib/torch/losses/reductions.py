@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The reductions of losses that support the mean over a batch."""
+"""The check of the reduction of losses that also have ``"batchmean"``, the sum divided by the batch size."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from nkilib.torch.dispatch.operator import Shape
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows along the last dimension of tensors of a shape, in memory order.
+    """The order in which the rows of tensors of one shape, which run along the last dimension, lie in memory.
 
     Attributes:
         order: the dimensions before the last one, outermost in memory first.
@@ -43,7 +43,9 @@ class Rows:
         return values.permute(self.order).reshape(prod(self.shape))
 
     def restored(self, losses: Tensor) -> Tensor:
-        """Return one number per row in the shape of the tensor without its last dimension."""
+        """Return losses [rows], one for each row in memory order, in the shape of the tensor without its last
+        dimension.
+        """
         return losses.reshape(self.shape).permute([self.order.index(dim) for dim in range(len(self.order))])
 
     def is_view(self, tensor: Tensor) -> bool:

@@ -67,9 +67,10 @@ class RowwiseLoss:
     """A row-wise loss, registered with PyTorch.
 
     Attributes:
-        caller: its name, and the name of its first tensor in messages.
+        caller: the names of the loss and of its first tensor, for messages.
         inputs: the tensors that it takes.
-        has_coefficients: whether the forward computes coefficients for the backward.
+        has_coefficients: whether the forward stores per-row coefficients from which the backward computes the
+            gradients.
         derivative: the derivative of the operators.
     """
 
@@ -149,8 +150,8 @@ class RowwiseLoss:
 
 
 def _may_require_grad(tensor: Tensor | None) -> bool:
-    """Return whether the tensor requires grad, or may: under vmap a mapped tensor reports False whatever it is a batch
-    of.
+    """Return whether the tensor requires grad, or may: for a tensor that vmap maps over, ``requires_grad`` is always
+    False.
     """
     if tensor is None:
         return False
@@ -169,13 +170,14 @@ def rowwise_loss(
     """Register the operators of a loss, ``nkilib::<name>_forward`` and ``nkilib::<name>_backward``.
 
     Args:
-        caller: its name, the name of its first tensor in messages, and what they recommend instead, which is
-            :func:`~nkilib.torch.dispatch.caller.counterpart` of its name.
+        caller: the names of the loss and of its first tensor, for messages, and the function that these recommend
+            instead, :func:`~nkilib.torch.dispatch.caller.counterpart` of the name.
         kernels: the forward and the backward kernel, whose arguments have the names of tensors and options.
         inputs: the tensors that it takes.
         options: the defaults of the kernels' options other than the reduction, by name.
         forward_alone: the options that the backward does not take.
-        coefficients: a function that returns how many coefficients per row the backward takes; None: none.
+        coefficients: a function that returns how many coefficients per row the forward stores for the backward; None:
+            none.
         wanted: the defaults of the gradient requests by the name of the tensor; None: all are requested.
     """
     name, saved = caller.function, list[Input]()

@@ -4,8 +4,8 @@
 """Weights that elements share, such as ``pos_weight`` of classes: kernels take them unexpanded, [rows, 1] or [1,
 columns].
 
-The tensors of the loss are viewed as a matrix. The split between its rows and columns is chosen so that as little as
-possible of the weights is repeated.
+The tensors of the loss are viewed as a matrix, whose rows are the first dimensions and whose columns are the others.
+The split is chosen so that as little as possible of the weights is repeated.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _FEWEST_ROWS: Final = 512
 
 
 def compact(weight: Tensor, dimensions: int) -> Tensor:
-    """Return a view of a weight with the given number of dimensions, in which expanded dimensions have one element
-    again.
+    """Return a view of a weight with the given number of dimensions, in which a dimension of stride 0 (made by
+    ``expand``) has one element again.
     """
     whole = weight[(None,) * (dimensions - weight.dim())]
     return whole[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in whole.stride())]
@@ -54,7 +54,8 @@ class Matrix:
 
     @classmethod
     def of(cls, shape: Shape, weights: Sequence[Tensor]) -> Matrix | None:
-        """Return the best matrix for weights with the shape's number of dimensions, each of the shape's extent or 1.
+        """Return the split that repeats the least of the weights; each dimension of a weight has the extent of
+        ``shape`` or 1.
 
         Return None if no weight is shared, or no weight could be used unexpanded.
         """
@@ -93,8 +94,8 @@ class Matrix:
         return all(size == 1 for size in weight.shape[: self.split])
 
     def _repeats(self, weights: Sequence[Tensor]) -> tuple[int, int]:
-        """Return the number of weights that would need all elements, and the number of dimensions that the others would
-        repeat.
+        """Return the number of weights that would have to be expanded to all elements, and the number of dimensions
+        along which the others would be repeated.
         """
         whole, dimensions = 0, 0
         for weight in weights:

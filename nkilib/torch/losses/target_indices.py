@@ -4,9 +4,9 @@
 """The conversion of class indices of any integer type to the int32 that kernels take, without wrapping into range.
 
 Neuron devices compute with 32 bits: a 64-bit integer may lose its upper half in any operation, and 2^32 + 3 would
-become class 3. So nothing here computes with 64 bits where memory can be read: the halves of an integer are two int32.
-In a graph, and on XLA, there may be no memory to read this way. The operations used there are correct with 64 bits, and
-with 32 bits for all values that fit an int32.
+become class 3. So where the memory of a tensor can be viewed as int32, nothing here computes with 64 bits: the two
+halves of each integer are compared. In a traced graph, and on XLA, there may be no such memory. The operations used
+there are correct with 64 bits, and with 32 bits for all values that fit an int32.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ class _Halves(NamedTuple):
 
 
 def _halves(target: Tensor) -> _Halves | None:
-    """Return the halves of 64-bit integers, or of unsigned 32-bit ones, from memory; None if memory cannot be read."""
+    """Return the halves of 64-bit integers, or of unsigned 32-bit ones, read from their memory as int32; None if there
+    is no memory to read.
+    """
     if is_traced(target) or target.device.type == "xla":
         return None
     if target.itemsize < torch.int64.itemsize:  # uint32
@@ -78,8 +80,8 @@ def is_ignored(target: Tensor, ignore_index: int) -> Tensor:
 def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[Tensor, int]:
     """Return the target and the ignore_index for a kernel.
 
-    An int32 target is passed through if ``ignore_index`` is an int32 too. Other class indices keep only their meaning:
-    a class, ignored, or out of range. A plain cast would bring 2^32 + 3 into range.
+    An int32 target is passed through if ``ignore_index`` is an int32 too. Other class indices are replaced by int32
+    numbers of the same meaning: a class, ignored, or out of range. A plain cast would bring 2^32 + 3 into range.
 
     Args:
         target: class indices of any integer type and shape, or class probabilities [N, V], floating.
@@ -98,8 +100,8 @@ def kernel_target(target: Tensor, ignore_index: int, num_classes: int) -> tuple[
 
 
 def class_indices(target: Tensor, num_classes: int) -> Tensor:
-    """Return int32 indices for a kernel that ignores no class: an index out of range stays out of range, in any integer
-    type.
+    """Return class indices of any integer type as int32, for a kernel without ``ignore_index``: an index out of range
+    stays out of range.
     """
     return target.contiguous() if target.dtype == torch.int32 else _in_reach(target, num_classes).contiguous()
 

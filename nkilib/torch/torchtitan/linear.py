@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Losses of TorchTitan from hidden states and the output layer, without logits, not even of a chunk.
+"""Losses of TorchTitan from hidden states and the output layer, without logits, not even those of a chunk of tokens.
 
 Their reference is ``torchtitan/components/loss.py``, version 0.3.0: the output layer, followed by the loss of
 :mod:`nkilib.torch.torchtitan.losses` of its logits.
@@ -30,7 +30,8 @@ Reduced = Callable[..., Tensor]
 
 @dataclass
 class LinearCrossEntropyLoss:
-    """``(hidden, labels, global_valid_tokens) -> (loss, {})``: output layer and cross-entropy without logits.
+    """Output layer and cross-entropy without logits, with the signature of TorchTitan 0.3: ``(hidden, labels,
+    global_valid_tokens) -> (loss, {})``.
 
     It replaces TorchTitan's ``ChunkedLossWrapper`` around ``CrossEntropyLoss``, and returns the loss that
     :class:`~nkilib.torch.torchtitan.CrossEntropyLoss` returns for ``lm_head(hidden)`` in float32. The gradients are
@@ -121,7 +122,7 @@ def compute_linear_logprobs(
         hidden: [..., D], bfloat16, float16 or float32.
         lm_head: the output layer, a ``torch.nn.Linear`` with whole weights on this rank, or one to which
             ``fully_shard`` was applied.
-        labels: [...] integer, or -100, which gives log-probability 0.
+        labels: [...] class indices of any integer type, or -100, which gives log-probability 0.
         return_entropy: whether to return a tuple of log-probabilities and entropies.
 
     Returns:
@@ -154,14 +155,15 @@ def logprobs_of(head: nn.Linear, hidden: Tensor, labels: Tensor, *, with_entropy
 
 
 def loss_by_head(head: nn.Module, hidden: Tensor, labels: Tensor, scored: Scored, reduced: Reduced) -> Tensor:
-    """Return a loss of the results of ``scored``, in the forward of a head to which ``fully_shard`` was applied.
+    """Return a loss computed from the results of ``scored``, which runs while the weights of ``head`` are whole.
 
     Args:
         head: the output layer.
         hidden: the hidden states [..., D].
         labels: the labels of the same tokens.
-        scored: a function of hidden states [tokens, D] and the weights of ``head``.
-        reduced: a function that reduces its results to a loss.
+        scored: a function of hidden states [tokens, D] that uses the weights of ``head``. If ``fully_shard`` was
+            applied to ``head``, it runs within a call of it.
+        reduced: a function that takes the results of ``scored`` and returns the loss.
     """
     loss = reduced(*_results(head, hidden.flatten(0, -2), labels, scored))
     if is_fully_sharded(head) and not torch.is_grad_enabled():

@@ -50,8 +50,8 @@ def cross_entropy_loss(
     Args:
         pred: logits [..., V]; a DTensor, whose vocabulary may be sharded; or, with a group, this rank's part of the
             vocabulary, divided as ``torch.chunk`` does.
-        labels: [...] integer, or -100.
-        global_vocab_size: V, for a part of the vocabulary in a plain tensor.
+        labels: [...] class indices of any integer type; tokens with label -100 are ignored.
+        global_vocab_size: V, to be given if ``pred`` is a plain tensor with a part of the vocabulary.
         group: the ranks that share the vocabulary of a plain ``pred``. None: the group ``"tp"`` of TorchTitan's mesh,
             if TorchTitan runs with ``spmd_types``, whose tensors are plain; otherwise ``pred`` has the whole
             vocabulary.
@@ -91,7 +91,7 @@ def compute_logprobs(
 
     Args:
         logits: see ``pred`` of :func:`cross_entropy_loss`.
-        labels: [...] integer, or -100, which gives log-probability 0.
+        labels: [...] class indices of any integer type, or -100, which gives log-probability 0.
         return_entropy: whether to return a tuple of log-probabilities and entropies.
         global_vocab_size, group: see :func:`cross_entropy_loss`. Without the size, all ranks of a sharded vocabulary
             must have equally many columns.
@@ -131,7 +131,8 @@ def build_cross_entropy_loss(job_config: Any, **kwargs: Any) -> Callable[..., Te
 
 @dataclass
 class CrossEntropyLoss:
-    """``(pred, labels, global_valid_tokens) -> (loss, {})``: a loss with the signature of TorchTitan 0.3.
+    """Cross-entropy from logits with the signature of TorchTitan 0.3: ``(pred, labels, global_valid_tokens) -> (loss,
+    {})``.
 
     Attributes:
         global_vocab_size, group, inplace: see :func:`cross_entropy_loss`.

@@ -36,7 +36,9 @@ _LEAVE_THE_HEAD: Final = (
 
 
 def known_class(module: nn.Module) -> type[nn.Module] | None:
-    """Return the supported class of ``transformers`` that ``module`` is an instance of, directly or by inheritance."""
+    """Return the supported class of ``transformers`` that ``module`` is an instance of, directly or by inheritance;
+    None if there is none.
+    """
     for kind in type(module).__mro__:
         if kind.__name__ in _SOFTCAPS and kind.__module__.startswith("transformers.models."):
             return kind

@@ -33,13 +33,13 @@ _ATTRIBUTE: Final = "_nkilib_fused_loss"
 
 @dataclass(frozen=True)
 class _FusedLoss:
-    """The behaviour of a fused model.
+    """The options of ``fuse_linear_loss`` for a model, and what the model then does in place of its own ``forward``.
 
     Attributes:
         outputs: the class of its outputs, ``CausalLMOutputWithPast``.
         evaluation: whether ``model.eval()`` skips the logits too, if there are labels.
         label_smoothing, lse_square_scale: the options of the loss in training.
-        memory_limit: the option of ``linear_cross_entropy``.
+        memory_limit: see :func:`nkilib.torch.linear_cross_entropy`.
     """
 
     outputs: Callable[..., Any]
@@ -61,8 +61,8 @@ class _FusedLoss:
         return training or self.evaluation if skip_logits is None else skip_logits
 
     def loss(self, model: Any, hidden: Tensor, causal_labels: CausalLabels) -> Tensor:
-        """Return the loss of hidden states [..., sequence, width], computed in the forward of a sharded output
-        layer.
+        """Return the loss of hidden states [..., sequence, width]. If ``fully_shard`` was applied to the output layer,
+        it is computed within a call of the layer, which gathers the weights.
         """
         layer = output_layer(model)
         target = causal_labels.targets_of("hidden states", hidden)
@@ -212,8 +212,8 @@ def _check_vocabulary(model: Any, layer: nn.Linear) -> None:
 
 @functools.cache
 def _fused_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``forward`` with the parameters of ``stock``, which it calls if the model is not fused or logits are
-    wanted.
+    """Return the ``forward`` of a fused model, with the parameters of ``stock``, the model's own. It calls ``stock`` if
+    logits are wanted, or if the model has been restored.
     """
     signature = inspect.signature(stock)
     _, *names = (

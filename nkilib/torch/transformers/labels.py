@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Labels of causal language models as ``transformers`` passes them to a loss: targets, and the divisor of the sum."""
+"""The arguments that ``transformers`` passes to the loss of a causal language model, converted to a target for each
+position and the divisor of the summed losses.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class CausalLabels:
-    """The arguments of a loss other than logits or hidden states.
+    """The arguments that ``transformers`` passes to a loss beside logits or hidden states.
 
     Attributes:
         caller: the public function that error messages name.
@@ -31,8 +33,8 @@ class CausalLabels:
     num_items_in_batch: Tensor | int | None
 
     def targets_of(self, name: str, tensor: Tensor) -> Tensor:
-        """Return the target of every position of ``tensor``, [..., sequence, width]: on its device, of its positions'
-        shape.
+        """Return the target of every position of ``tensor``, [..., sequence, width], as a tensor [..., sequence] on its
+        device.
 
         Args:
             name: the name of ``tensor`` in errors.
@@ -56,7 +58,8 @@ class CausalLabels:
         return targets.to(tensor.device).reshape(positions)
 
     def normalizer(self, device: torch.device) -> Tensor | None:
-        """Return the divisor as a scalar tensor on ``device``; data parallelism may pass one of shape [1].
+        """Return the divisor of the sum as a scalar tensor on ``device``, also for one of shape [1], as data
+        parallelism may pass it; None without ``num_items_in_batch``.
 
         Raises:
             ValueError: it does not have one element.

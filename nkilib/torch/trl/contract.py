@@ -93,7 +93,7 @@ class Place:
 
     @property
     def current(self) -> Any:
-        """The function that is there now."""
+        """The function that trainers find at this location now."""
         return getattr(self.module, self.attribute)
 
     def put(self, function: Any) -> None:
@@ -110,7 +110,7 @@ class Place:
 
 
 class Places(NamedTuple):
-    """The locations of both functions.
+    """The locations of both functions of TRL that are replaced.
 
     Attributes:
         scores: the location of the token scores.
@@ -164,7 +164,9 @@ def _located(function: Function, faults: list[str]) -> Place | None:
 
 
 def _differences(function: Function, own: Any) -> list[str]:
-    """Return the differences between the arguments of a function and those that are known, one clause each."""
+    """Return the differences between the arguments of TRL's installed function and those of the release that was read,
+    one clause each.
+    """
     _, *parameters = inspect.signature(own.forward).parameters.values()  # the first is the context
     names, expected = [parameter.name for parameter in parameters], list(function.parameters)
     if names != expected:

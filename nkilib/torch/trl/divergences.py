@@ -39,7 +39,7 @@ class LogitOptions:
 
 @dataclass(frozen=True)
 class DivergenceRecipe:
-    """The arguments of TRL's function that are not operands.
+    """The arguments of TRL's ``ChunkedDivergenceFunction`` that are not tensors.
 
     Attributes:
         beta: 0 is KL(teacher || student), 1 is KL(student || teacher), and between them is the generalized
@@ -65,7 +65,8 @@ class DivergenceRecipe:
         return has_scales and has_options and student.num_classes == teacher.num_classes
 
     def results(self, operands: Operands) -> DivergenceResults:
-        """Return TRL's two results [N], the first of which is differentiable with respect to the student's operands.
+        """Return TRL's two results [N]: the divergence, differentiable with respect to the student's operands, and the
+        student's entropy.
 
         Args:
             operands: hidden states [N, D], weight [V, D] and bias [V] of the student, and then of the teacher.
@@ -99,7 +100,8 @@ class DivergenceRecipe:
 
 
 def _products(student: Head, teacher: Head) -> torch.dtype | None:
-    """Return the dtype of the products, which rounds no more than TRL does; None for that of each model's own operands.
+    """Return a dtype of the products that rounds no more than TRL does; None to multiply each model in the dtype of its
+    operands.
 
     TRL rounds hidden states and weight of a model to autocast's dtype, or to that of its hidden states, and multiplies
     them in float32; it does not round a bias. The kernels round all operands to one dtype, or none. So if a bias would
@@ -116,13 +118,15 @@ def _products(student: Head, teacher: Head) -> torch.dtype | None:
 
 
 def _fit_on_chip(student: Head, teacher: Head) -> bool:
-    """Return whether the hidden states of both models fit on chip."""
+    """Return whether the hidden states of both models, in the dtypes of their products, fit on chip together."""
     dtype = _products(student, teacher)
     sizes = [model.hidden.shape[-1] * (dtype or model.hidden.dtype).itemsize for model in (student, teacher)]
     return sum(sizes) <= most_hidden_bytes(dtype is not None)
 
 
 def _without_autocast(device: torch.device) -> AbstractContextManager[object]:
-    """Return a context in which autocast rounds no operand that the call does not name."""
+    """Return a context without autocast, so that a call rounds its operands only to the ``compute_dtype`` that it
+    names.
+    """
     is_on = autocast_dtype(device) is not None
     return torch.autocast(device.type, enabled=False) if is_on else nullcontext()

@@ -17,7 +17,7 @@ Operands: TypeAlias = Sequence[Tensor | None]
 
 
 class Head(NamedTuple):
-    """The output layer of a model, and its input.
+    """The output layer of a model, and the hidden states that it is applied to.
 
     Attributes:
         hidden: the hidden states [N, D].
@@ -48,7 +48,9 @@ class Head(NamedTuple):
 
     @property
     def num_classes(self) -> int:
-        """V, also for a weight that ZeRO-3 keeps without elements: DeepSpeed stores its shape beside it."""
+        """V, the number of classes. For a weight that ZeRO-3 keeps without elements, it is read from the shape that
+        DeepSpeed stores beside it.
+        """
         shape = getattr(self.weight, "ds_shape", self.weight.shape)
         return int(shape[0])
 

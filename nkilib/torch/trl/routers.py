@@ -30,11 +30,12 @@ class Installation:
 
 @dataclass
 class Router:
-    """A replacement of a function of TRL, which is a class whose ``apply`` is called.
+    """An object that replaces a function of TRL, a class whose ``apply`` is called, and passes each call to the kernels
+    or to TRL's own code.
 
     Attributes:
         place: the location of the replaced function.
-        installed: every installation that has not been undone.
+        installed: the installations that have not been undone, in their order.
     """
 
     place: Place

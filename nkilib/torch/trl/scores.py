@@ -31,7 +31,7 @@ _NAMES: Final = {
 
 @dataclass(frozen=True)
 class ScoreRecipe:
-    """The arguments of TRL's function that are not operands.
+    """The arguments of TRL's ``ChunkedLogProbFunction`` beside tensors and ``chunk_size``.
 
     Attributes:
         temperature: the divisor of the logits.

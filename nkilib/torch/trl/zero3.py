@@ -29,7 +29,7 @@ _Results_co = TypeVar("_Results_co", bound=tuple[Tensor | None, ...], covariant=
 
 
 class Recipe(Protocol[_Results_co]):
-    """A function of operands, with bound options."""
+    """The options of TRL's function, with a method that computes its results from operands."""
 
     def results(self, operands: Operands) -> _Results_co:
         """Return the results for the operands."""
@@ -41,18 +41,18 @@ def is_sharded(*parameters: Tensor | None) -> bool:
 
 
 def gathered_results(recipe: Recipe[_Results_co], place: Place, operands: Operands, layers: Layers) -> _Results_co:
-    """Return the results of a recipe, whose backward gathers the parameters of the layers."""
+    """Return the results of a recipe for whole weights, whose backward gathers the weights again."""
     results: _Results_co = _Gathered.apply(recipe, place, layers, *operands)  # type: ignore[no-untyped-call]
     return results
 
 
 @dataclass(frozen=True)
 class _OfParameter:
-    """A placeholder for a saved tensor that shares the memory of a parameter.
+    """A placeholder that a graph keeps in place of a saved tensor that shares the memory of a parameter.
 
     Attributes:
-        number: the index of the parameter.
-        size, stride: the size and stride of the tensor.
+        number: the index of the parameter in :attr:`_Parameters.tensors`.
+        size, stride: the size and stride of the saved tensor.
     """
 
     number: int
@@ -65,7 +65,7 @@ _Saved: TypeAlias = Tensor | _OfParameter
 
 @dataclass(frozen=True)
 class _Parameters:
-    """Weights and biases that a graph does not keep.
+    """Gathered weights and biases whose memory a graph must not keep alive.
 
     Attributes:
         tensors: the weights and biases, without missing biases.
@@ -95,7 +95,8 @@ def _leaf(tensor: Tensor, requires_grad: bool) -> Tensor:
 
 
 class _Gathered(torch.autograd.Function):
-    """The results of detached operands with a graph of their own, which the backward runs within TRL's context.
+    """Results computed from detached operands in a graph of their own; the backward runs that graph within TRL's
+    context, which gathers the parameters.
 
     Only the outer graph has the parameters themselves as inputs, so their hooks run once.
     """
