@@ -7,7 +7,7 @@ For a block of positions the forward keeps the logits of each core's classes in 
 classes. Then the backward loads the logits from there, so that a tile of their gradient costs a load and no product.
 
 All positions are one block if their logits take no more memory than ``scratch_bytes`` plus the float32 sum of dW that
-several blocks need. Each block but the first adds to this sum, and the last block rounds it.
+several blocks would need. Each block but the first adds to this sum, and the last block rounds it.
 """
 
 from __future__ import annotations
@@ -150,7 +150,10 @@ class _Parts:
 
 
 def _plan(part: LinearLaunch, options: Options, tiling: LinearTiling, parts: int, copies: int) -> BackwardPlan:
-    """Return the plan of the gradients of one of ``parts`` parts, of which the program has ``copies`` copies."""
+    """Return the plan of the gradients of one of ``parts`` blocks of positions.
+
+    The program has ``copies`` copies of a block.
+    """
     sizes = BackwardSizes(
         part.num_positions,
         part.num_features,
@@ -206,7 +209,7 @@ class _PartGradients:
         share: the classes of this core.
         weight_sum_hbm: the sum of dW, float32, in the shape of W; None if there is one block.
         part_bias_hbm: db of one block, float32 [V]; None if there is one block.
-        part_input_hbm: dX of a block whose position is a loop variable, because transfers that add take no such
+        part_input_hbm: dX of a block whose first position is a loop variable, because transfers that add take no such
             address.
     """
 
@@ -251,7 +254,7 @@ class _PartGradients:
         )
 
     def finish_part(self, block: Block, is_first: bool) -> None:
-        """Move dX to its place, half of it by each core, and add up db, each core its own classes."""
+        """Move dX of a block to its place, half of it by each core, and add up db, each core its own classes."""
         grad_input_hbm, part_input_hbm = self.gradients.input_hbm, self.part_input_hbm
         if grad_input_hbm is not None and part_input_hbm is not None and not isinstance(block.first, int):
             synchronise(part_input_hbm)

@@ -157,12 +157,12 @@ def linear_token_scores_backward(
         results, upstream = (logprob, lse, entropy), (grad_logprob, grad_lse, grad_entropy)
         torch.autograd.grad(results, (input, weight, bias), upstream)
 
-    With g the gradients of the log-probabilities of a position and p its softmax, their part of the gradient of z is
-    ``sum_k g_k (1[t_k = v] - p_v)``. It is computed in float32 and rounded once, to the dtype of the products, so that
-    nothing is lost where an id is confident or where ids are equal. Sums, results, HBM use and the power of two of
-    float16 are those of ``linear_cross_entropy_backward``. More than 65,536 positions are split into parts as there;
-    with several ids more than about 262,144 / K positions are, with K rounded up to a multiple of 8. Launch it like the
-    forward.
+    With g the gradients of the log-probabilities of a position and p its softmax, their part of the gradient of z
+    is ``sum_k g_k (1[t_k = v] - p_v)`` for id t_k and class v. It is computed in float32 and rounded once, to the
+    dtype of the products, so that nothing is lost where an id is confident or where ids are equal. Sums, results,
+    HBM use and the power of two of float16 are those of ``linear_cross_entropy_backward``. More than 65,536
+    positions are split into parts as there; with several ids, more than about 262,144 / K positions are already
+    split, with K rounded up to a multiple of 8. Launch it like the forward.
 
     Dimensions:
         N: positions, that is tokens (1 to 2^31 - 1).

@@ -49,7 +49,7 @@ def validated_linear_options(
     num_classes: int | None,
     wanted: Wanted | None = None,
 ) -> Options:
-    """Return the validated options of a kernel; their recipe includes the scale of the logits.
+    """Return the validated options of a kernel, with the scale of the logits folded into cap and temperature.
 
     Raises:
         AssertionError: if an array, an option or a result is not accepted; the message names function, requirement,
@@ -176,7 +176,7 @@ def validated_tiling(
 
 
 def validated_ids(function: str, input_hbm: nl.NkiTensor, targets_hbm: nl.NkiTensor) -> int:
-    """Return K of targets [N, K].
+    """Return K, the number of target ids per position, from targets [N, K].
 
     Raises:
         AssertionError: if the targets are not accepted; the message names function, requirement, value and remedy.

@@ -24,7 +24,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class AllPositions:
-    """Loads vectors over all positions of a launch together."""
+    """Loads the values of all positions of a launch at once."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
         """Return the values of a vector [N] as float32 [128, tiles]; 0 beyond the last position."""
@@ -35,13 +35,16 @@ class AllPositions:
 class GradientColumns:
     """The per-position scalars of the gradient, float32 [128, tiles] each; None where the launch does not need them.
 
+    With p the softmax, h = p - onehot the error and w the class weights, the gradient of z is
+    (A - D) h + D p - spread w (:mod:`.gradient_tile`).
+
     Attributes:
         target_sbuf: the class of the target, counted from the first class that the launch holds.
         bias_sbuf: the bias of the exponents: -lse, or minus the log of the sum of exponentials relative to the maximum.
         neg_maximum_sbuf: minus the maximum, which is added to the logits first; None where the bias is -lse.
         has_target: whether there is a gradient of the loss or of the log-probability.
-        own_sbuf: A - D, the factor of the error at the target. Without a target it is D and the factor of p, and it is
-            not read where D grows with the logits.
+        own_sbuf: A - D, the factor of h. Without a target it is D and the factor of p, and it is not read where D
+            grows with the logits.
         rest_sbuf: D, or, where D grows with the logits, the value of D where the exponents, without their bias, are 0.
         slope_sbuf: the slope of D over the scores, or over the exponents if the maximum is given; None for 0.
         spread_sbuf: the factor of the class weights.
@@ -111,7 +114,7 @@ def _target_terms(
     lse_sbuf: nl.NkiTensor,
     target_sbuf: nl.NkiTensor,
 ) -> TargetTerms:
-    """Return the terms of loss, log-probability and log-sum-exp."""
+    """Return the terms of the gradient that come from the loss, the log-probability and the log-sum-exp."""
     positions = AllPositions()
     valid_sbuf = nl.ndarray(target_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
     # Classes are small enough to be exact in float32, and no other value equals one.
@@ -153,9 +156,10 @@ class Exponents:
     def make(cls, positions: AllPositions, launch: LinearLaunch, upstream: PositionUpstream) -> Exponents:
         """Compute the scalars of all positions.
 
-        z minus the maximum is exact, but takes another pass over a tile. Tensor leaves time for this pass if its
-        products are float32. Otherwise the coefficients of p are multiplied by the factor, and only log p, which the
-        gradient of the entropy needs, keeps the rounding of lse.
+        With the maximum, p is computed from z minus the maximum, which is exact, but takes another pass over a tile.
+        Tensor leaves time for this pass if its products are float32. Otherwise p is computed from z - lse, and its
+        coefficients are multiplied by ``factor_sbuf``; only log p, which the gradient of the entropy needs, keeps the
+        rounding of lse.
         """
         lse_sbuf = positions.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -172,9 +176,10 @@ class Exponents:
     def entropy_terms(
         self, grad_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor, options: Options
     ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-        """Return slope and offset of -g (log p + H), where g is the gradient of the entropy H.
+        """Return slope and offset of -g (log p + H) over the scores, where g is the gradient of the entropy H.
 
-        log p is z - lse; with the maximum it is the exponents, without their bias, minus the log of the sum.
+        log p is z - lse. With the maximum, it is the exponents without their bias, over which the slope is then taken,
+        minus the log of the sum.
         """
         if self.log_sum_sbuf is not None:
             return scaled(grad_sbuf, -1.0), product(difference(self.log_sum_sbuf, entropy_sbuf), grad_sbuf)
@@ -184,9 +189,9 @@ class Exponents:
 
 
 def is_factored(launch: LinearLaunch, upstream: PositionUpstream) -> bool:
-    """Return whether the rounding error of lse becomes a factor of the coefficients.
+    """Return whether the rounding error of lse becomes a factor of the coefficients of p.
 
-    Otherwise it takes another pass over every tile.
+    If it does not, correcting it takes another pass over every tile.
     """
     return upstream.maximum_hbm is not None and launch.dtype != nl.float32
 
@@ -203,7 +208,10 @@ def _present(*columns_sbuf: nl.NkiTensor | None) -> list[nl.NkiTensor]:
 
 
 def _with_factor(factor_sbuf: nl.NkiTensor, own_sbuf: nl.NkiTensor, rest_sbuf: nl.NkiTensor | None) -> nl.NkiTensor:
-    """Return D of p / factor: D * factor + (A - D) * (factor - 1), because the error at the target keeps p / factor."""
+    """Return the coefficient of p / factor that takes the place of D: D * factor + (A - D) * (factor - 1).
+
+    The second term is there because the error at the target is computed with p / factor instead of p.
+    """
     result_sbuf = float32_like(factor_sbuf)
     nisa.scalar_tensor_tensor(
         dst=result_sbuf, data=factor_sbuf, op0=nl.subtract, operand0=1.0, op1=nl.multiply, operand1=own_sbuf

@@ -46,8 +46,8 @@ class GradientTiles:
         softcap: the cap of the logits; None for none.
         is_kept: whether the scores come from HBM. GpSimd then takes the last products; otherwise it takes the squares
             of a cap.
-        masks: whether scores may be -inf under a cap, where the tangent is -1.
-        scale: the factor that makes z of the scores.
+        masks: whether kept scores may be -inf, for masked classes under a cap; their tangent is then taken to be -1.
+        scale: the factor that turns scores into z.
         targets_sbuf: the targets, counted from the first class of the block, float32 [128, tiles]; for several target
             ids K per tile.
         class_weights: the class weights of a block; None for 1.
@@ -117,17 +117,17 @@ class GradientTiles:
         return self.softcap is not None and not self.is_kept
 
     def begin(self, first_class: int) -> None:
-        """Count the targets from class ``first_class`` on."""
+        """Set ``targets_sbuf`` to the targets counted from class ``first_class``."""
         nisa.tensor_scalar(
             dst=self.targets_sbuf, data=self.columns.target_sbuf, op0=nl.subtract, operand0=float(first_class)
         )
 
     def advance(self, classes: int) -> None:
-        """Move the class that targets are counted from by ``classes``."""
+        """Set ``targets_sbuf`` to the targets counted from a class that is ``classes`` further on."""
         nisa.tensor_scalar(dst=self.targets_sbuf, data=self.targets_sbuf, op0=nl.subtract, operand0=float(classes))
 
     def prepare(self, positions: Span, skipped: int, done: float, end: float) -> None:
-        """Find the table places of several target ids."""
+        """Find the table places (:class:`IdTiles`) of several target ids; do nothing for one id."""
         if self.ids is None:
             return
         first, tiles = positions.first // PARTITIONS, div_ceil(positions.size, PARTITIONS)
@@ -317,5 +317,5 @@ class GradientTiles:
 
 
 def _whole(count: float) -> int:
-    """Return ``count`` rounded up, except for the rounding error of a share."""
+    """Return ``count`` rounded up, but ignore an excess of up to 1e-6, which is the rounding error of a share."""
     return ceil(count - 1e-6)

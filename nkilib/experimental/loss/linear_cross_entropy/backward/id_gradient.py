@@ -45,7 +45,7 @@ def sorted_at_a_time(ids: int) -> int:
 
 @dataclass(frozen=True)
 class IdColumns:
-    """The ids of all positions, K' per position: K rounded up to whole searches.
+    """The ids of all positions: K' per position, which is K rounded up to a multiple of 8.
 
     Attributes:
         sorted_sbuf: the ids in order, counted from the first class that the launch holds, float32 [128, tiles, K'].
@@ -99,9 +99,9 @@ class IdColumns:
 
 
 def _join_equal(ids_sbuf: nl.NkiTensor, gradients_sbuf: nl.NkiTensor, ids: int) -> nl.NkiTensor:
-    """Return the sums of the gradients of equal ids, at the first of them, and replace the repeated ids.
+    """Return the gradients of the ids, with the sum of the gradients of equal ids at the first of them.
 
-    A number beyond all classes replaces each repeated id.
+    Each repeated id is replaced by a number of its own beyond all classes.
 
     Args:
         ids_sbuf: the ids, float32 [128, tiles, K'], changed in place.
@@ -216,5 +216,5 @@ class IdGradient:
         return cls(columns, table_sbuf)
 
     def tiles(self, position_tiles: int, block: int, classes: int) -> IdTiles | None:
-        """Return the tiles of :meth:`IdTiles.make`; None without a gradient of the log-probabilities."""
+        """Return an :class:`IdTiles` for blocks of this size; None without a gradient of the log-probabilities."""
         return None if self.table_sbuf is None else IdTiles.make(self.table_sbuf, position_tiles, block, classes)

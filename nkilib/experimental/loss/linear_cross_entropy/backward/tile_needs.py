@@ -31,17 +31,26 @@ _TILES = 1 + 2 * ID_SLOTS
 
 
 def columns_of_ids(ids: int) -> int:
-    """Return the numbers per partition for a tile of positions: sorted ids, ids counted from a block, and gradients."""
+    """Return how many numbers a partition keeps for each tile of positions, if there are several ids per position.
+
+    They are the sorted ids, the ids counted from the first class of a block, and the gradients.
+    """
     return 0 if ids == 1 else 3 * searched_ids(ids) + 1
 
 
 def tiles_of_ids(ids: int) -> int:
-    """Return the number of float32 tiles of logits: class numbers with and without marks, and memory for gathers."""
+    """Return the number of float32 tiles as large as a tile of logits that several ids per position need.
+
+    They hold the class numbers with and without marks, and are memory for gathers.
+    """
     return 0 if ids == 1 else 2 + _TILES
 
 
 def numbers_of_ids(ids: int) -> int:
-    """Return the numbers per partition besides the tiles: ids behind the class numbers, and ids below a tile."""
+    """Return how many numbers per partition several ids per position need besides columns and tiles.
+
+    They are the ids behind the class numbers, and a mask of the ids below a tile.
+    """
     return 0 if ids == 1 else 3 * searched_ids(ids)
 
 
@@ -58,7 +67,7 @@ def tile_needs(
     ids: int = 1,
     keeps_logits: bool = False,
 ) -> TileNeeds:
-    """Return the needs of the tiles of a launch.
+    """Return the SBUF and instructions that a launch needs for its tiles of the gradient.
 
     Args:
         has_bias, has_class_weights: whether a row of biases, or of class weights, is needed for the classes of a block.
@@ -82,7 +91,7 @@ def tile_needs(
 def backward_sizes(
     launch: LinearLaunch, options: Options, upstream: PositionUpstream, adds_to_weight: bool
 ) -> BackwardSizes:
-    """Return the sizes that the plan of a launch depends on."""
+    """Return the sizes and options of a launch that the plan of its backward depends on."""
     return BackwardSizes(
         launch.num_positions,
         launch.num_features,

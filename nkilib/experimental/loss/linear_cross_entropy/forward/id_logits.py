@@ -98,7 +98,7 @@ def score_results(group: Group, results: ScoreResults, options: Options) -> list
 
 
 def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
-    """Return the scores at the targets, of which z is a multiple."""
+    """Return the scores at the targets: the logits, or their tangents under a cap, of which z is a multiple."""
     if options.softcap is None:
         return targets.logits_sbuf
     tangents_sbuf = float32_like(targets.logits_sbuf)
@@ -110,8 +110,8 @@ def _scores(targets: TargetValues, options: Options) -> nl.NkiTensor:
 def _logprob(scores_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, group: Group, targets: TargetValues) -> nl.NkiTensor:
     """Return z[t] - m - log d, 0 where the id is ignored and NaN where lse is infinite.
 
-    The result does not go through lse: where logits are large, z[t] - lse would cancel the part of log d that the
-    rounding of lse has kept.
+    m is the maximum, and d the sum of exponentials relative to it. The result does not go through lse: where logits are
+    large, z[t] - lse would cancel the part of log d that the rounding of lse has kept.
     """
     statistics = group.statistics
     distance_sbuf = float32_like(scores_sbuf)

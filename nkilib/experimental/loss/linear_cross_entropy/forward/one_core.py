@@ -94,7 +94,7 @@ def _require_room(launch: LinearLaunch, options: Options, tiling: LinearTiling) 
 
 @dataclass(frozen=True)
 class _Forward:
-    """The parts that all blocks of positions share.
+    """The operands and buffers that all blocks of positions share.
 
     Attributes:
         launch, options: the operands and options of the kernel.
@@ -153,8 +153,8 @@ class _Forward:
         Args:
             block: the positions.
             results: the results of all positions.
-            opens: the first classes are still to be loaded; the first tile of positions does not wait for them.
-            reopens: the first classes are loaded again at the end, for the next block.
+            opens: whether the first classes are still to be loaded; the first tile of positions does not wait for them.
+            reopens: whether the first classes are loaded again at the end, for the next block.
         """
         input_sbuf = self.input_sbuf[0 : div_ceil(block.size, PARTITIONS)]
         load_input(input_sbuf[0:1], self.launch.input_hbm, block, self.classes.staging)
@@ -190,7 +190,7 @@ class _Pass:
     def make(
         cls, forward: _Forward, targets_sbuf: nl.NkiTensor, picked_sbuf: nl.NkiTensor, tiles: range, first: int
     ) -> _Pass:
-        """Begin a pass at class ``first`` of the weight."""
+        """Return a pass that begins at class ``first`` of the weight."""
         first_class = forward.options.classes.first + first
         targets = TargetLogits.make(
             targets_sbuf[:, tiles.start : tiles.stop],
@@ -226,12 +226,12 @@ class _BlockForward:
         block: the positions.
         input_sbuf: X^T of the tiles of the block.
         statistics: the statistics so far.
-        own, shared: the pass of all tiles through the core's own classes, and the pass of the core's part of the tiles
-            through the shared classes; None if there is none.
+        own: the pass of all tiles through the core's own classes.
+        shared: the pass of the core's part of the tiles through the shared classes; None if there is none.
         shared_picked_sbuf: the logits at the targets that are found in shared classes, float32 [128, tiles]; None if
             there are no shared classes.
         part: the tiles whose results the core stores: its part of them, or all of them if no classes are shared.
-        reopens: the last step loads the first classes again, for another block of positions.
+        reopens: whether the last step loads the first classes again, for another block of positions.
     """
 
     forward: _Forward
@@ -341,7 +341,7 @@ class _BlockForward:
             self.forward.kept.store(group.scores_sbuf, first_tile + tiles.start, step.block)
 
     def _take_class_sums(self, classes: ClassTiles, step: Step, column: int) -> None:
-        """Store the sum of the factors of a block of classes, which is the same for all positions."""
+        """Store the sum of the class weights of a block of classes, which is the same for all positions."""
         moments = self.statistics.group.moments
         if moments is None or moments.first is None:
             return

@@ -31,9 +31,9 @@ class PositionStatistics:
     """The statistics of a block of positions.
 
     Attributes:
-        window: the number of blocks of classes that are combined at once.
-        group: the statistics, with columns for both cores: column 0 for the combined statistics, the window, and the
-            same columns of the other core.
+        window: the number of blocks of classes whose statistics are combined at once.
+        group: the statistics, with columns for both cores: column 0 for the combined statistics, one column for each
+            block of the window, and the same columns of the other core.
         targets: the targets; their logits are complete at the end.
         picked_sbuf: the logits at the targets that this core has found: column 0, float32 [128, tiles]; for several ids
             a tile of its own.
@@ -60,7 +60,10 @@ class PositionStatistics:
         options: Options,
         needs: ForwardNeeds,
     ) -> PositionStatistics:
-        """Allocate statistics without any class, with columns for ``shared`` blocks of classes that the cores share."""
+        """Allocate the statistics before any class is added.
+
+        ``shared`` is the number of blocks of classes that the cores share; each has a column.
+        """
         tiles, own = targets.logits_sbuf.shape[1], window + 1
         swapped = nl.num_programs() * own
         count = needs.exchanged_statistics

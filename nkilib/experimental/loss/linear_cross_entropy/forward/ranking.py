@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""z of tiles of logits as the argmax compares it: two values of z are equal if they are the same float32 number.
+"""The values that the argmax compares: z, where two values are equal if they are the same float32 number.
 
-The tiles hold scores, of which z is a multiple. A cap or a temperature makes different logits equal: in float32 the
-tangent of everything above nine times the cap is 1, and a product with 1 / T may round two neighbours to one number. So
-z itself is compared, unless the scale is a power of two, whose products are exact. GpSimd multiplies, because it has
-nothing else to do.
+The tiles hold scores: logits, or their tangents under a cap. z, the logit after cap and temperature, is a multiple of
+them. A cap or a temperature makes different logits equal: in float32 the tangent of everything above nine times the cap
+is 1, and a product with 1 / T may round two neighbours to one number. So z itself is compared, unless the scale is a
+power of two, whose products are exact. GpSimd multiplies, because it has nothing else to do.
 
 A product with a positive number never reverses an order, so the maximum of z is the multiple of the maximum of the
 scores. Tangents give no such guarantee: under a cap the maximum of z is searched for too.
@@ -25,11 +25,11 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class Ranking:
-    """Computes z of groups of tiles, and the searches in it.
+    """Computes z of groups of tiles, and starts the search for the argmax in it.
 
     Attributes:
-        needs: the needs of the launch.
-        scale: the factor that makes z of the scores.
+        needs: the options of the forward.
+        scale: the factor that turns scores into z.
         scale_sbuf: the same factor, float32 [128, 1]; None if the scores are compared as they are.
         products_sbuf: buffer slots for z of a group, float32 [128, tiles, classes]; empty if the scores are compared as
             they are.

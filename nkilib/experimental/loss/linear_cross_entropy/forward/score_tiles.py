@@ -52,11 +52,11 @@ class TilePlace(NamedTuple):
 
 @dataclass(frozen=True)
 class ScoreGroup:
-    """Tiles of logits that are side by side.
+    """Tiles of logits of several tiles of positions and one block of classes, side by side.
 
     Attributes:
         start: the number of the first tile of positions.
-        logits_sbuf: x, float32 [128, tiles, classes]; it may have room for more classes.
+        logits_sbuf: the logits x, float32 [128, tiles, classes]; it may have room for more classes.
         scores_sbuf: the scores, x or the tangents of a cap; z is the scale times the scores.
         neg_max_sbuf: minus the maxima of x, float32 [128, tiles].
         classes: the number of classes.
@@ -88,7 +88,7 @@ class ScoreGroup:
 
 @dataclass(frozen=True)
 class ScoreTiles:
-    """The tiles of all groups, and the steps that compute them.
+    """The buffers of all groups of tiles, and the steps that compute them.
 
     Attributes:
         options: the options of the kernel.
@@ -161,7 +161,7 @@ class ScoreTiles:
             classes: the tiles of the block of classes.
             statistics: the statistics of the positions.
             column: the column of the statistics for the block of classes.
-            first_bank: the number of the first bank of PSUM.
+            first_bank: a running number of the group's first tile, which selects banks and buffer slots round-robin.
         """
         end, size = start + len(positions_sbuf), classes.weight_sbuf.shape[2]
         slot = self._slot(first_bank)
@@ -203,9 +203,9 @@ class ScoreTiles:
     def take_sums(
         self, group: ScoreGroup, classes: ClassTiles, statistics: PositionStatistics, column: int, first_bank: int
     ) -> None:
-        """Compute all sums over the classes of a group whose maxima are known; the sums for the entropy wait.
+        """Compute all sums over the classes of a group whose maxima are known.
 
-        See :meth:`open` for the arguments.
+        The passes of the sums for the entropy are added to the waiting ones. See :meth:`open` for the arguments.
         """
         row, moments = statistics.group.statistics, statistics.group.moments
         tiles = [TilePlace(number, Place(group.start + number, column)) for number in range(group.tiles)]
@@ -291,8 +291,8 @@ class ScoreTiles:
     def _take_tangents(self, group: ScoreGroup, column_sbuf: nl.NkiTensor, softcap: float) -> None:
         """Compute the tangents of a group, and the tangents of minus its maxima.
 
-        The maximum of the last tile is known together with its logits: the tangents of all maxima are computed just
-        before the tangents of the last tile.
+        The maximum of the last tile is known only together with its logits. So the tangents of all maxima are computed
+        just before the tangents of the last tile.
         """
         for number in range(group.tiles):
             if number == group.tiles - 1:
@@ -305,7 +305,10 @@ class ScoreTiles:
 def _take_maximum(
     dst_sbuf: nl.NkiTensor, product_psum: nl.NkiTensor, bias_sbuf: nl.NkiTensor | None, maximum_sbuf: nl.NkiTensor
 ) -> None:
-    """Write the logits of a tile and, in the same pass, minus their maximum; with a bias, the maximum itself."""
+    """Write the logits of a tile and, in the same pass, minus their maximum.
+
+    With a bias, the maximum itself is written.
+    """
     if bias_sbuf is None:
         nisa.tensor_scalar_reduce(
             dst=dst_sbuf,

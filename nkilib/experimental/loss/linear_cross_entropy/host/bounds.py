@@ -45,7 +45,7 @@ _LANES: Final = 128
 
 
 def logit_bounds(problem: LinearProblem, rows: slice, weight: Float64Array) -> Float64Array:
-    """Return dz, [R, V]: how far a logit before the cap may be off; 0 where the bias is infinite."""
+    """Return dz, [R, V], for R positions: how far a logit before the cap may be off; 0 where the bias is infinite."""
     return layer_bounds.logit_bounds(problem.layer, rows, weight)
 
 
@@ -69,8 +69,7 @@ def linear_gradient_bounds(
 ) -> LinearGradients:
     """Return the largest accepted errors of every element of dX, dW (in its layout) and db.
 
-    The bounds hold for lse as the kernel received it, or as it computed it itself. The other arguments are those of
-    ``linear_backward_reference``.
+    The bounds hold for lse as the kernel received it, or as it computed it itself.
 
     Args:
         problem: the problem, with operands of the type of the products: rounded to it, where the kernel rounds them.
@@ -105,7 +104,8 @@ def bounds_of_gradients(
 
     Args:
         problem: the problem, with all classes.
-        blocks: gradients of logits, and how far each may be off before it is rounded; they cover the positions.
+        blocks: gradients of logits, and how far each may be off before it is rounded, in blocks that cover all
+            positions.
         largest: the largest coefficient of a gradient of logits, before the temperature; the power of two of float16
             depends on it.
         classes: see ``linear_backward_reference``.
@@ -146,7 +146,7 @@ def _forward_bounds_of(problem: LinearProblem, rows: slice, weight: Float64Array
 
 
 def _means(values: Float64Array, z: Float64Array) -> Float64Array:
-    """Return the means over the classes that are not masked."""
+    """Return the means of ``values`` over the classes of each position that are not masked."""
     unmasked = ~np.isneginf(z)
     means: Float64Array = np.where(unmasked, values, 0.0).sum(axis=1) / unmasked.sum(axis=1)
     return means

@@ -62,13 +62,13 @@ _LOOP_US, _ITERATION_US, _STEP_US, _POSITIONS_US = 25.0, 5.0, 0.1, 15.0
 
 @dataclass(frozen=True)
 class ForwardSizes:
-    """The sizes of a forward launch.
+    """The sizes and options of a forward launch from which its tiling is chosen.
 
     Attributes:
         num_positions, num_features, vocab_size: N, D and V.
         itemsize: bytes of an element of X and W.
         cores: the number of cores of the launch.
-        needs: the needs beyond loss and log-sum-exp.
+        needs: the options that take memory or time, beyond loss and log-sum-exp.
         program_share: the forward's share of the instructions that a program may have.
         weight_itemsize: bytes of an element of W in HBM if it is cast while it is loaded; else 0.
         staging_bytes: bytes per partition for operands that are transposed and then cast.
@@ -108,21 +108,22 @@ class ForwardSizes:
 
     @property
     def passes(self) -> int:
-        """The number of passes that Tensor takes for a product."""
+        """The number of passes that Tensor takes for a product: four for float32, else one."""
         return 4 if self.itemsize == 4 else 1
 
     @property
     def group_tiles(self) -> int:
-        """The largest number of tiles of positions of a group."""
+        """The largest number of tiles of positions whose logits are processed side by side, as a group."""
         is_busy = self.needs.softcap and self.passes * self.depth <= _DEPTH_OF_CAP
         return _GROUP_TILES_OF_CAP if is_busy else _GROUP_TILES
 
     def bytes_of(self, tiles: int, class_block: int) -> int:
         """Return the bytes per partition of SBUF for blocks of ``tiles`` tiles of positions.
 
-        They hold X and two blocks of W; logits, tangents, multiples and exponentials of two groups; two tiles of 16
-        bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the classes
-        that are not masked; the statistics of a window, which the cores swap, and values computed from them.
+        They hold X and two blocks of W; logits, tangents, z for the argmax and exponentials of two groups; two tiles of
+        16 bits each for Scalar and for Vector; two rows each of bias and class weights, and one row that marks the
+        classes that are not masked; the statistics of a window of blocks of classes, which the cores swap, and values
+        computed from them.
         """
         needs = self.needs
         operands = self.depth * self.itemsize * (tiles * PARTITIONS + 2 * class_block)
@@ -137,10 +138,10 @@ class ForwardSizes:
         return operands + rings + terms + rows + of_tiles + self.staging_bytes + _SMALL_BYTES
 
     def position_plan(self, position_block: int, class_block: int) -> PositionPlan:
-        """Return blocks of about equal size.
+        """Return the split of the positions into blocks of about equal size.
 
-        They are a loop if the program would be too long to have all blocks of classes. Very many positions are a loop
-        however few classes there are.
+        The blocks are a loop if a program with all blocks of classes for each of them would be too long, or if there
+        are very many positions, however few classes there are.
         """
         unrolled = unrolled_positions(self.num_positions, position_block)
         steps = div_ceil(self.class_tiles, class_block // PARTITIONS)
@@ -163,7 +164,7 @@ class ForwardSizes:
         (:class:`nkilib.core.plan_limits.PlanLimits`).
 
         Raises:
-            ValueError: if a test asks for more classes than there are statistics for.
+            ValueError: if a test asks for more classes than the statistics have columns for.
         """
         if self.cores == 1:
             return 0

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The guarantees of the kernels; tests check each claim."""
+"""The guarantees of the linear cross-entropy and token score kernels; tests check each claim."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from nkilib.experimental.loss.linear_cross_entropy.host.tiling import BACKWARD, 
 def forward_workspace_bytes(
     input_hbm: Any, bias_hbm: Any = None, compute_dtype: Any = None, cores: int = 1, **_: Any
 ) -> int:
-    """Return the bytes of the copies of a bias that is rounded."""
+    """Return the bytes of HBM that a forward allocates: copies of a bias that it rounds to ``compute_dtype``."""
     return _copies(input_hbm, bias_hbm, compute_dtype, cores, has_input=False)
 
 
@@ -43,7 +43,7 @@ def backward_workspace_bytes(
 
     They hold a float32 sum of dX for each core and, where the positions take several blocks, a float32 sum of dW of a
     class block for each core; besides, copies of X and a bias that are rounded to ``compute_dtype``; with more than
-    65,536 positions, the sums of the parts.
+    65,536 positions, or fewer with several target ids, the sums of the parts that they are split into.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     ids = 1 if targets_hbm is None or len(targets_hbm.shape) == 1 else targets_hbm.shape[1]
@@ -87,8 +87,8 @@ def one_launch_workspace_bytes(
 ) -> int:
     """Return the bytes of HBM that a fused forward-backward launch allocates.
 
-    They hold the sums of the backward, the logits of a block of positions, sums of dW and db, and a scalar of each
-    core; besides, copies of X and a bias that are rounded to ``compute_dtype``.
+    They hold the backward's sums of dX and dW, the logits of a block of positions, the sums of dW and db over the
+    blocks, and a scalar of each core; besides, copies of X and a bias that are rounded to ``compute_dtype``.
     """
     launch = _Launch.of(input_hbm, weight_hbm, weight_layout)
     chosen = choose_linear_tiling(

@@ -12,7 +12,8 @@
   are several blocks a float32 sum of dW.
 - A ``compute_dtype`` adds ``linear.host.memory.copied_bytes``. W is never copied, whatever its type.
 
-No form keeps logits of all positions and classes unless that is the smallest thing to keep.
+The logits of all positions and classes are kept only in a single launch, where they take no more than the logits of a
+block and the sum of dW may take.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class LogitsBlocks(NamedTuple):
 
 
 class FormBytes(NamedTuple):
-    """The bytes of HBM beyond inputs and outputs, for both forms of a training step.
+    """The bytes of HBM beyond inputs and outputs that a training step takes as two launches, and as one.
 
     Attributes:
         two_launches: the bytes of separate forward and backward launches: the larger of the two.
@@ -100,7 +101,10 @@ def form_bytes(
     scratch_bytes: int = SCRATCH_BYTES,
     cores: int = 2,
 ) -> FormBytes:
-    """Return the bytes of both forms; see :func:`backward_bytes` and :func:`logits_blocks` for the arguments."""
+    """Return the bytes for two launches and for one.
+
+    See :func:`backward_bytes` and :func:`logits_blocks` for the arguments.
+    """
     return FormBytes(
         backward_bytes(num_positions, num_features, position_block, class_block, cores=cores),
         one_launch_bytes(num_positions, num_features, vocab_size, scratch_bytes, cores),

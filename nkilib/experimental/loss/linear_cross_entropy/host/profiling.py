@@ -59,7 +59,7 @@ def profile_linear_launch(
         tiling: the tiling of the launch; None: the choice of ``choose_linear_tiling``.
         target: the generation of the device.
         cores: the number of cores of the launch.
-        weight_layout: the layout of W.
+        weight_layout: ``"vd"`` or ``"dv"``, the layout of W.
         parameters: the assumptions of the model where nothing is published.
         options: further keyword arguments of the kernel, including shapes of arrays.
 

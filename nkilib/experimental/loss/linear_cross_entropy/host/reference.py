@@ -115,8 +115,8 @@ def linear_backward_reference(
     Args:
         problem: the problem, with all classes.
         upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard, for its part of the gradient of the input and its own gradients of
-            weight and bias.
+        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
+            weight and bias are returned.
     """
     weight = problem.classes_first
     blocks = ((rows, gradient_of_logits(problem, upstream, rows, weight)) for rows in problem.row_blocks())
@@ -126,7 +126,7 @@ def linear_backward_reference(
 def gradient_of_logits(
     problem: LinearProblem, upstream: BackwardInputs, rows: slice, weight: Float64Array
 ) -> Float64Array:
-    """Return G, [R, V]: the gradient with respect to X W^T of some positions; ``weight`` is ``classes_first``."""
+    """Return the gradient G with respect to X W^T of R positions, [R, V]; ``weight`` is ``classes_first``."""
     return extended_backward_reference(
         problem.logits_of(rows, weight),
         problem.targets[rows],

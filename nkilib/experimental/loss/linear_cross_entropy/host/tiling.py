@@ -42,7 +42,7 @@ _ITEMSIZES: Final = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 class _Launch(NamedTuple):
-    """The validated arguments of a launch."""
+    """The arguments of :func:`choose_linear_tiling`, validated."""
 
     num_positions: int
     num_features: int
@@ -94,7 +94,7 @@ def choose_linear_tiling(
         target: ``"trn2"`` or ``"trn3"``.
         weight_layout: ``"vd"`` or ``"dv"``.
         extended: whether the launch has a bias, an option of the loss, or a further result, upstream gradient or sum of
-            dW. The choice fits any of them. Ignored positions need nothing.
+            dW. The choice fits any of them. Ignored positions do not count.
         scratch_bytes: the argument ``scratch_bytes`` of ``linear_cross_entropy_forward_backward``.
         input_dtype, weight_dtype: the dtypes of X and W if the kernel is given a ``compute_dtype``, which is ``dtype``
             in this case; None: ``dtype``.
@@ -162,7 +162,10 @@ def _within(name: str, size: int, least: int, most: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _chosen(direction: str, launch: _Launch, limits: PlanLimits) -> LinearTiling:
-    """Return the tiling of a launch. The choice reads the limits, so they must be a part of the cache's key."""
+    """Return the tiling of a launch.
+
+    The choice depends on the limits, which are an argument so that the key of the cache includes them.
+    """
     return _CHOICES[direction](launch)
 
 
@@ -205,7 +208,7 @@ def _of_gradients(launch: _Launch, adds_to_weight: bool, keeps_logits: bool) -> 
 
 
 def _tile_needs(launch: _Launch, keeps_logits: bool) -> TileNeeds:
-    """Return the needs of the tiles of a launch, with every option or with none."""
+    """Return the SBUF and instructions for the tiles of the gradient, with every option or with none."""
     has = launch.extended
     return tile_needs(has, has, has, has, ids=launch.ids, keeps_logits=keeps_logits)
 

@@ -9,8 +9,8 @@ divided by the temperature and multiplied by the derivative of a cap.
 
 The gradient may be off by the bound for a single id whose gradient has the size of all of them, S = sum |g_k|. At the
 ids it may be off by (K + 4) u S more, u = 2^-24, for the sums of g_k and of all of them, which are not added in the
-same order, and by 8 u of the gradient for the sum with the other terms; through a cap c, by 2 |tanh| dz / c of the
-gradient.
+same order, and by 8 u of the gradient for the sum with the other terms. A cap c, through whose tangent the error dz of
+a logit (``linear.host.bounds``) acts, adds 2 |tanh| dz / c of the gradient.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ class ScoreInputs:
     Attributes:
         lse: [N], the log-sum-exp that the kernel received, in the precision that it had there.
         grad_logprob: [N, K]; None for 0.
-        grad_lse, entropy, grad_entropy: [N]; None for 0, and for no gradient of the entropy.
+        grad_lse: [N]; None for 0.
+        entropy, grad_entropy: [N]; None for no gradient of the entropy.
     """
 
     lse: npt.NDArray[Any]
@@ -107,8 +108,8 @@ def scores_backward_reference(
     Args:
         problem: a problem with all classes and targets [N, K].
         upstream: the upstream gradients and statistics as the kernel received them.
-        classes: the classes of a vocabulary shard, for its part of the gradient of the input and its own gradients of
-            weight and bias.
+        classes: the classes of a vocabulary shard: its part of the gradient of the input and its own gradients of
+            weight and bias are returned.
     """
     weight = problem.classes_first
     shard_weight = weight[classes]
@@ -237,8 +238,8 @@ class _AtIds:
     """Values at the ids and per position, float64 [N, K] and [N, 1]; an ignored id is class 0.
 
     Attributes:
-        scores: z.
-        below: z minus the maximum.
+        scores: z of the ids.
+        below: z minus the maximum of the position.
         off: how far z may be off by the rounding of products.
         log_sum: lse minus the maximum.
     """

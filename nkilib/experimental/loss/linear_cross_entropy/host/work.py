@@ -3,8 +3,8 @@
 
 """The work of the kernels, whatever the tiling; from it the performance model knows how fast hardware could be.
 
-The module is for host code, not for kernels. Every operand and every result crosses HBM once; logits do not. A product
-of all logits takes N V D multiply-adds, and so does each of dX and dW.
+The module is for host code, not for kernels. Every operand and every result crosses HBM once; logits do not.
+The product that gives all logits takes N V D multiply-adds, and so does each of dX and dW.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def linear_backward_work(
 def linear_scores_forward_work(input_hbm: Any, weight_hbm: Any, targets_hbm: Any, **options: Any) -> Work:
     """Return the work of ``linear_token_scores_forward``.
 
-    It counts K results per position where ``linear_forward_work`` counts one.
+    Log-probabilities and target logits are counted for K ids per position, where ``linear_forward_work`` counts one.
     """
     ids, with_target = targets_hbm.shape[1], bool(options.pop("with_target", False))
     work = linear_forward_work(input_hbm, weight_hbm, targets_hbm, **options)
@@ -175,7 +175,7 @@ def _work(
     exponentials: int,
     maxima: int = 0,
 ) -> Work:
-    """Return the work of ``products`` products of all ``elements`` logits."""
+    """Return the work of a launch with ``products`` matrix products of N V D multiply-adds, for N V = ``elements``."""
     return Work(
         hbm_bytes=hbm_bytes,
         exponentials=exponentials,
@@ -214,7 +214,7 @@ def _gradient_bytes(
 
 
 def _exponentials(elements: int, logit_softcap: Any) -> int:
-    """Return the number of activation functions; a cap is one more per element."""
+    """Return the number of function evaluations: an exponential for each element, and a tangent under a cap."""
     return elements if logit_softcap is None else 2 * elements
 
 

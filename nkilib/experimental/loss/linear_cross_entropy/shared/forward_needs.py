@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Memory and passes of a forward beyond loss and log-sum-exp, by its options."""
+"""The options of a forward beyond loss and log-sum-exp, with the memory and passes that they take."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class ForwardNeeds:
     """The options of a forward that take memory or time.
 
     Attributes:
-        bias: there is a bias, which may mask classes.
-        class_weights: the class weights of all classes are needed.
-        softcap: the logits are capped.
-        scale: z differs from the logits: there is a cap or a temperature.
-        sums: something besides the exponentials is summed over all classes, such as a smoothed loss.
-        entropy, squares, mean, argmax: the results of these names are requested.
-        products: the argmax compares multiples of the values in the tiles.
+        bias: whether there is a bias, which may mask classes.
+        class_weights: whether the class weights of all classes are needed.
+        softcap: whether the logits are capped.
+        scale: whether z differs from the logits: there is a cap or a temperature.
+        sums: whether something besides the exponentials is summed over all classes, such as a smoothed loss.
+        entropy, squares, mean, argmax: whether the entropy, log_sum_squares, the mean logit and the argmax are
+            requested.
+        products: whether the argmax compares z, a multiple of the scores in the tiles, and not the scores.
     """
 
     bias: bool = False
@@ -53,17 +54,17 @@ class ForwardNeeds:
 
     @property
     def has_vector_terms(self) -> bool:
-        """Whether Vector sums over the classes."""
+        """Whether Vector computes sums over the classes whose single terms are not needed."""
         return self.sums or self.entropy or self.counts_classes
 
     @property
     def has_exact_maxima(self) -> bool:
-        """Whether the maxima of the statistics are, up to the scale, the maxima of z, without a limit."""
+        """Whether the maxima in the statistics, times the scale, are the maxima of z: there is no bias and no cap."""
         return not (self.bias or self.softcap)
 
     @property
     def exchanged_statistics(self) -> int:
-        """The number of values per position and block of classes that the cores swap, with the target logit."""
+        """The number of values per position and block of classes that the cores swap, the target logit included."""
         of_mean = 1 + self.bias if self.mean else 0
         of_argmax = 1 + (self.scale or not self.has_exact_maxima) if self.argmax else 0
         return 3 + 2 * self.sums + self.entropy + self.squares + of_mean + of_argmax

@@ -36,10 +36,11 @@ class LinearLaunch(LinearOperands):
 
 
 def scaled_recipe(recipe: LossOptions, logit_scale: float) -> LossOptions:
-    """Return the recipe for logits that are not yet multiplied by ``logit_scale``.
+    """Return the recipe for logits y that are not yet multiplied by the scale s, ``logit_scale``.
 
-    softcap(s y, c) / T is softcap(y, c / s) / (T / s), so that scale and temperature are two host constants: no operand
-    of a product is multiplied, and nothing is rounded for them.
+    With cap c and temperature T, z is softcap(s y, c) / T, which equals softcap(y, c / s) / (T / s). So the recipe
+    gets the cap c / s and the temperature T / s, two host constants: no operand of a product is multiplied, and
+    nothing is rounded for them.
     """
     if logit_scale == 1.0:
         return recipe
@@ -61,7 +62,7 @@ def without_loss(launch: LinearLaunch, options: Options) -> tuple[LinearLaunch, 
 
 
 def forward_needs(launch: LinearLaunch, options: Options) -> ForwardNeeds:
-    """Return the needs of a forward beyond loss and log-sum-exp."""
+    """Return the options of a forward that take memory or time, beyond loss and log-sum-exp."""
     wanted = options.wanted
     return ForwardNeeds(
         bias=launch.bias_hbm is not None,
@@ -88,7 +89,7 @@ def rounds_products(scale: float) -> bool:
 def has_options(launch: LinearLaunch, options: Options, *, of_backward: bool = False) -> bool:
     """Return whether there is a bias, an option of the loss or a result besides loss and log-sum-exp; each takes tiles.
 
-    A temperature, and with it a scale of the logits, takes no tiles ``of_backward``.
+    In a backward (``of_backward``), a temperature or a scale of the logits takes no tiles and does not count.
     """
     usual = LossOptions()
     recipe = replace(options.recipe, ignore_index=usual.ignore_index)

@@ -23,7 +23,7 @@ from nkilib.nki import nisa, nl
 
 
 class _Part(NamedTuple):
-    """Positions whose numbers are one transfer.
+    """Positions whose numbers are loaded or stored in one transfer.
 
     Attributes:
         rows_hbm: the numbers, [partitions, tiles, ids].
