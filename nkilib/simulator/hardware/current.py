@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The state of the running thread that the layers below the cores need: its generation, and whether it has data."""
+"""The core that the running thread simulates, for modules that must not import the core: its generation, and so on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import current_options
 
 
 class Simulated(Protocol):
-    """The object that a thread simulates: a core of a launch."""
+    """The properties of the core that a thread simulates, as far as this module needs them."""
 
     @property
     def generation(self) -> Generation: ...
@@ -24,11 +24,11 @@ class Simulated(Protocol):
 
     @property
     def is_traced(self) -> bool:
-        """Whether the rules of the tracer hold, under which no run-time value steers Python."""
+        """Whether the rules of NKI 0.7's tracer hold: Python cannot branch on values that only the device knows."""
 
     @property
     def loop_scope(self) -> tuple[int, ...]:
-        """The current iterations of the dynamic loops around the current instruction; see loops.py."""
+        """One number for the iteration of each dynamic loop around the current instruction; see loops.py."""
 
 
 class _Thread(threading.local):
@@ -58,12 +58,12 @@ def current_generation() -> Generation:
 
 
 def is_traced() -> bool:
-    """Return whether the rules of the tracer hold for the running kernel, or outside a kernel for the next launch."""
+    """Return whether NKI 0.7's tracer rules hold for the running kernel, or outside a kernel for the next launch."""
     simulated = THREAD.simulated
     return simulated.is_traced if simulated is not None else current_options().frontend == "tracer"
 
 
 def current_loop_scope() -> tuple[int, ...]:
-    """Return the current iterations of the dynamic loops of the running kernel, outermost first."""
+    """Return one number for the current iteration of each dynamic loop of the running kernel, outermost loop first."""
     simulated = THREAD.simulated
     return simulated.loop_scope if simulated is not None else ()

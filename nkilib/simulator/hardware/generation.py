@@ -22,10 +22,11 @@ class DmaTiming:
         fixed_ns: the time from the trigger to the first byte, which a transfer takes besides its rows.
         to_consumer_ns: the time from the last byte to the instruction that waits for it.
         trigger_ns: the time from one trigger of a queue to the next.
-        software_ns: the time in which GpSimd writes the descriptors of a transfer, from one to the next of a queue.
+        software_ns: the time that GpSimd takes to write the descriptors of a transfer, from one transfer of a queue to
+            the next.
         has_hardware_descriptors: whether there are units that write descriptors; without them the host has written the
             descriptors of addresses that are known before the launch, and GpSimd writes the others.
-        transpose_from_hbm, transpose_from_sbuf: the share of the rate that a transpose reaches at best.
+        transpose_from_hbm, transpose_from_sbuf: the share of the rate that a transpose from there reaches at best.
     """
 
     engines: int
@@ -51,12 +52,13 @@ class Timing:
 
     Attributes:
         clock_ghz: the clocks of the compute engines, in GHz.
-        result_ns: the time from the last cycle of an instruction until another engine can use its result.
+        result_ns: for each engine, the time from the last cycle of an instruction until another engine can use its
+            result.
         sync_ns: the time that an engine takes to notice that another one has finished.
         issue_cycles: the cycles between two instructions of an engine; the Tensor engine has none.
         activation_table_ns: the time to load another table of activation functions.
         has_fast_vector_modes: whether Vector takes 2 or 4 elements a cycle of 16-bit types.
-        scalar_bf16_per_cycle: elements a cycle and partition of the Scalar engine in bfloat16.
+        scalar_bf16_per_cycle: the number of bfloat16 elements that the Scalar engine takes a cycle and partition.
         dma: the timing of the DMA engines.
     """
 

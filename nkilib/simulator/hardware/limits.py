@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Limits that all hardware generations share, and names of generations; each generation's own values have a file."""
+"""The limits that all hardware generations share, and the names of the generations, whose own values have files."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _Input:
         self.tensor = NkiTensor(data.shape, self.dtype, self.storage, region, name)
 
     def write_back(self) -> None:
-        """Copy the kernel's writes from a private copy back into the caller's array."""
+        """Copy what the kernel wrote back to the caller's array, if the storage holds a copy of the array."""
         if self._before is None:
             return
         # As bytes: NaN is not equal to itself. Flat: numpy views no array without dimensions as bytes.
@@ -116,7 +116,7 @@ class Arguments:
         self.kwargs = bound.kwargs
 
     def _is_on_shapes(self, leaves: Iterable[Any]) -> bool:
-        """Return whether a launch with these arguments has shapes and no data."""
+        """Return whether some argument is a :class:`Spec`, so that the launch has shapes and no data."""
         return any(isinstance(leaf, Spec) for leaf in leaves)
 
     def _convert(self, value: Any, name: str) -> Any:

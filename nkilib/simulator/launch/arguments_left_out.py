@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arguments of a launch that skips arithmetic: shapes and types, and private copies of arrays whose values it needs."""
+"""Arguments of a launch with ``skip_arithmetic``: shapes and types, with values only where the launch needs them.
+
+An array whose values are needed is copied, so that the kernel cannot write to the caller's.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ from .uncomputed import Uncomputed
 
 
 class ArgumentOrigin(NamedTuple):
-    """The origin of an argument's storage.
+    """The ``origin`` of an argument's :class:`Storage`, by which a launch asks for the values of the argument.
 
     Attributes:
         argument: the name of the argument.
@@ -44,7 +47,7 @@ class _ArrayArgument(NamedTuple):
 
 
 class ArgumentsLeftOut(Arguments):
-    """The arguments of one launch that computes only the values that ``left_out`` keeps. No argument is written.
+    """The arguments of one launch with ``skip_arithmetic``; ``left_out`` says which need values. None is written.
 
     Raises:
         NkiValidationError: if the values of an argument are needed that was passed without values.

@@ -197,12 +197,18 @@ AsToday = Callable[[Kernel, tuple[Any, ...], dict[str, Any], Place], Any]
 
 
 class Run(Protocol):
-    """A function that decides how a launch runs."""
+    """A function that decides how a launch runs: instruction by instruction, or for instance from a recorded plan."""
 
     def __call__(
         self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
     ) -> Any:
-        """Return the kernel's result; ``as_today`` runs the launch instruction by instruction."""
+        """Return the kernel's result.
+
+        Args:
+            kernel, args, kwargs: the kernel and the arguments of the launch.
+            place: the environment of the launch.
+            as_today: a function that runs the launch instruction by instruction.
+        """
 
 
 def _instruction_by_instruction(
@@ -213,10 +219,10 @@ def _instruction_by_instruction(
 
 @dataclass
 class _Runner:
-    """The holder of the function that runs launches.
+    """The holder of the function that decides how launches run.
 
     Attributes:
-        run: the function that decides how a launch runs.
+        run: that function.
     """
 
     run: Run = _instruction_by_instruction

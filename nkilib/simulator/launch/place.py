@@ -20,7 +20,7 @@ from .launchable import Launchable
 
 @dataclass(frozen=True)
 class Place:
-    """The inputs of a launch other than its kernel and its arguments.
+    """The environment of a launch: its inputs other than the kernel and the arguments.
 
     Attributes:
         options: the options in force.
@@ -47,10 +47,11 @@ class Place:
         return lnc.LncSettings.now()
 
     def cores_of(self, kernel: Launchable, arguments: object = ()) -> int:
-        """Return the number of cores of a launch. No compiler takes part, so the compiler's default need not agree.
+        """Return the number of cores of a launch, from the kernel's grid and the environment.
 
-        A launch on shapes alone models a launch on some machine; the number of cores in its grid is therefore not
-        checked against this environment.
+        A default of the compiler for this number is ignored, because no compiler takes part. A launch on shapes alone
+        models a launch on some machine; the number of cores in its grid is therefore not checked against this
+        environment.
 
         Raises:
             NkiValidationError: if grid and environment disagree, or the target has no logical cores of that size.

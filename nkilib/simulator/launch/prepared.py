@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The preparation of a launch: converted arguments, cores, and their observers."""
+"""The preparation of a launch: converted arguments, and cores with the observers that follow their instructions."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ class PreparedLaunch:
         kernel: the kernel to launch.
         args, kwargs: the kernel's arguments.
         seat: the rank of the launch, if other ranks run beside it.
-        is_watched: whether the active watchers observe this launch.
+        is_watched: whether the active watchers (:class:`Watcher`) observe this launch.
         unwritable: ids of the arguments' arrays that the kernel may only read.
         left_out: the values that the launch leaves out; None if it computes everything.
         place: the environment of the launch; None reads it now.
 
     Attributes:
-        running: the runs of its cores; each is called in a thread of its own.
+        running: for each core its run of the kernel function; each is called in a thread of its own.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class PreparedLaunch:
 
 
 def _storages(value: Any) -> frozenset[int]:
-    """Return the numbers of the storages of all tensors in a value."""
+    """Return the numbers (``Storage.number``) of the storages of all tensors in a value."""
     return frozenset(leaf.storage.number for leaf in leaves_of(value) if isinstance(leaf, View))
 
 

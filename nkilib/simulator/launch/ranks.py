@@ -96,7 +96,10 @@ class Ranks:
     timeout: float | None
 
     def __call__(self, kernel: Kernel | Callable[..., Any]) -> RankedKernel:
-        """Return ``kernel`` (from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function) on every rank.
+        """Return a callable that runs ``kernel`` on every rank.
+
+        Args:
+            kernel: the kernel: from ``nki.jit``, ``kernel[2]`` for two cores a rank, or a plain function.
 
         Raises:
             NotImplementedError: if the kernel skips arithmetic.
@@ -270,7 +273,7 @@ def _run_in_parallel(running: Sequence[CoreRun], world: World) -> None:
 
 
 def _join(threads: Sequence[threading.Thread]) -> None:
-    """Wait for threads that are about to end; a thread that never checks whether to stop is left behind."""
+    """Wait for some time for threads that are about to end; one that never checks whether to stop is left behind."""
     deadline = monotonic() + _GRACE_S
     for thread in filter(threading.Thread.is_alive, threads):
         thread.join(max(0.0, deadline - monotonic()))
@@ -278,7 +281,7 @@ def _join(threads: Sequence[threading.Thread]) -> None:
 
 @contextmanager
 def _naming_rank(rank: int) -> Iterator[None]:
-    """Prefix errors with the rank: errors about arguments and results, and errors at the end of a launch."""
+    """Prefix the rank to errors of the ``with`` block, about arguments or results or at the end of a launch."""
     try:
         yield
     except (NkiValidationError, TypeError) as error:

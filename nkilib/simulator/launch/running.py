@@ -40,7 +40,7 @@ class CoreRun:
 
     @property
     def _is_elsewhere(self) -> bool:
-        """Whether the core runs in a thread of its own, which the traceback that a user sees does not name."""
+        """Whether the core runs in a thread of its own, so that a traceback does not tell the user which core it is."""
         return self.core.number > 0 or self.core.launch.seat is not None
 
     def __call__(self) -> None:

@@ -3,9 +3,9 @@
 
 """``kernel.with_schedule``: extra order between named instructions, for the compiler's scheduler.
 
-The edges only narrow a scheduler's choice, which data dependencies limit already; results do not depend on them. The
-simulator runs in program order and checks the form of the edges, that they have no cycles, that the names exist, and,
-where the hardware is to wait, that it can.
+An edge (:class:`Edge`) lets an instruction run after others. Edges only narrow a scheduler's choice, which data
+dependencies limit already; results do not depend on them. The simulator runs in program order and checks the form
+of the edges, that they have no cycles, that the names exist, and that the hardware can wait where an edge demands it.
 
 Source: ``nki/guides/how-to-scheduling-apis.rst``.
 """
@@ -27,8 +27,8 @@ class Edge:
     """An instruction and the instructions that run before it, identified by their ``name=``.
 
     Attributes:
-        consumer: the instruction that runs after the others.
-        producers: the instructions that run before it.
+        consumer: the name of the instruction that runs after the others.
+        producers: the names of the instructions that run before it.
         kind: the purpose of the order; None for its meaning before NKI 0.7, which the documentation does not state.
     """
 
@@ -38,10 +38,14 @@ class Edge:
 
 
 def checked_edges(schedule: Any, kind: Any = None) -> tuple[Edge, ...]:
-    """Return ``schedule``, a list of pairs (name, name) or (name, [names]), as edges; the first runs after the second.
+    """Return a schedule as edges, after checks.
+
+    Args:
+        schedule: a list of pairs (name, name) or (name, [names]); the first instruction runs after the second.
+        kind: the purpose of the order, for all edges.
 
     Raises:
-        NkiValidationError: if it has another form, if the edges form a cycle, or if ``kind`` is no member of
+        NkiValidationError: if the schedule has another form, if the edges form a cycle, or if ``kind`` is no member of
             ``nki.isa.dependency``.
     """
     if not isinstance(schedule, Sequence) or isinstance(schedule, str):
@@ -73,12 +77,13 @@ def _checked_edge(edge: Any, kind: dependency | None) -> Edge:
 
 
 def check_issued(kernel: str, edges: Iterable[Edge], cores: Sequence[Mapping[str, set[Scope]]]) -> None:
-    """Check that every instruction of a schedule was issued on at least one core, and where the hardware can wait.
+    """Check that the launch issued every instruction of a schedule on some core, where the hardware can wait for it.
 
     Args:
         kernel: the kernel's name.
         edges: the schedule.
-        cores: for each core, the scopes in which the instructions of each name were issued.
+        cores: for each core and name, the dynamic loops in which instructions of the name were issued; see
+            ``Loops.scope``.
 
     Raises:
         NkiValidationError: if an instruction was not issued (the message names the first one and all known names), or

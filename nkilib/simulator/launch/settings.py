@@ -24,7 +24,7 @@ class Skipping:
     """Settings of a launch that computes only the values it needs; see launch/skipping.py.
 
     Attributes:
-        trips: the iteration counts of loops whose bounds are among the values left out; None computes the bounds.
+        trips: the iteration counts of loops whose bounds are then not computed; None computes all bounds.
     """
 
     trips: Stated | None = None
@@ -68,7 +68,8 @@ class Settings:
 def check_nested(name: str, settings: Settings, core: Core) -> None:
     """Check that a kernel called by a kernel asks for the same ``CompileConfig`` as the launched one.
 
-    A kernel that asks for none accepts any. If the launched kernel allows a difference, core 0 warns instead.
+    A kernel that asks for none accepts any. If the settings of the launched kernel allow a difference, core 0 warns of
+    it instead.
 
     Raises:
         NkiValidationError: if they differ; the message lists the differences.

@@ -3,8 +3,9 @@
 
 """``simulate(kernel, skip_arithmetic=True)``: a launch that checks everything and computes only the values it needs.
 
-At first it computes nothing. If it needs values that it has left out, it ends and restarts with memory for the
-storages of these values; see machine/left_out.py. A restart is cheap as long as little is computed.
+The first launch computes nothing. If it needs values that it has left out, it ends, and a further launch has
+memory for the storages of these values and computes them; see machine/left_out.py. A restart is cheap as long as
+little is computed.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def run_skipping(kernel: Launchable, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseException) -> None:
-    """Record the values that a failed launch has asked for on any core outside its instructions."""
+    """Record in ``left_out`` the values whose lack has ended a launch on any core, outside of an instruction too."""
     for raised in (error, *(run.error for run in launched.running)):
         if isinstance(raised, ValuesWanted):
             left_out.want(raised.origin)
@@ -86,10 +87,10 @@ def _note_wanted(left_out: LeftOut, launched: PreparedLaunch, error: BaseExcepti
 
 @dataclass(frozen=True)
 class _Memory:
-    """The storages that have memory in a launch.
+    """The storages that have memory in a launch; the values of the others are left out.
 
     Attributes:
-        made: the origins of the storages that have memory.
+        made: the origins (``Storage.origin``) of the storages that have memory.
         everything: whether all storages have memory.
         starts: the number of launches before this one.
     """
@@ -99,7 +100,7 @@ class _Memory:
     starts: int = 0
 
     def with_more(self, left_out: LeftOut, kernel: str) -> _Memory:
-        """Return the storages that have memory in the next launch, after a launch in which something lacked memory."""
+        """Return the storages that need memory in the next launch, after a launch that lacked values of some."""
         if self.everything:
             raise RuntimeError(f"{kernel}: skip_arithmetic lacks values where it computes all of them: a bug of nkilib")
         made = self.made | left_out.all_wanted()

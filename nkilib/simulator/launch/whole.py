@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A prepared launch from its first instruction to its results."""
+"""The run of a prepared launch, from its first instruction to its results."""
 
 from __future__ import annotations
 

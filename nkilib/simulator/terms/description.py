@@ -35,6 +35,6 @@ def describe_foreign_value(value: Any) -> str:
 
 
 def first_and_last(chosen: npt.NDArray[np.bool_]) -> str:
-    """Return text that says which elements are true, by the first and the last index in row-major order."""
+    """Return text that names the first and the last true element of a mask, by their indices, in row-major order."""
     first, last = (np.argwhere(chosen)[end].tolist() for end in (0, -1))
     return f"the element {first}" if first == last else f"the first is {first}, the last {last}"

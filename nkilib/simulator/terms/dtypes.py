@@ -15,7 +15,7 @@ import numpy as np
 
 
 class DType(str):
-    """An NKI data type: a string (so it hashes, prints and compares as its name) that knows its storage.
+    """An NKI data type: a string (so it hashes, prints and compares as its name) with attributes.
 
     Attributes:
         numpy: the numpy type that holds an element.

@@ -113,7 +113,7 @@ class SimulatorWarning(UserWarning):
 
 
 class CoreAbortedError(BaseException):
-    """The end of a core because another one failed.
+    """A signal that ends a core because another one failed.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not keep a core alive whose partner is gone.
     """
@@ -163,10 +163,11 @@ def add_location_of_traceback(error: NkiValidationError, core: str) -> None:
 
 
 def add_core(error: Exception, core: str) -> None:
-    """Append the core and the line that raised it to the message of an exception that is not the simulator's.
+    """Append the core and the kernel line that raised it to the message of an exception that is not the simulator's.
 
-    This is for cores that do not run in the caller's thread, since all cores run the same lines. An exception whose
-    message is not simply one string, such as KeyError, gets a note instead, from Python 3.11 on.
+    It is called for cores that do not run in the caller's thread; as all cores run the same lines, the traceback does
+    not tell which core failed. An exception whose message is not simply one string, such as KeyError, gets a note
+    instead, from Python 3.11 on.
     """
     place = last_line(error)
     where = f"on {core}, {place}" if place else f"on {core}"
@@ -208,12 +209,13 @@ def add_function(error: NkiValidationError, function: str, core: str) -> None:
     """Prefix ``error``'s message with the kernel location and a function of ``nki.language``.
 
     If an instruction inside the function failed, its name stays in the message, after the function's name. If functions
-    call each other, only the name of the outermost one stays, since it calls this last.
+    call each other, the name of the outermost one replaces the others, since it calls this last.
 
     Args:
         error: the error that the function, or an instruction inside it, raises.
         function: the name by which the kernel calls the function.
-        core: the name of the core among those that run, or empty; an instruction has named it already.
+        core: the name of the core if several run, or empty; it is added unless an instruction has named the core
+            already.
     """
     if not error.place:
         error.place = kernel_location()

@@ -41,7 +41,7 @@ def dense(shape: Shape) -> Layout:
 
 
 class Form(NamedTuple):
-    """Values that follow from a shape alone.
+    """Values that follow from the shape of a dense tensor.
 
     Attributes:
         layout: the layout of a new dense tensor of that shape.
@@ -56,7 +56,7 @@ class Form(NamedTuple):
 
 @lru_cache(maxsize=_MOST_SHAPES)
 def form_of(shape: Shape) -> Form:
-    """Return the values that follow from ``shape``, computed once for all tensors of that shape."""
+    """Return the layout and the sizes of a dense tensor of ``shape``, computed once for all tensors of that shape."""
     sizes = tuple(map(int, shape))  # True is a size too, and equals 1
     return Form(dense(sizes), prod(sizes), prod(sizes[1:]))
 
@@ -85,10 +85,10 @@ def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def reshape_strides(shape: Shape, strides: Shape, new_shape: Shape) -> Shape | None:
-    """Return the strides under which ``new_shape`` addresses the same elements in the same order, or None.
+    """Return the strides with which ``new_shape`` addresses the same elements in the same order, or None.
 
     Dimensions of the old and the new shape are matched in groups of equal size. Within a group the old dimensions
-    must be dense relative to each other; the new ones then split the group's span.
+    must be dense relative to each other, because the new dimensions split the whole group.
     """
     if prod(shape) != prod(new_shape):
         return None

@@ -49,13 +49,13 @@ def spec(shape: Sequence[int], dtype: Any) -> Spec:
 
 
 class DataNeeded(BaseException):
-    """Signal that an instruction would now compute; everything that it checks before has been checked.
+    """A signal that an instruction needs values of a tensor without data, after all its checks before have passed.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 
     Attributes:
         tensor: the tensor whose values are asked for.
-        origin: the origin of its storage, in a launch that leaves values out.
+        origin: the ``origin`` of its :class:`Storage`, in a launch that leaves values out.
     """
 
     def __init__(self, tensor: str, origin: Hashable = None) -> None:
@@ -65,12 +65,12 @@ class DataNeeded(BaseException):
 
 
 class ValuesWanted(BaseException):
-    """Signal that a required value depends on values that this launch has left out; see machine/left_out.py.
+    """A signal that a required value depends on values that this launch has left out; see machine/left_out.py.
 
     Not an ``Exception``: a kernel that catches ``Exception`` must not see it.
 
     Attributes:
-        origin: the origin of the storage that would hold the values.
+        origin: the ``origin`` of the :class:`Storage` that would hold the values.
     """
 
     def __init__(self, origin: Hashable) -> None:
