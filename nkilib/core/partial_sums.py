@@ -30,18 +30,18 @@ def levels(parts: int) -> int:
 
 @dataclass(frozen=True)
 class PartialSums:
-    """A float32 number for each partition and part.
+    """A float32 number for each partition and each part of the work of a launch.
 
     Attributes:
-        sums_sbuf: the sums of the parts of this core, [128, columns]; a column is a part, and their number is a
-            multiple of ``LEAF``.
+        sums_sbuf: the sums of the parts of this core, [128, columns]; a column is a part, and the number of columns is
+            a multiple of ``LEAF``.
     """
 
     sums_sbuf: nl.NkiTensor
 
     @classmethod
     def make(cls, parts: int) -> PartialSums:
-        """Allocate the sums and set them to zero."""
+        """Allocate the sums for ``parts`` parts and set them to zero."""
         columns = div_ceil(parts, LEAF) * LEAF
         sums_sbuf = nl.ndarray((PARTITIONS, columns), dtype=nl.float32, buffer=nl.sbuf)
         nisa.memset(dst=sums_sbuf, value=0.0)
@@ -55,7 +55,8 @@ class PartialSums:
         """Return the sum of all numbers, [1, 1], on every core.
 
         Args:
-            pipe: the pipe of the exchange; several sums of one launch need different pipes.
+            pipe: the number of the pipe through which the cores exchange their sums; several sums of one launch need
+                different pipes.
         """
         sums_sbuf = self._of_all_cores(pipe)
         while sums_sbuf.shape[1] > 1:
@@ -87,7 +88,10 @@ class PartialSums:
 
 
 def _added(numbers_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum ``LEAF`` neighbours at a time, or all if there are fewer; pad with zeros to a multiple if more are left."""
+    """Sum ``LEAF`` neighbouring columns at a time, or all if there are fewer.
+
+    More than ``LEAF`` sums are padded with zeros to a multiple of ``LEAF``.
+    """
     rows, columns = numbers_sbuf.shape
     leaf = min(LEAF, columns)
     sums = div_ceil(columns, leaf)

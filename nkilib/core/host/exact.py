@@ -47,7 +47,8 @@ class Derived(NamedTuple):
         value: the losses.
         largest: for each loss, the largest magnitude among the loss itself and its terms.
         own: the error with every activation function rounded correctly, in proportion to ``largest``.
-        functions: by activation function, the error for each u that the function is off beyond correct rounding.
+        functions: by activation function, the error of the loss for each u by which the function is off beyond correct
+            rounding.
         beside: the further error, which is not in proportion to ``largest``.
     """
 
@@ -66,7 +67,9 @@ class Derived(NamedTuple):
         functions: Mapping[str, Float64Array] | None = None,
         beside: Float64Array | float = 0.0,
     ) -> Derived:
-        """Make an instance from errors in u and the terms of the losses; without terms, ``largest`` is the loss."""
+        """Make an instance from errors in units of u and from the terms that the losses consist of; without terms,
+        ``largest`` is the magnitude of the loss.
+        """
         largest = np.abs(value)
         for term in terms:
             largest = np.maximum(largest, np.abs(term))

@@ -25,7 +25,7 @@ def shows(shared: type, defaults: type[Dataclass]) -> Callable[[Function], Funct
 
     Args:
         shared: the TypedDict of the keywords.
-        defaults: a dataclass with fields of these names.
+        defaults: a dataclass with fields of these names, whose defaults are shown.
     """
     further = [
         Parameter(field.name, Parameter.KEYWORD_ONLY, default=field.default, annotation=field.type)
@@ -69,7 +69,7 @@ def numbers(caller: object, function: Callable[..., Any], group: type[Group], ke
 
 
 def refuse_unknown(function: Callable[..., Any], keywords: Mapping[str, Any], known: Collection[str]) -> None:
-    """Check that a function has all keywords of a call, as Python does where keywords are not shared.
+    """Check that every keyword of a call is known. Python checks this itself where keywords are not shared.
 
     Raises:
         TypeError: an unknown keyword; the message names the function, the keyword and the known ones.

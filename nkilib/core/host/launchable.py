@@ -77,9 +77,9 @@ def launchable(
 ) -> Any:
     """Make a kernel of a function of NKI code with ``nki.jit``.
 
-    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair, a
-    tuple of as many as the options ask for, or, where a function returns one result or a tuple, whichever the caller
-    takes it for.
+    To type checkers the kernel has the arguments of the function, and its results as :data:`HostArray`: one, a pair,
+    or a tuple of as many as the options ask for. If the function is declared to return one result or a tuple, type
+    checkers take the result for ``Any``.
 
     Args:
         function: the kernel.

@@ -79,7 +79,8 @@ class Form:
     """A loss with certain options and optional tensors, as a check runs it.
 
     Attributes:
-        reference: the float64 reference with the same options, in the form that the skeleton of the loss expects.
+        reference: the float64 reference with the same options, an object of the type that the skeleton of the loss
+            (:mod:`nkilib.experimental.loss.skeletons`) expects.
         samples: the distribution of each tensor, by name; optional tensors without an entry are None.
         options: the options of the kernels.
         label: a suffix to the name of the loss that tells this form from the others.
@@ -101,7 +102,10 @@ def tensors_of(function: Callable[..., Any]) -> dict[str, bool]:
 
 
 def gradients_of(backward: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of the tensors whose gradients a backward kernel computes: those with a flag, else the first."""
+    """Return the names of the tensors whose gradients a backward kernel computes.
+
+    They are those with an argument ``grad_<name>_wanted`` or, if the kernel has no such argument, the first tensor.
+    """
     flags = [name for name in inspect.signature(backward).parameters if name.startswith("grad_")]
     wanted = tuple(name.removeprefix("grad_").removesuffix("_wanted") for name in flags if name.endswith("_wanted"))
     return wanted or tuple(tensors_of(backward))[:1]

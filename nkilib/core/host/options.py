@@ -42,7 +42,7 @@ class Option:
 
     @property
     def schema(self) -> str:
-        """The option in the schema of an operator."""
+        """The declaration of the option in the schema of a PyTorch operator, such as ``int? limit=None``."""
         declared = f"{_SCHEMA_TYPES[self.type]}{'?' if self.is_optional else ''} {self.name}"
         if self.default is MISSING:
             return declared

@@ -4,7 +4,7 @@
 """A loss whose registry entry gives the sizes of all tensors of a launch, in one place for all users.
 
 Pages, profiles and benchmarks make their launches from it: given the shape and the options, it has the tensors of
-either kernel.
+the forward and of the backward kernel.
 """
 
 from __future__ import annotations

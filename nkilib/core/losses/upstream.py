@@ -19,7 +19,8 @@ class Upstream:
 
     Attributes:
         grad_hbm: the gradient of the sum, float32 [1]; or one gradient for each loss.
-        factor: the factor of the sum, such as that of a mean; None: there is one gradient for each loss.
+        factor: the factor by which the reduction multiplies the sum of the losses, such as that of a mean; None: there
+            is one gradient for each loss.
     """
 
     grad_hbm: nl.NkiTensor
@@ -36,7 +37,10 @@ class Upstream:
         return {**streamed, UPSTREAM: self.grad_hbm} if self.is_of_each else streamed
 
     def scale(self, factor: float) -> nl.NkiTensor:
-        """Return the gradient of each loss times a number, float32 [128, 1]. The host reads no values."""
+        """Return the gradient that each loss gets from their sum, times ``factor``: float32 [128, 1], all equal.
+
+        The host reads no values.
+        """
         scale_sbuf = in_all_partitions(self.grad_hbm)
         of_sum = 1.0 if self.factor is None else self.factor
         nisa.tensor_scalar(dst=scale_sbuf, data=scale_sbuf, op0=nl.multiply, operand0=factor * of_sum)

@@ -3,9 +3,9 @@
 
 """The argmax of a row: the first column of the largest element, gathered chunk by chunk like the statistics.
 
-Two numbers are kept for each chunk: -m_k, and the first column that holds m_k. To combine the chunks of a row, the
-columns of the chunks with the largest m_k are compared, and the smallest one is the result. Columns are counted in
-float32, which is exact up to 2^24.
+Two numbers are kept for each chunk k of a row: -m_k, where m_k is its maximum, and the first column that holds m_k. To
+combine the chunks of a row, the columns of the chunks with the largest m_k are compared, and the smallest one is the
+result. Columns are counted in float32, which is exact up to 2^24.
 
 A NaN is equal to nothing: a row that holds a NaN has no argmax, and its result is the number of columns, one past the
 last column.
@@ -28,14 +28,16 @@ SEARCHED_MAX = 16384
 
 @dataclass(frozen=True)
 class Argmax:
-    """The argmax of a group of batches.
+    """The argmax of the rows of a group of batches. m_k is the maximum of chunk k of a row, m that of the row.
 
     Attributes:
         columns: the layout of the tiles of chunks.
         num_columns: the number of columns that are counted, at most ``ARGMAX_COLUMNS_MAX``.
-        neg_max_sbuf, found_sbuf: -m_k and columns of chunks, float32 [rows, batches, columns].
-        row_neg_max_sbuf, row_found_sbuf: -m and columns of rows, float32 [rows, batches].
-        short_sbuf, values_sbuf, places_sbuf: eight elements of a short chunk, eight values, eight places: [rows, 8].
+        neg_max_sbuf, found_sbuf: -m_k, and the first column that holds m_k, of each chunk, float32 [rows, batches,
+            columns].
+        row_neg_max_sbuf, row_found_sbuf: -m, and the argmax, of each row, float32 [rows, batches].
+        short_sbuf: a chunk of fewer than eight columns, padded to eight, [rows, 8].
+        values_sbuf, places_sbuf: the value that is searched for, eight times, and the places of the eight, [rows, 8].
     """
 
     columns: Columns
@@ -65,7 +67,7 @@ class Argmax:
         )
 
     def take(self, chunk_sbuf: nl.NkiTensor, exact_neg_max_sbuf: nl.NkiTensor, place: Place, first: int) -> None:
-        """Record -m_k and the column of m_k for one chunk.
+        """Record -m_k of chunk k, and the first column that holds m_k.
 
         Args:
             chunk_sbuf: the chunk, [rows, columns of the chunk].
@@ -99,15 +101,16 @@ class Argmax:
         factor: float,
         keeps_maxima: bool,
     ) -> Search:
-        """Prepare the search for the largest elements of a chunk of several batches. The search is still to be issued.
+        """Prepare the search for the largest elements of a chunk of several batches. :meth:`Search.take` issues it.
 
         Args:
             tiles_sbuf: a tile for each batch, float32 [rows, columns of the chunk], at most ``SEARCHED_MAX`` columns.
             place: the place of the chunk of the first batch.
             first_sbuf: the column number of the first column, float32 [rows, 1].
-            neg_max_sbuf: minus the maxima, over ``factor``, float32 [rows, batches]; None: the search finds them too.
-            factor: a positive number.
-            keeps_maxima: whether this call writes the maxima to ``neg_max_sbuf`` of the argmax; else the caller does.
+            neg_max_sbuf: minus the maxima, divided by ``factor``, float32 [rows, batches]; None: the search finds the
+                maxima too.
+            factor: the positive number that ``neg_max_sbuf`` has to be multiplied by.
+            keeps_maxima: whether this call writes ``factor * neg_max_sbuf`` to the argmax; else the caller does.
         """
         batches, column = slice(place.batch, place.batch + len(tiles_sbuf)), place.column
         shape = (self.columns.rows, len(tiles_sbuf), VALUES)
@@ -129,7 +132,7 @@ class Argmax:
         )
 
     def combine(self, chunks: int) -> None:
-        """Set the column of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
+        """Set the argmax of each row: num_columns - max of (num_columns - column) over the chunks whose m_k is m."""
         neg_max_sbuf = self.columns.in_use(self.neg_max_sbuf, chunks)
         candidates_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
         is_largest_sbuf = nl.ndarray(neg_max_sbuf.shape, dtype=nl.float32, buffer=nl.sbuf)
@@ -159,7 +162,7 @@ class Argmax:
         )
 
     def restart(self) -> None:
-        """Put -m and the column of the chunks so far into column 0.
+        """Put -m and the argmax of the chunks so far into column 0.
 
         A row with a NaN keeps the NaN in -m, so that no later chunk gives it a column.
         """
@@ -218,7 +221,10 @@ def _searchable(tile_sbuf: nl.NkiTensor) -> nl.NkiTensor:
 
 
 def _keep_first(found_sbuf: nl.NkiTensor, place_sbuf: nl.NkiTensor, offset: float, is_first: bool) -> None:
-    """Keep the smaller of the column found so far and the column of a place. An absent value has a place over 2^31."""
+    """Keep the smaller of two columns: the one found so far, and ``place_sbuf`` plus ``offset``.
+
+    A value that is absent from the searched elements has a place over 2^31.
+    """
     if is_first:
         nisa.tensor_scalar(dst=found_sbuf, data=place_sbuf, op0=nl.add, operand0=offset)
     else:

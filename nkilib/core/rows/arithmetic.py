@@ -74,7 +74,9 @@ def product(dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiT
 
 
 def subtract_in_turns(number: int, dst_sbuf: nl.NkiTensor, left_sbuf: nl.NkiTensor, right_sbuf: nl.NkiTensor) -> None:
-    """Compute left - right of a piece, on GpSimd or on Vector by its number, so that both take about the same time."""
+    """Compute left - right of piece ``number``: on Vector for some numbers and on GpSimd for the others, so that both
+    engines take about the same time.
+    """
     subtract = subtract_on_gpsimd if number % _PIECES_PER_VECTOR_PIECE else difference
     subtract(dst_sbuf, left_sbuf, right_sbuf)
 

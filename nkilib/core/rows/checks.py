@@ -67,7 +67,10 @@ def require_float_type(function: str, name: str, dtype: nl.DType) -> None:
 
 
 def require_vector(function: str, name: str, vector_hbm: nl.NkiTensor | None, length: int, like: str) -> None:
-    """Check that a vector has a float32 for each of ``length`` positions; ``like`` names what it is flattened like."""
+    """Check that a vector has a float32 for each of ``length`` positions.
+
+    The message advises to flatten it as ``like`` says, such as "the positions".
+    """
     if vector_hbm is None:
         raise AssertionError(f"{function}: {name} must be a tensor of shape ({length},), got None")
     require(

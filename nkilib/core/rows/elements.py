@@ -82,7 +82,7 @@ def clamped(values_sbuf: nl.NkiTensor, least_sbuf: nl.NkiTensor, most_sbuf: nl.N
 
 @dataclass(frozen=True)
 class ElementIndices:
-    """Constants for the index of an element: int32 [rows, 1].
+    """Constants for the index of an element within the rows that a batch spans: int32 [rows, 1].
 
     Attributes:
         row_start_sbuf: the index of the first element of each row of a batch.
@@ -98,7 +98,9 @@ class ElementIndices:
         return cls(int32_column(rows, 0, cores * columns), int32_column(rows, INDEX_LIMIT, 0))
 
     def add_position(self, index_sbuf: nl.NkiTensor, column_sbuf: nl.NkiTensor) -> None:
-        """Turn a flag, 1 for an invalid column and 0 for a valid one, into the element's index, out of range for 1."""
+        """Replace a flag in ``index_sbuf``, 1 for an invalid column and 0 for a valid one, by the index of the element,
+        which is out of range if the flag is 1.
+        """
         integer_op(index_sbuf, index_sbuf, self.penalty_sbuf, nl.multiply)
         integer_op(index_sbuf, index_sbuf, column_sbuf, nl.add)
         integer_op(index_sbuf, index_sbuf, self.row_start_sbuf, nl.add)

@@ -30,7 +30,7 @@ class MaximumFolds:
     """The tiles that chunks are folded into.
 
     Attributes:
-        halves_sbuf: the result of the folds but the last, in the type of the chunks, [rows, half a chunk].
+        halves_sbuf: the result of every fold except the last, in the type of the chunks, [rows, half a chunk].
         folded_sbuf: the results of the last fold, [rows, an eighth of a chunk]; a ring buffer over the chunks.
     """
 

@@ -42,9 +42,9 @@ class GatheredRows:
 
     Attributes:
         num_rows: the number of rows of the matrix.
-        number_sbuf: the index of each row in the matrix; out of range in a slot without a row.
+        number_sbuf: the index of each row in the matrix; out of range in a slot (:mod:`.slots`) without a row.
         readable_sbuf: the same index, but the first row of the core in a slot without a row.
-        kept_sbuf: the index of each row in the kept values.
+        kept_sbuf: the index of each row in the values of a :class:`KeptValues`.
         after: the instructions that have to finish before anything is read or written for the rows.
     """
 

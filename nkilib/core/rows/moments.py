@@ -3,7 +3,7 @@
 
 """Sums over a row besides the sum of exponentials, gathered chunk by chunk like the statistics.
 
-With factors f_j, a chunk k of maximum m_k gives
+With elements z_j of a row and factors f_j, a chunk k of maximum m_k gives
 
     F_k = sum of f_j                       G_k = sum of f_j * (z_j - m_k)
     E_k = sum of exp(z_j - m_k) * (z_j - m_k)
@@ -13,8 +13,8 @@ and the row, where s_k are the sums of exponentials and m is its maximum,
     F = sum of F_k                         G = sum of G_k + F_k * (m_k - m)
     E = sum of exp(m_k - m) * (E_k + s_k * (m_k - m))
 
-so that sum f_j * (lse - z_j) = F * log d - G and the entropy is log d - E / d. Both use differences from the maximum,
-in which large elements cancel exactly and early.
+so that, with d the sum of exp(z_j - m) and lse = m + log d, sum f_j * (lse - z_j) = F * log d - G and the entropy is
+log d - E / d. Both use differences from the maximum, in which large elements cancel exactly and early.
 
 Where z = scale * x, F, G and E are formed from x, and ``scale`` multiplies the results that are derived from G and E.
 
@@ -44,7 +44,9 @@ FLOAT16_LOWEST = -65504.0
 
 @dataclass(frozen=True)
 class FirstMoment:
-    """F and G of a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """F (``factors``) and G (``first``) of the module, for a group of batches: of chunks, [rows, batches, columns], and
+    of rows, [rows, batches].
+    """
 
     factors_sbuf: nl.NkiTensor
     first_sbuf: nl.NkiTensor
@@ -92,7 +94,9 @@ class FirstMoment:
         neg_max_sbuf: nl.NkiTensor,
         place: Place,
     ) -> None:
-        """Compute G_k of one chunk in one pass, where F_k is known otherwise. For the arguments see :meth:`take`."""
+        """Compute G_k of one chunk in one pass, for a caller that gets F_k in another way. The arguments are those of
+        :meth:`take`.
+        """
         if factors_sbuf is None:
             nisa.tensor_scalar_reduce(
                 dst=products_sbuf,
@@ -115,7 +119,7 @@ class FirstMoment:
         )
 
     def combine(self, columns: Columns, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int) -> None:
-        """Compute F and G of the rows; ``terms`` is overwritten."""
+        """Compute F and G of the rows from m_k - m, ``distances``; ``terms`` is overwritten."""
         factors_sbuf, first_sbuf = columns.in_use(self.factors_sbuf, chunks), columns.in_use(self.first_sbuf, chunks)
         nisa.tensor_tensor(dst=terms_sbuf, data1=factors_sbuf, data2=distances_sbuf, op=nl.multiply)
         nisa.tensor_tensor(dst=terms_sbuf, data1=terms_sbuf, data2=first_sbuf, op=nl.add)
@@ -125,7 +129,7 @@ class FirstMoment:
 
 @dataclass(frozen=True)
 class EntropyMoment:
-    """E of a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """E of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
 
     entropy_sbuf: nl.NkiTensor
     row_entropy_sbuf: nl.NkiTensor
@@ -169,7 +173,7 @@ class EntropyMoment:
     def combine(
         self, statistics: Statistics, distances_sbuf: nl.NkiTensor, terms_sbuf: nl.NkiTensor, chunks: int
     ) -> None:
-        """Compute E of the rows; ``terms`` is overwritten."""
+        """Compute E of the rows from m_k - m, ``distances``; ``terms`` is overwritten."""
         columns = statistics.columns
         nisa.scalar_tensor_tensor(
             dst=terms_sbuf,
@@ -186,14 +190,14 @@ class EntropyMoment:
         nisa.tensor_reduce(dst=self.row_entropy_sbuf, op=nl.add, data=terms_sbuf, axis=2)
 
     def _of_chunks(self, statistics: Statistics, chunks: int) -> nl.NkiTensor:
-        """Return E_k, with 0 for a chunk that is all -inf, whose s_k is 0."""
+        """Return E_k of all chunks, with 0 for a chunk that is all -inf, whose s_k is 0."""
         sums_sbuf = statistics.columns.in_use(statistics.sums_sbuf, chunks)
         has_elements_sbuf = nl.ndarray(sums_sbuf.shape, dtype=nl.uint32, buffer=nl.sbuf)
         nisa.tensor_scalar(dst=has_elements_sbuf, data=sums_sbuf, op0=nl.not_equal, operand0=0.0)
         return selected(statistics.columns.in_use(self.entropy_sbuf, chunks), has_elements_sbuf)
 
     def entropies(self, statistics: Statistics) -> nl.NkiTensor:
-        """Compute the entropies of the rows. Neither term is negative after the sign, so nothing cancels."""
+        """Compute the entropies of the rows, log d - scale * E / d. E is never positive, so nothing cancels."""
         return _entropies(statistics, self.row_entropy_sbuf)
 
 
@@ -202,7 +206,8 @@ class ShiftedEntropy:
     """E of a group of batches under shifts: like ``EntropyMoment``, with the shift of a row in place of every m_k.
 
     The chunks of a row are therefore added without weights. An element above the shift adds to E, and its excess in log
-    S is subtracted again: where S is at most 2^11, that costs the entropy up to 8 units in the last place of 8.
+    S is subtracted again, where S is the sum of exponentials (:mod:`.shifted`): where S is at most 2^11, that costs the
+    entropy up to 8 units in the last place of 8.
     """
 
     entropy_sbuf: nl.NkiTensor
@@ -214,7 +219,7 @@ class ShiftedEntropy:
         return cls(columns.tile(), columns.row_tile())
 
     def take(self, sums: ShiftedSums, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], place: Place) -> None:
-        """Compute S = sum of exp(x - c) and E = sum of exp(x - c) (x - c) of one chunk.
+        """Compute S = sum of exp(x - c) and E = sum of exp(x - c) (x - c) of one chunk, with c the shift of the row.
 
         The chunk must hold no -inf; :func:`raise_negligible` removes them.
         """
@@ -237,7 +242,9 @@ class ShiftedEntropy:
 
 @dataclass(frozen=True)
 class PieceTerms:
-    """The operands of the terms of a chunk's pieces: float32 tiles [rows, 1] and the scale."""
+    """The operands of the sums of :meth:`sum` over the pieces of a chunk: bias and -center, float32 [rows, 1], and the
+    scale.
+    """
 
     bias_sbuf: nl.NkiTensor
     neg_center_sbuf: nl.NkiTensor
@@ -246,9 +253,9 @@ class PieceTerms:
     def sum(
         self, chunk_sbuf: nl.NkiTensor, pieces: list[Piece], sum_sbuf: nl.NkiTensor, entropy_sbuf: nl.NkiTensor
     ) -> None:
-        """Compute the sums of e = exp(scale * x + bias) and of e * (x - center).
+        """Compute the sums over a chunk of e = exp(scale * x + bias) and of e * (x - center).
 
-        The registers of both engines add up the pieces.
+        The registers of Scalar and Vector add up the sums of the pieces.
         """
         for piece in pieces:
             elements_sbuf = piece.of(chunk_sbuf)
@@ -348,11 +355,11 @@ class Moments:
 
     Attributes:
         columns: the layout of the tiles of chunks.
-        first: F and G.
-        entropy: E.
+        first: F and G of the module.
+        entropy: E of the module.
         distances_sbuf: m_k - m, finite, [rows, batches, columns].
         terms_sbuf: scratch of the same shape.
-        squares: Q.
+        squares: Q of :mod:`.score_moments`.
         mean: the sum of the elements.
     """
 

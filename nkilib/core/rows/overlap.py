@@ -17,7 +17,7 @@ Begun = TypeVar("Begun")
 
 
 class PieceStream(Protocol[Placed]):
-    """The pieces of a core: a number of visits, each with some pieces."""
+    """The pieces of a core, in their order. They come in visits, such as loaded chunks, with some pieces each."""
 
     @property
     def visits(self) -> int:

@@ -4,10 +4,11 @@
 """Rows that have to be recomputed: a kernel collects them on chip while it streams, and processes them at its end.
 
 Only the device knows which rows these are. So each flagged row gets a slot by prefix sums on Tensor. Slot 128 i + j is
-row j of tile i. Matrix products with ones at its row and its tile, and zeros elsewhere, move the partition and the
-batch of a row into its slot. At the end the cores agree on the larger of their numbers of rows, and a loop whose
-iteration count is read at run time takes two tiles per iteration; usually it has no iterations. A slot without a row
-reads the first row of its core, and writes to an index out of range, which the DMA engine is told to skip.
+row j of tile i. Matrix products write the partition and the batch of each flagged row into its slot: their operands are
+1 at the row and at the tile of the slot, and 0 elsewhere. At the end the cores agree on the larger of their numbers of
+rows, and a loop whose iteration count is read at run time takes two tiles per iteration; usually it has no iterations.
+A slot without a row reads the first row of its core, and writes to an index out of range, which the DMA engine is told
+to skip.
 
 All numbers on the way are integers that their types hold exactly: up to 256 in bfloat16, up to 2^24 in float32.
 """
@@ -100,7 +101,7 @@ class FlaggedRows:
         return nl.tile_size.psum_bank_fmax_bytes + _PSUM_OF_SLOTS
 
     def add(self, flags_sbuf: nl.NkiTensor, group: BatchGroup) -> None:
-        """Add the rows of a group of batches whose flag, float32 [rows, batches], is 1 and not 0."""
+        """Add the rows of a group of batches whose flag is 1; the flags, float32 [rows, batches], are 1 or 0."""
         self.put(self.counted(flags_sbuf), group)
 
     def put(self, slots: Slots, group: BatchGroup) -> None:
@@ -109,7 +110,7 @@ class FlaggedRows:
             self._list(slots, batch, group)
 
     def counted(self, flags_sbuf: nl.NkiTensor) -> Slots:
-        """Count the rows whose flag, float32 [rows, batches], is 1 and not 0; return their slots, by batches and rows.
+        """Count the rows whose flag is 1, and return the slots of all rows; flags, float32 [rows, batches], are 1 or 0.
 
         A triangular matrix gives the prefix sums of the flags within a batch, a scan those of whole batches.
         """
@@ -157,9 +158,10 @@ class FlaggedRows:
         self.added.append(number)
 
     def exchanged_count(self) -> nl.NkiTensor | None:
-        """Return the number of rows of the other core, int32 [1, 1], after all rows are counted; None on one core.
+        """Return the number of rows that the other core has flagged, int32 [1, 1]; None on one core.
 
-        Both cores call it once. It is a transfer: other work may follow before :meth:`recompute`.
+        Both cores call it once, after all their rows are counted. It is a transfer: other work may follow before
+        :meth:`recompute`.
         """
         if self.cores == 1:
             return None
@@ -210,7 +212,10 @@ class FlaggedRows:
         return tiles
 
     def _gathered(self, slot_sbuf: nl.NkiTensor, after: list[nisa.NkiInstruction]) -> GatheredRows:
-        """Compute the rows of a tile: (batch * rows_per_batch + partition) * cores + core. Empty slots hold zeros."""
+        """Compute the indices of the rows of a tile: (batch * rows_per_batch + partition) * cores + core.
+
+        Empty slots hold zeros.
+        """
         ordinal_sbuf, batch_sbuf = slot_sbuf[:, 0, :], slot_sbuf[:, 1, :]
         number_sbuf, none_sbuf = float32_like(ordinal_sbuf), float32_like(ordinal_sbuf)
         _linear(number_sbuf, batch_sbuf, self.rows_per_batch, ordinal_sbuf)

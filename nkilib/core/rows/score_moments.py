@@ -3,12 +3,12 @@
 
 """Sums over a row for further scores, gathered chunk by chunk: of squared exponentials, and of the elements.
 
-With chunks k of maximum m_k, and m the maximum of the row,
+With z_j the elements of a row, m_k the maximum of chunk k, m that of the row, and d the sum of exp(z_j - m),
 
     Q_k = sum of exp(2 (z_j - m_k))        Q = sum of exp(2 (m_k - m)) * Q_k
     log sum p_j^2 = log Q - 2 log d
 
-where d is the sum of exp(z_j - m). Q and d are at least 1, so neither log loses precision.
+where p_j = exp(z_j - m) / d. Q and d are at least 1, so neither log loses precision.
 
 The mean of the elements needs no maximum: their sum is as exact as they are. Where elements may be masked by -inf, the
 unmasked elements are counted too.
@@ -25,7 +25,7 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class SquareMoment:
-    """Q of a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
+    """Q of the module, for a group of batches: of chunks, [rows, batches, columns], and of rows, [rows, batches]."""
 
     squares_sbuf: nl.NkiTensor
     row_squares_sbuf: nl.NkiTensor
@@ -93,7 +93,7 @@ class MeanMoment:
     def take(
         self, elements_sbuf: nl.NkiTensor, unmasked_sbuf: nl.NkiTensor | None, scratch_sbuf: nl.NkiTensor, place: Place
     ) -> None:
-        """Compute the sum of one chunk, on Scalar; on Vector where elements may be masked.
+        """Compute the sum of the elements of one chunk, on Scalar; on Vector where elements may be masked.
 
         Args:
             elements_sbuf: x, [rows, columns].
@@ -155,7 +155,7 @@ class MeanMoment:
         return [of_chunks_sbuf for of_chunks_sbuf, _ in self._pairs()]
 
     def _pairs(self) -> list[tuple[nl.NkiTensor, nl.NkiTensor]]:
-        """Return the tiles of chunks, each with the tile of rows."""
+        """Return the tiles of sums and counts of chunks, each with the tile that holds those of rows."""
         pairs = [(self.sums_sbuf, self.row_sums_sbuf)]
         if self.counts_sbuf is not None and self.row_counts_sbuf is not None:
             pairs.append((self.counts_sbuf, self.row_counts_sbuf))

@@ -3,12 +3,12 @@
 
 """Sums of exponentials under a shift that is known before the elements are: no pass takes the maximum of a row.
 
-For a shift c of a row x,
+For a shift c and the maximum m of a row x,
 
     log(sum over the row of exp(x - c)) + c = log(sum over the row of exp(x - m)) + m,
 
 whatever c is. Here c is the larger of the maximum of the row's first chunk and of one element that is known already,
-so that the sum S of a row of finite elements is at least 1. If the maximum m of the row is larger, S is up to
+so that the sum S of exp(x - c) over a row of finite elements is at least 1. If m is larger than c, S is up to
 exp(m - c) times the sum under m. Up to :func:`sum_max`, S is as good as the sum under m. Beyond it, and where an
 infinity or a NaN comes in, the row has to be recomputed under its maximum: :func:`doubtful` says which rows.
 
@@ -56,7 +56,7 @@ def doubtful(sums_sbuf: nl.NkiTensor, most: float) -> nl.NkiTensor:
 
 @dataclass(frozen=True)
 class ShiftedSums:
-    """Shifts and sums of a group of batches, float32 except for ``exact_neg_max_sbuf``.
+    """Shifts c and sums S (see the module) of a group of batches, float32 except for ``exact_neg_max_sbuf``.
 
     Attributes:
         columns: the layout of the tiles of chunks.
@@ -129,7 +129,7 @@ class ShiftedSums:
             nisa.tensor_scalar(dst=self.bias_of(batch), data=shift_sbuf, op0=nl.multiply, operand0=self.scale)
 
     def take_sum(self, exponentials_sbuf: nl.NkiTensor, chunk_sbuf: nl.NkiTensor, place: Place) -> None:
-        """Compute exp(x - c) of one chunk, and the sum. The exponentials may be written over the chunk."""
+        """Compute exp(scale * (x - c)) of one chunk, and the sum. The exponentials may be written over the chunk."""
         nisa.activation(
             dst=exponentials_sbuf,
             op=nl.exp,

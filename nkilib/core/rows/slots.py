@@ -63,7 +63,7 @@ class Slots:
 
 
 def cut(slot_sbuf: nl.NkiTensor, flags_sbuf: nl.NkiTensor) -> Slots:
-    """Split slots into the row and the tile, their low and their high bits."""
+    """Split the number of each slot into row (its low 7 bits) and tile; the tile is -1 where the row's flag is 0."""
     bits_sbuf, row_sbuf, tile_sbuf = cast(slot_sbuf, nl.int32), float32_like(slot_sbuf), float32_like(slot_sbuf)
     low_sbuf = nl.ndarray(bits_sbuf.shape, dtype=nl.int32, buffer=nl.sbuf)
     nisa.tensor_scalar(dst=low_sbuf, data=bits_sbuf, op0=nl.bitwise_and, operand0=ROWS_OF_TILE - 1)

@@ -3,9 +3,10 @@
 
 """Maximum and sum of exponentials of every row, gathered chunk by chunk.
 
-For chunk k let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k of m_k,
+For chunk k of a row x let m_k be the maximum of its elements and s_k the sum of exp(x - m_k). Then with m = max over k
+of m_k,
 
-    sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m),
+    d = sum over the row of exp(x - m) = sum over k of s_k * exp(m_k - m),
 
 so that chunks are independent of each other (Milakov and Gimelshein, arXiv 1805.02867, in its parallel form). The pairs
 (m_k, s_k) of all chunks of a group of batches are kept in two tiles ``[rows, batches, columns]``, and one instruction
@@ -56,7 +57,7 @@ class Columns:
     """The layout of the tiles in which a group of batches keeps a number for each chunk.
 
     Attributes:
-        rows, batches: the rows and the number of batches of the group.
+        rows, batches: the number of rows of a batch, and the number of batches of the group.
         count: the number of columns, at least two where a row has more chunks than columns.
     """
 
@@ -97,13 +98,14 @@ class Columns:
         return chunk >= self.count and self._column(chunk) == 1
 
     def restart(self, tile_sbuf: nl.NkiTensor, row_sbuf: nl.NkiTensor) -> None:
-        """Put the combined value into column 0."""
+        """Copy the combined value of each row, [rows, batches], into column 0 of a tile."""
         nisa.tensor_copy(dst=tile_sbuf[:, :, 0], src=row_sbuf)
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Maxima and sums of a group of batches, float32 except for ``exact_neg_max_sbuf``.
+    """Maxima m_k and m, and sums s_k and d (see the module), of a group of batches, float32 except for
+    ``exact_neg_max_sbuf``.
 
     Attributes:
         columns: the layout of the tiles of chunks.
@@ -181,7 +183,7 @@ class Statistics:
         self.columns.restart(self.sums_sbuf, self.row_sum_sbuf)
 
     def take_distances(self, chunks: int) -> nl.NkiTensor:
-        """Compute -m = min of -m_k, and m_k - m, which is returned and overwrites the weights.
+        """Compute -m = min of -m_k, and the distances m_k - m, which are returned and overwrite the weights.
 
         It needs no sums: issued right after the last of ``chunks`` chunks of a row, it keeps no engine waiting.
         """
@@ -202,7 +204,7 @@ class Statistics:
         nisa.activation(dst=weights_sbuf, op=nl.exp, data=weights_sbuf, scale=self.scale)
 
     def combine_sums(self, chunks: int) -> None:
-        """Compute d = sum of s_k * exp(m_k - m).
+        """Compute d = sum of s_k * exp(scale * (m_k - m)).
 
         Vector waits here until Scalar is done with the last chunk and the weights.
         """

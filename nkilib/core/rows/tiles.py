@@ -80,7 +80,7 @@ def with_nan_of_infinite(values_sbuf: nl.NkiTensor, suspects_sbuf: nl.NkiTensor,
 
 
 def cast(tile_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-    """Return the tile itself if it has that type, else a copy that has."""
+    """Return the tile itself if it has that type, else a copy of that type."""
     if tile_sbuf.dtype == dtype:
         return tile_sbuf
     cast_sbuf = nl.ndarray(tile_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
@@ -103,7 +103,7 @@ def sum_in_place(tile_sbuf: nl.NkiTensor, total_sbuf: nl.NkiTensor) -> None:
 def log_of_constant(value: float, rows: int) -> nl.NkiTensor:
     """Make log(value) as a float32 tile [rows, 1].
 
-    Once per kernel, since log and exp need different activation tables.
+    A kernel should do this once, since log and exp need different activation tables.
     """
     log_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=log_sbuf, value=value)

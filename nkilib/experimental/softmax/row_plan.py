@@ -211,7 +211,9 @@ def _parts(row_size: int, fitting: int) -> int:
 
 
 def largest_row(streams: Streams) -> int:
-    """Return the length of the longest row that stays on chip, as a single batch: nothing overlaps its loads and stores."""
+    """Return the length of the longest row that stays on chip, as a single batch: its loads and stores overlap with
+    nothing.
+    """
     on_chip = (limited_sbuf_bytes(SBUF_BYTES) - streams.scratch * PIECE_BYTES // streams.element) // streams.resident
     return (on_chip - PARTITIONS) * PARTITIONS
 
