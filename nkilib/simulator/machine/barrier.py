@@ -17,7 +17,7 @@ class _Meeting:
     """The cores that wait at one barrier, and the item that each of them passed.
 
     Attributes:
-        place: the cores' name of the barrier.
+        place: the name of the barrier, the same on all cores.
         brought: one item for each core that has arrived, in order of arrival.
         waits: the waits of the cores that arrived before the last one.
         is_complete: whether all cores have arrived.
@@ -36,7 +36,7 @@ class CoreBarrier:
 
     Args:
         cores: the number of cores that synchronise here.
-        waits: the waits of these cores and of others on which they depend; by default of these cores alone.
+        waits: the record of who waits, shared with other cores on which these depend; None makes one for these alone.
 
     Attributes:
         is_aborted: whether a core has failed; a plain attribute, because every instruction reads it.
@@ -66,7 +66,7 @@ class CoreBarrier:
         hence two cores that wait at different places would wait forever: both get the error.
 
         Args:
-            place: the cores' name of the barrier, for instance ``"core_barrier"``.
+            place: the name of the barrier, for instance ``"core_barrier"``.
             item: the item that this core passes; it must not change afterwards, for the other core may read it at any
                 time.
 

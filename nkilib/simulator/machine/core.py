@@ -83,7 +83,7 @@ class Launch:
     def shared_storage(
         self, position: int, shape: tuple[int, ...], dtype: DType, make: Callable[[], Storage]
     ) -> Storage:
-        """Return the shared allocation number ``position``: the first core to ask makes it, the other gets the same.
+        """Return tensor number ``position`` in shared HBM: the first core to ask makes it, the other gets the same.
 
         Raises:
             NkiValidationError: if the cores ask for different tensors.
@@ -242,7 +242,7 @@ class Core:
         return self._shared_constants - 1
 
     def skip_numbers(self, count: int) -> None:
-        """Count ``count`` instructions as issued."""
+        """Count ``count`` instructions as issued that are skipped, because they repeat earlier ones."""
         self.issued += count
 
     def stop_deferring(self) -> None:
@@ -250,7 +250,7 @@ class Core:
         self.defers_results = False
 
     def scratch(self, slot: str, elements: int) -> npt.NDArray[np.float32]:
-        """Return a float32 work buffer of the core, reused by later instructions; its content is arbitrary."""
+        """Return a float32 work buffer named ``slot``, reused by later instructions; its content is arbitrary."""
         buffer = self._scratch.get(slot)
         if buffer is None or buffer.size < elements:
             buffer = self._scratch[slot] = np.empty(elements, np.float32)

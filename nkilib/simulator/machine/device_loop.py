@@ -15,14 +15,14 @@ FEWEST_ITERATIONS = 24
 
 
 def run_loop(core: Core, loop: LoopRun, left: Callable[[], int], run: Callable[[], None]) -> None:
-    """Call ``run`` for each iteration until none is left.
+    """Run a loop until no iteration is left; iterations that only repeat earlier ones are counted without a call.
 
     Args:
         core: the core of this thread.
         loop: the loop.
         left: a function that returns the number of iterations left as far as it is known, the next one included; 0 at
             the end.
-        run: the body, which counts in ``loop``.
+        run: a function that runs one iteration and counts it in ``loop.count``.
     """
     observers, tally, meetings = core.observers, core.tally, core.meetings
     loop.may_repeat = core.is_abstract and left() >= FEWEST_ITERATIONS

@@ -51,7 +51,8 @@ def instruction(
     """Register ``function(call, <documented parameters>)`` as the instruction of its name.
 
     Unless another ``default`` is given, the first engine of ``on`` runs it if the caller does not choose one.
-    Instructions of another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``.
+    Instructions of another ``module`` than ``nki.isa`` are not entered in ``REGISTRY``. The other arguments are
+    attributes of :class:`Definition`.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., NkiInstruction]:

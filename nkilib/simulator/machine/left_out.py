@@ -8,9 +8,10 @@ records its reads and writes, and stops before it would compute. An instruction 
 computes, and everything that it reads must have memory too. So a value that exists equals the value of a full launch.
 
 Where an address, the bound of a loop or a check needs values of a storage without memory, the launch ends and starts
-again (launch/skipping.py). From then on the storages made at the same place of the kernel have memory, and so have the
-storages from which their values came as far as the launch has seen. A place is the chain of calls from the kernel's
-function to the line that makes the storage, so that all iterations of a Python loop are one place.
+again (launch/skipping.py). From then on the storages of the same origin have memory, and so have the storages from
+which their values came as far as the launch has seen. The origin of a storage is the place in the kernel that makes it:
+the chain of calls from the kernel's function to that line, so that all iterations of a Python loop are one origin. The
+storage of an argument has the argument as its origin.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class LeftOut:
         made: the origins of the storages that have memory.
         makes_all: whether all storages have memory.
         trips: the iteration counts of loops whose bounds are left out; None if they are not stated.
-        bottom: the code object that calls the kernel's function.
+        bottom: the code object that calls the kernel's function, where the chain of calls of an origin begins.
 
     Attributes:
         wanted: the origins of storages whose values are needed and were left out.
@@ -79,7 +80,7 @@ class LeftOut:
             self.wanted.add(origin)
 
     def cannot_make(self, origin: Hashable) -> None:
-        """Record that the values of that origin are unknown."""
+        """Record that no values of that origin exist: it is an argument that was passed without values."""
         self._without_values.add(origin)
 
     def all_wanted(self) -> set[Hashable]:

@@ -20,7 +20,7 @@ class LoopRun:
     """One run of a dynamic loop.
 
     Attributes:
-        what: ``nl.fori_loop`` or ``nl.while_loop``.
+        what: ``nl.fori_loop``, ``nl.while_loop`` or ``nl.dynamic_range``.
         place: ``file:line`` of the kernel.
         depth: the number of dynamic loops around it.
         register: the number of the last instruction that loaded a register or a scalar that bounds the loop; 0 if there
@@ -40,10 +40,10 @@ class LoopRun:
     body: list[str] | None = None
 
     def ended_iteration(self, ran: list[str], *, is_compared: bool) -> None:
-        """Count one more iteration, which ran these instructions and inner loops.
+        """Count one more iteration; ``ran`` are the instructions and inner loops that it ran.
 
         Raises:
-            NkiValidationError: if they differ from the first iteration's.
+            NkiValidationError: with ``is_compared``, if they differ from the first iteration's.
         """
         self.count += 1
         if self.body is None:

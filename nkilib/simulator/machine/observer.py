@@ -77,7 +77,8 @@ class Observer(Protocol):
             view: a static view.
             is_write: whether the transfer writes.
             rows: the accessed indices of dimension 0; None for all.
-            values: the written values, in the order of the elements; one element that stands for all; or None.
+            values: the written values, in the order of the elements, or one element if all are equal; None for a read,
+                or if the values were left out.
         """
         return
 
@@ -121,7 +122,12 @@ class Watcher(Protocol):
         """Return the observer of a core; ``observers`` are those that the core already has."""
 
     def exchanged(self, given: Set[int], returned: Set[int]) -> None:
-        """Handle the end of all cores: the numbers of the storages that the caller passed, and that it gets back."""
+        """Handle the end of all cores.
+
+        Args:
+            given: the numbers of the storages that the caller passed to the kernel.
+            returned: the numbers of the storages that the caller gets back.
+        """
         return
 
     def conclude(self, has_ended: bool) -> None:
@@ -171,7 +177,7 @@ class Observers:
         return [observer.arrives(call) for observer in self._all]
 
     def meet(self, call: Issued, brought: list[Any]) -> None:
-        """Notify the observers that both cores have arrived at a barrier."""
+        """Notify the observers that both cores have arrived, with the other core's result of :meth:`arrive`."""
         for observer, item in zip(self._all, brought, strict=True):
             observer.meets(call, item)
 
@@ -186,7 +192,10 @@ class Observers:
             tell(loop)
 
     def repeats(self, loop: LoopRun, left: int) -> Skip | None:
-        """Return the iterations of a loop that can be skipped, from the one observer that models time; else None."""
+        """Return the iterations of a loop that can be skipped, according to the observer that models time.
+
+        The result is None if there is no such observer, or more than one.
+        """
         asked = [observer for observer in self._all if type(observer).repeats is not Observer.repeats]
         return asked[0].repeats(loop, left) if len(asked) == 1 else None
 

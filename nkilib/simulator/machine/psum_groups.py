@@ -57,7 +57,7 @@ class _Tile:
         self._banks: dict[int, Bank] = placed if self.is_placed else {}
 
     def piece_of(self, view: View) -> Piece:
-        """Return the piece of a view that is about to be written for the first time."""
+        """Return the :class:`Piece` of a view that is about to be written for the first time."""
         piece = Piece(view)
         first, banks = self.first_bank, self._banks
         for index in piece.indices:
@@ -69,7 +69,7 @@ class _Tile:
 
 
 class _Roles(NamedTuple):
-    """The positions of the matmul parameters that matter here."""
+    """The positions of ``accumulate`` and ``is_transpose`` among the parameters of a matmul instruction."""
 
     accumulate: int
     is_transpose: int | None
@@ -129,7 +129,7 @@ class PsumGroups(Observer):
         return roles
 
     def _add(self, storage: Storage) -> _Tile:
-        """Add a tensor that is written for the first time, and forget tensors that the kernel has dropped."""
+        """Add the state of a tensor that is written for the first time; forget tensors that the kernel has dropped."""
         if len(self._tiles) >= self._most_kept:
             for number in [number for number, kept in self._kept.items() if kept() is None]:
                 del self._tiles[number], self._kept[number]
@@ -139,7 +139,10 @@ class PsumGroups(Observer):
         return tile
 
     def _overwritten(self, call: Issued, view: View) -> None:
-        """Record that elements have new contents to which no matmul can add, or on trn3 any can."""
+        """Record that an instruction has overwritten elements with something other than a matmul's result.
+
+        No matmul can add to such contents, except on trn3, where a matmul can add to any.
+        """
         is_transposed = call.engine is _TENSOR  # which the Tensor engine does by a matmul
         tile = self._tiles.get(view.storage.number)
         if tile is None:
@@ -163,7 +166,7 @@ class PsumGroups(Observer):
             bank.begin(start)
 
     def _goes_on(self, call: Issued, tile: _Tile, piece: Piece) -> bool:
-        """Return whether a matmul that may add does add to an element of ``piece``; checks each element's group.
+        """Return whether a matmul that may add does add to an element of ``piece``; report groups that had ended.
 
         Raises:
             PsumGroupError: at the level ``"error"``.

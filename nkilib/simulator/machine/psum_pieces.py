@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The instructions that last wrote the elements of a PSUM tensor, and the banks of these elements.
+"""A record of which instruction last wrote each element of a PSUM tensor, and in which banks the elements lie.
 
 A matmul returns to the same elements again and again, so this keeps the views that were written, each with the
 number of the last instruction that wrote it. Elements are examined one by one only where views overlap.
@@ -223,7 +223,10 @@ class Pieces:
         return np.asarray(elements.min(axis=-1)).reshape(piece.layout.shape[0], -1)
 
     def _paint(self, width: int) -> Numbers:
-        """Return the numbers of all writes up to now, in units of at most ``width`` bytes."""
+        """Return the number of the last writing instruction, as in :meth:`numbers_of`, for each unit of the tensor.
+
+        A unit has at most ``width`` bytes, and becomes smaller when an instruction writes narrower elements.
+        """
         new = [piece for piece in self.known.values() if piece.number > self._painted_to]
         unit = min([self._unit, width, *[piece.width for piece in new]])
         if self._painted is None:
@@ -238,7 +241,7 @@ class Pieces:
 
 
 def _elements(painted: Numbers, piece: Piece, unit: int) -> Numbers:
-    """Return the units of the elements of a piece; the units of an element are the last axis."""
+    """Return a view of ``painted`` with the units that belong to each element of a piece, along the last axis."""
     units = piece.width // unit
     shape, strides, offset = piece.layout
     steps = [*[stride * units * _NUMBER.itemsize for stride in strides], _NUMBER.itemsize]

@@ -64,7 +64,7 @@ class _Access:
 
 
 class _Accesses:
-    """Accesses of one kind, by the accessed elements."""
+    """All reads, or all writes, of one core to one tensor, grouped by the accessed elements."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[Layout, int, bytes], _Access] = {}
@@ -85,7 +85,7 @@ class _Accesses:
         return list(self._made.values())
 
     def need_values(self, other: _Accesses) -> bool:
-        """Return whether both made a write to the same elements whose values, needed to compare them, were left out."""
+        """Return whether both have writes to the same elements that cannot be compared because of left-out values."""
         return any(
             key in other._made and (access.content is None or other._made[key].content is None)
             for key, access in self._made.items()
@@ -97,7 +97,7 @@ class _Accesses:
         return [(one, two) for one, two in pairs if two is not None and _is_same(one, two)]
 
     def unlike(self, other: _Accesses) -> list[_Access]:
-        """Return the writes that ``other`` has not made to the same elements with the same values."""
+        """Return the writes for which ``other`` has no write of the same values to exactly the same elements."""
         return [access for key, access in self._made.items() if not _is_same(access, other._made.get(key))]
 
 

@@ -19,10 +19,10 @@ LONGEST_PERIOD = 4
 
 
 class Skip(NamedTuple):
-    """The iterations that can be skipped.
+    """The iterations of a loop that can be skipped, because they repeat the last ones that have run.
 
     Attributes:
-        period: the number of iterations, the last ones that have run, that form the repeated unit.
+        period: the number of iterations that repeat together: the last ``period`` ones that have run.
         times: the number of repetitions.
         instructions: the number of instructions in a period.
     """
@@ -56,7 +56,7 @@ class Tally:
         self._loops.pop()
 
     def repeat(self, skip: Skip) -> None:
-        """Count the last period of the innermost loop as often again as it is skipped."""
+        """Add to each counter ``skip.times`` times what the innermost loop's last ``skip.period`` iterations added."""
         for counter, before in zip(self._counters(), self._loops[-1][-1 - skip.period], strict=True):
             for name, count in counter.items():
                 counter[name] = count + skip.times * (count - before.get(name, 0))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Iteration counts of loops whose bounds only the device knows: those stated by the caller, and those of a launch."""
+"""Iteration counts of loops whose bounds only the device knows: stated by the caller, or counted in a launch."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_stated(function: str, words: str, asked: Any) -> None:
 
     Args:
         function: the function with the parameter ``trips=``, for the message.
-        words: the words that the function accepts besides, quoted.
+        words: the words that the function also accepts, quoted, for the message.
         asked: the argument, which is none of these words.
 
     Raises:
@@ -71,10 +71,10 @@ class RunTimeLoop:
 
 @dataclass
 class Trips:
-    """The run-time loops of a launch and their iteration counts.
+    """The loops of a launch whose bounds only the device knows, and their iteration counts.
 
     Attributes:
-        stated: a function that returns the stated counts; None if none are stated.
+        stated: a function that returns the counts that the caller states, or None if there are none.
         ran: the total number of iterations of each loop, by core.
         was_asked: whether there was a loop whose count the launch itself did not know.
     """
@@ -144,7 +144,7 @@ _CURRENT: ContextVar[Trips | None] = ContextVar("nkilib_simulator_trips", defaul
 
 @contextmanager
 def counting_trips(trips: Trips) -> Iterator[Trips]:
-    """Let ``trips`` answer and count for the launches inside the ``with`` block."""
+    """Take the stated counts of launches inside the ``with`` block from ``trips``, and count their iterations there."""
     token = _CURRENT.set(trips)
     try:
         yield trips

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The waits of the threads that simulate cores; detects a deadlock of all threads that are left."""
+"""A record of which of the threads that simulate cores wait; it detects a deadlock of all threads that are left."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 
 """Launches that run in parallel, one for each rank, each with memory of its own, and the collectives that join them.
 
-This module does not know the collectives: the cores that arrive state their terms, which must agree.
+This module does not know what a collective does: each core that arrives passes terms, such as a shape, that must agree.
 """
 
 from __future__ import annotations

@@ -24,7 +24,10 @@ class Spans(NamedTuple):
 
 
 def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int, int, int] | None:
-    """Return a byte in spans of both, and its indices in ``first`` and in ``second``; None if there is none."""
+    """Return a byte that lies in spans of both sequences, with the index of these spans in ``first`` and in ``second``.
+
+    The result is None if there is no such byte.
+    """
     starts, ends, owners = _together([*first, *second])
     is_first = owners < len(first)
     order = np.argsort(starts, kind="stable")
@@ -42,7 +45,7 @@ def first_meeting(first: Sequence[Spans], second: Sequence[Spans]) -> tuple[int,
 
 
 def _together(spans: Sequence[Spans]) -> tuple[Offsets, Offsets, Offsets]:
-    """Return the starts, the ends and the owners' numbers of all byte ranges."""
+    """Return the starts and the ends of all byte ranges, and for each the index in ``spans`` it comes from."""
     starts = np.concatenate([item.starts for item in spans])
     counts = [item.starts.size for item in spans]
     lengths = np.repeat([item.length for item in spans], counts)
@@ -63,7 +66,12 @@ def spans_of_rows(layout: Layout, width: int, rows: Offsets) -> Spans:
 
 
 def _merge(dimensions: Iterable[tuple[int, int]], width: int) -> tuple[Offsets, int]:
-    """Return the starts, relative to the first element, and the length of the ranges of dimensions (size, stride)."""
+    """Return the byte ranges of an array of elements of ``width`` bytes: their starts and their common length.
+
+    Args:
+        dimensions: size and stride (in elements) of each dimension; the starts count from the first element.
+        width: the bytes of an element.
+    """
     starts, length = np.zeros(1, np.int64), width
     for size, stride in sorted(dimensions, key=lambda dimension: abs(dimension[1])):
         step = abs(stride) * width

@@ -9,8 +9,7 @@ at 0 or 64, a larger one at 0 (``nki/guides/architecture/trainium_inferentia2_ar
 bank stays inside one bank, a larger one takes whole banks. Between two tests tiles may move, as if memory were never
 fragmented: a kernel that passes may still be too large for a compiler, but not the other way round.
 
-While the kernel runs, the certain part of its use is tracked (certain.py): a kernel that can no longer fit ends at
-once.
+While the kernel runs, a lower bound on its use is tracked (certain.py): a kernel that can no longer fit ends at once.
 """
 
 from __future__ import annotations
@@ -39,7 +38,10 @@ class Peak(NamedTuple):
 
 
 class _Placed(NamedTuple):
-    """The ``quarters`` quarters of the partitions from ``first`` on, bytes ``low`` to ``high`` (exclusive) of each."""
+    """The place of a tile: quarters ``first`` to ``first + quarters`` of the partitions, and bytes ``low`` to ``high``.
+
+    A quarter is 32 partitions; the bytes are those of each partition. Both ends are exclusive.
+    """
 
     first: int
     quarters: int
@@ -68,7 +70,7 @@ def _rooms(generation: Generation) -> tuple[_Room, _Room]:
 
 
 def certain_uses(generation: Generation) -> dict[MemoryRegion, CertainUse]:
-    """Return for each region the certain use of a kernel that begins."""
+    """Return a :class:`CertainUse` without tensors for SBUF and for PSUM, for a kernel that begins."""
     return {room.region: CertainUse(room.nbytes * PARTITIONS // QUARTER) for room in _rooms(generation)}
 
 
@@ -117,7 +119,10 @@ def check_capacity(
 
 
 def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
-    """Return the most bytes of a partition that are needed at any time, if they are more than ``known``."""
+    """Return the peak of the bytes of a partition that are needed at one time, with the tensors that are live then.
+
+    If it is not above ``known``, the result is ``known`` without tensors.
+    """
     are_placed = any([life.address is not None for life in lives])
     if not are_placed and room.bank >= room.nbytes and sum([life.nbytes for life in lives]) <= known:
         return Peak(known, ())  # they would fit all at one time
@@ -146,7 +151,7 @@ def _peak(room: _Room, lives: Sequence[LiveRange], known: int) -> Peak:
 
 
 def _placed_height(live: Iterable[LiveRange]) -> int:
-    """Return the end of the highest tile that the kernel has placed."""
+    """Return the highest end, in bytes of a partition, of live tiles that the kernel places; 0 without one."""
     return max([life.address[1] + life.nbytes for life in live if life.address is not None], default=0)
 
 
@@ -155,7 +160,7 @@ def _spans(life: LiveRange) -> list[tuple[int, int]]:
 
 
 def _rounded(room: _Room, life: LiveRange) -> int:
-    """Return the bytes that a tile takes by itself: whole banks if it is larger than one."""
+    """Return the bytes of a partition that a tile takes: whole banks if it is larger than one."""
     return life.nbytes if life.nbytes <= room.bank else -(-life.nbytes // room.bank) * room.bank
 
 
@@ -170,8 +175,8 @@ _ORDERS: tuple[Callable[[LiveRange], tuple[int, ...]], ...] = (
 def _height(room: _Room, lives: Iterable[LiveRange]) -> int | None:
     """Return the bytes of a partition that the tiles need side by side, or None if they do not fit.
 
-    Placed tiles lie where the kernel put them; the others are added in several orders, each at the lowest free place.
-    The best order counts.
+    Tiles that the kernel places lie where it puts them; the others are added at the lowest free place each, in
+    several orders, of which the best one counts.
     """
     lives = list(lives)
     are_alike = len({life.quarters for life in lives}) < 2
@@ -236,7 +241,7 @@ def _check_apart(room: _Room, life: LiveRange, live: Iterable[LiveRange]) -> Non
 
 
 def _overflow(room: _Room, live: Sequence[LiveRange]) -> str:
-    """Return the message without the line of the kernel."""
+    """Return the message that the live tensors do not fit a region, without the line of the kernel."""
     listed = sorted(live, key=lambda life: -life.nbytes)
     lines = [f"  {life.nbytes:>7} bytes in {life.partitions:>3} partitions: {life}" for life in listed[:_LISTED]]
     if len(listed) > _LISTED:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A lower bound on the use of on-chip memory while the kernel still runs: above the capacity, it can never fit.
+"""A lower bound on the use of on-chip memory by a running kernel; if it exceeds the capacity, the kernel can never fit.
 
 A tensor that an instruction has just touched, and that an earlier one had touched before, has held data all the time in
 between, whatever the rest of the kernel does. Lifetimes only grow, so tensors that certainly overlap at one moment do
 so at the end. If they take more than a region has, in bytes times quarters of the partitions, there is no placement for
-them, and the check at the end would fail. That check finds more: kernels whose tensors leave gaps.
+them, and the check at the end would fail. The check at the end (capacity.py) finds more: kernels whose tensors leave
+gaps.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ from .lives import LiveRange
 
 
 class _Span(NamedTuple):
-    """A tensor's use of ``area`` from the instruction after ``before`` to ``last``."""
+    """A part of a tensor's lifetime, from the instruction after number ``before`` to number ``last``.
+
+    ``area`` is the space that the tensor takes; see :class:`LiveRange`.
+    """
 
     last: int
     before: int
@@ -26,15 +30,15 @@ class _Span(NamedTuple):
 
 
 class CertainUse:
-    """The part of a region that tensors certainly occupy, at each moment so far.
+    """The space of a region that tensors certainly take, at each moment (number of an instruction) so far.
 
-    The tensors that are touched are gathered in a window, in which each counts once. As long as the earlier use and the
-    whole window fit together, nothing has to be computed. When they do not, the spans of the window are added to the
-    moments so far, and a new window begins.
+    Tensors that instructions touch are collected in a list, the window, which contains each tensor once. As long as the
+    highest use before the window and all tensors of the window fit together, nothing has to be computed. When they do
+    not, the lifetimes of the window's tensors are added to the moments so far, and a new window begins.
 
-    A moment is the end of a span: spans that overlap do so where the first of them ends. A later touch adds to all
-    moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one takes as
-    much, and of the remaining moments the first takes most.
+    A moment is the end of a span (:class:`_Span`): spans that overlap do so where the first of them ends. A later touch
+    adds to all moments after the tensor's previous touch, up to now. So a moment can be dropped as soon as a later one
+    takes as much, and of the remaining moments the first takes most.
 
     Args:
         room: the size of the region, in bytes times quarters of the partitions.
@@ -54,12 +58,15 @@ class CertainUse:
         self._falls: list[int] = []  # by how much the next moment uses less; for the last one, its use
 
     def touch(self, life: LiveRange, number: int) -> bool:
-        """Record that instruction ``number`` touches a tensor outside the window; return whether all still fit."""
+        """Record that instruction ``number`` touches a tensor that is not in the window yet.
+
+        The result is whether the tensors that certainly overlap still fit the region.
+        """
         life.touch(number)
         return self._enter(life)
 
     def restart(self, life: LiveRange, number: int) -> bool:
-        """Record that instruction ``number`` overwrites a whole tensor; return whether all still fit."""
+        """Record that instruction ``number`` overwrites a whole tensor; the result is that of :meth:`touch`."""
         is_inside, is_counted = life.window == self.window, life.last == number
         if is_inside:
             self._ended.append(_span(life))
@@ -81,7 +88,7 @@ class CertainUse:
         return self._most <= self._room
 
     def _close(self) -> None:
-        """Add the spans of the window to the earlier use, and begin a new window."""
+        """Add the lifetimes of the window's tensors to the moments so far, and begin a new window."""
         for span in sorted([*self._ended, *map(_span, self._lives)]):
             self._add(*span)
         for life in self._lives:

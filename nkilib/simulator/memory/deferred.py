@@ -39,14 +39,16 @@ class Deferred(NamedTuple):
 
     Attributes:
         layout, dtype: the layout and the type of the view.
-        write: a function that computes some of the elements.
-        sources: the memory in HBM from which they are computed, matrices like this one; it must not change before.
-        is_copy: whether they are a copy of the only source.
-        operands: other storages from whose memory they are computed; they are computed before that changes.
-        reads_itself: whether they are computed from the memory of the view itself.
-        may_grow: whether an instruction may add to them. Then they are computed as soon as anything of the storage is
-            read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
-        depth: the number of nested deferred contents from which they are computed.
+        write: a function that computes the elements of some rows and columns and writes them into an array.
+        sources: the memory in HBM from which the contents are computed, as matrices like this one; it must not change
+            before the contents are computed.
+        is_copy: whether the contents are a copy of the only source.
+        operands: other storages from whose elements the contents are computed; this happens before those elements
+            change.
+        reads_itself: whether the contents are computed from the memory of the view itself.
+        may_grow: whether an instruction may add to the contents. They are then computed as soon as anything of the
+            storage is read or overwritten, so that the grouping of the sum does not depend on other deferred contents.
+        depth: the number of nested deferred contents from which these are computed.
     """
 
     layout: Layout
@@ -61,12 +63,12 @@ class Deferred(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The remaining part of a deferred content.
+    """A block of a storage with a deferred content: the whole content, or what is left of it.
 
     Attributes:
         content: the deferred content.
-        place: its block of the storage.
-        block: the part of that block that is neither computed nor overwritten.
+        place: the block of the storage that the whole content takes.
+        block: the part of ``place`` that is neither computed nor overwritten.
         width: the bytes of an element, as the storage holds it.
     """
 
@@ -76,17 +78,17 @@ class Part(NamedTuple):
     width: int
 
     def within(self, block: Rectangle) -> Block:
-        """Return the rows and columns of the content that lie in a block of its place."""
+        """Return the rows and columns of the content, as a matrix, that a block inside ``place`` takes."""
         top, _, left, _ = self.place
         columns = slice((block.left - left) // self.width, (block.right - left) // self.width)
         return slice(block.top - top, block.bottom - top), columns
 
     def divides(self, block: Rectangle) -> bool:
-        """Return whether a block of its place begins and ends between elements."""
+        """Return whether the left and right edges of a block inside ``place`` lie between elements of the content."""
         return (block.left - self.place.left) % self.width == 0 and (block.right - self.place.left) % self.width == 0
 
     def sources_within(self, block: Rectangle) -> list[npt.NDArray[Any]]:
-        """Return the memory in HBM from which a block of its place is computed."""
+        """Return the part of each of the content's sources from which a block inside ``place`` is computed."""
         at = self.within(block)
         return [source[at] for source in self.content.sources]
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Values derived from the elements of a tile, valid until these change: float32 copies and deferred contents."""
+"""Values that are derived from the elements of a tile before these change: float32 copies, and deferred contents."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Copy = npt.NDArray[np.float32]
 
 
 class Reader(Protocol):
-    """A storage with deferred contents."""
+    """A storage with deferred contents (see deferred.py), as far as :class:`Derived` needs to know it."""
 
     def waits_for(self, operand: object, /) -> bool:
-        """Return whether a deferred content is to be computed from the elements of a storage."""
+        """Return whether a deferred content is to be computed from the elements of the storage ``operand``."""
 
     def settle(self) -> None:
         """Compute the deferred contents."""
 
 
 class Derived:
-    """Values that were derived from the elements of a storage, or are still to be.
+    """The float32 copies of a storage's elements, and the storages whose deferred contents are computed from them.
 
     Args:
         nbytes: the size of the storage in bytes.
@@ -49,7 +49,7 @@ class Derived:
         self.readers: WeakSet[Reader] = WeakSet()
 
     def copy_of(self, layout: Layout, dtype: DType, make: Callable[[], Copy]) -> Copy:
-        """Return the copy of a view that ``make`` returned at the first request."""
+        """Return the float32 copy of a view; ``make`` makes it where no copy is kept."""
         copy = self._copies.get((layout, dtype))
         if copy is None:
             copy = make()

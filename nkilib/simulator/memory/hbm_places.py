@@ -22,7 +22,7 @@ class HbmPlaces:
     places: list[_Place] = field(default_factory=list)
 
     def take(self, low: int, nbytes: int, what: str) -> str | None:
-        """Place ``what`` at bytes ``low`` to ``low + nbytes`` (exclusive).
+        """Place a tensor, which messages call ``what``, at bytes ``low`` to ``low + nbytes`` (exclusive).
 
         Returns:
             An error message if another placed tensor overlaps it, since it is not known how long a tensor in HBM is

@@ -28,16 +28,17 @@ class LiveRange:
 
     Attributes:
         region: SBUF or PSUM.
-        partitions: the number of partitions that it takes.
-        nbytes: the bytes that it takes in each of them, in the device's types.
+        partitions: the number of partitions that the tensor takes.
+        nbytes: the bytes that it takes in each of these partitions on the device.
         quarters: the number of quarters of the partitions that it takes, 1, 2 or 4; a tile starts at a quarter.
-        area: bytes times quarters, the space that it takes at any position.
+        area: ``nbytes`` times ``quarters``, the space that it takes at any position.
         storage: the number of the storage that holds the tensor.
         address: the first partition and first byte if the kernel places it itself, or None.
         first, last: the numbers of the first and the last instruction that touched it; 0 if none did.
         counted: the last instruction up to which :class:`CertainUse` has counted it.
         window: the window of :class:`CertainUse` in which it was last touched; 0 if it was not.
-        earlier: lifetimes that ended because an instruction overwrote the whole tensor (for placed tensors only).
+        earlier: first and last instruction of earlier lifetimes, which ended because an instruction overwrote the whole
+            tensor (for placed tensors only).
     """
 
     __slots__ = (

@@ -33,11 +33,11 @@ class DeferredLoads:
         self._storages.add(storage)
 
     def settle_readers(self, memory: npt.NDArray[Any], but: Storage | None = None) -> None:
-        """Compute all deferred contents that come from ``memory``, which is about to be overwritten.
+        """Compute the contents of all storages of which something is deferred that comes from ``memory``.
 
         Args:
-            memory: the memory to be overwritten.
-            but: the one storage whose contents stay deferred.
+            memory: the memory, which is about to be overwritten.
+            but: a storage whose contents stay deferred nevertheless.
         """
         for storage in self._storages:
             if storage is not but and any(may_share(source, memory) for source in storage.deferred_sources):

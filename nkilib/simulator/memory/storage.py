@@ -54,8 +54,8 @@ class Storage:
         shape: the shape that it was made with; on chip, dimension 0 counts partitions.
         layout: the layout of the whole storage, in that shape.
         partition_elements: the number of elements of its type in one index of dimension 0.
-        partition_bytes: the bytes, as they are held here, of one index of dimension 0.
-        nbytes: the bytes of the whole storage, as it is held here.
+        partition_bytes: the bytes of one index of dimension 0, in ``numpy_dtype``.
+        nbytes: the bytes of the whole storage, in ``numpy_dtype``.
         is_abstract: whether it has a shape and a type and no memory; see spec.py.
         written: the record of which elements have a value.
         parts: the deferred contents of some blocks, the oldest first; no two of these blocks overlap; see deferred.py.
@@ -64,8 +64,8 @@ class Storage:
         scope: the dynamic loops in whose bodies the kernel made it; see loops.py.
         address: the address if the kernel places it itself: on chip first partition and first byte in a partition, in
             HBM the first byte; or None.
-        origin: the place of its creation, in a launch that leaves values out, by which its values are requested; None
-            in other launches.
+        origin: in a launch with ``skip_arithmetic``, the argument or the place in the kernel that it comes from, by
+            which its values are requested (see machine/left_out.py); None in other launches.
     """
 
     __slots__ = (
@@ -198,7 +198,10 @@ class Storage:
         return "" if self._describe_index is None else f"{self._describe_index(partition)}: "
 
     def count_unwritten(self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None) -> int:
-        """Return the number of unwritten elements (wholly or in part) of ``layout``, or of its elements ``among``."""
+        """Return the number of elements of ``layout`` of which a part or all is unwritten.
+
+        ``among`` is a mask of the elements to count; None for all.
+        """
         if self.written.is_written(layout, self.width_of(dtype)):
             return 0
         return int(self.unwritten(layout, dtype, among).sum())
@@ -206,9 +209,9 @@ class Storage:
     def unwritten(
         self, layout: Layout, dtype: DType, among: npt.NDArray[np.bool_] | None = None
     ) -> npt.NDArray[np.bool_]:
-        """Return a mask of the unwritten elements (wholly or in part) of ``layout``, or of its elements ``among``.
+        """Return a mask of the elements of ``layout`` of which a part or all is unwritten.
 
-        Only meaningful while the storage is not full.
+        ``among`` is a mask of the elements to consider; None for all. Only meaningful while the storage is not full.
         """
         unwritten = np.logical_not(np.all(self.written.mask_of(layout, self.width_of(dtype)), axis=-1))
         return np.asarray(unwritten if among is None else unwritten & among)
@@ -220,7 +223,7 @@ class Storage:
         return self.memory(layout, numpy_type)
 
     def block_of(self, layout: Layout, dtype: DType) -> Rectangle | None:
-        """Return the block that a view covers; None for a view with gaps."""
+        """Return the block of partitions and bytes that a view covers; None for a view with gaps."""
         return rectangle_of(layout, self.width_of(dtype), self.partition_bytes)
 
     def defer(self, content: Deferred) -> None:
@@ -253,7 +256,7 @@ class Storage:
                 self._make(part)
 
     def part_with(self, block: Rectangle, dtype: DType) -> Part | None:
-        """Return the deferred content that has all elements of a block of that type, or None."""
+        """Return the one of ``parts`` that is of type ``dtype`` and covers all of ``block``, or None."""
         for part in self.parts:
             if part.block.contains(block) and part.content.dtype == dtype and part.divides(block):
                 return part
@@ -266,7 +269,10 @@ class Storage:
         return self.derived
 
     def change(self) -> None:
-        """Compute the contents that depend on its elements, because an instruction is about to write some of them."""
+        """Compute the deferred contents of storages that depend on elements of this one, and drop their float32 copies.
+
+        An instruction is about to write some of these elements.
+        """
         if self.derived is None:
             return
         for reader in self.derived.readers:
@@ -284,7 +290,7 @@ class Storage:
         return [source for part in self.parts for source in part.sources_within(part.block)]
 
     def _forget(self, block: Rectangle) -> None:
-        """Drop the deferred contents of a block."""
+        """Drop the deferred contents of a block; compute a content instead if the block cuts its elements."""
         for part in [*self.parts]:
             left = part.block.outside(block)
             if all(map(part.divides, left)):

@@ -19,14 +19,14 @@ from ..terms.layout import Layout, is_dense
 
 
 class _Block(NamedTuple):
-    """A set of rows, and the bytes ``columns[0]`` to ``columns[1]`` of each."""
+    """The rows of a block of a matrix, and bytes ``columns[0]`` to ``columns[1]`` (exclusive) of each."""
 
     rows: slice
     columns: tuple[int, int]
 
 
 class WrittenBlocks:
-    """The written blocks of a matrix.
+    """The written blocks of a matrix: for each range of columns that was written, the rows in which it was.
 
     Attributes:
         unit: the size of the narrowest element that was marked, in bytes.
@@ -64,7 +64,7 @@ class WrittenBlocks:
         return end == self._row_bytes
 
     def covers(self, layout: Layout, itemsize: int) -> bool:
-        """Return whether one range of columns has the block ``layout``; if False, it may still be written."""
+        """Return whether ``layout`` is a block in one recorded range of columns; if False, it may still be written."""
         block = self._block_of(layout, itemsize)
         return block is not None and any(
             first <= block.columns[0] and block.columns[1] <= last and bool(rows[block.rows].all())
@@ -72,9 +72,9 @@ class WrittenBlocks:
         )
 
     def covers_each(self, layout: Layout, itemsize: int, indices: npt.NDArray[np.int64]) -> bool:
-        """Return whether ranges of columns have the elements of ``layout`` at the given indices of dimension 0.
+        """Return whether recorded ranges of columns contain the elements of ``layout`` at these indices of dimension 0.
 
-        Each index must lie in a single range; if False, the elements may still be written.
+        The elements at one index must lie in a single range; if False, the elements may still be written.
         """
         if not is_dense(layout.shape[1:], layout.strides[1:]):
             return False

@@ -1,4 +1,4 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Arithmetic on arrays: casts, activation functions, operators. This package knows no tensors."""
+"""Arithmetic on numpy arrays: casts, activation functions, operators. This package does not use tensors."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The number of BLAS threads for a product while kernels run: one.
+"""The limit of BLAS to one thread for each matrix product while kernels run.
 
 A BLAS library spreads a large product over threads of its own, and makes the other core's product wait for them: where
 the two cores of a kernel multiply at the same time, this is up to a hundred times slower than both on their own
@@ -47,7 +47,7 @@ def _openblas() -> _Threads | None:
 
 @dataclass
 class _Users:
-    """The number of callers that want one thread, and the number of threads before the first of them."""
+    """The callers that want one thread: how many there are, and the number of threads before the first of them."""
 
     count: int = 0
     threads_before: int = 1

@@ -56,7 +56,7 @@ def transposed_product(left: Matrix, right: Matrix, out: Matrix | None = None) -
 
 
 def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
-    """Return the rows and columns of a piece.
+    """Return the number of rows and of columns of the pieces in which a product is computed, for inner size ``inner``.
 
     A piece has twice as many columns as rows where the matrix is wide enough, because BLAS copies both.
     """
@@ -67,9 +67,9 @@ def _piece(inner: int, rows: int, columns: int) -> tuple[int, int]:
 
 
 def _part(size: int, most: int) -> int:
-    """Return the size of the parts into which ``size`` is cut.
+    """Return the size of the parts into which ``size`` rows or columns are divided.
 
-    There are few parts of at most ``most``, as equal as multiples of a step can be.
+    The parts are few, have at most ``most`` rows or columns, and are as equal as multiples of ``_STEP`` allow.
     """
     whole = max(1, most // _STEP * _STEP if most > _STEP else most)
     even = -(-size // -(-size // whole))
@@ -77,9 +77,9 @@ def _part(size: int, most: int) -> int:
 
 
 def _stacks(size: int, part: int) -> list[slice]:
-    """Return a slice of all whole parts, and a slice of the last part if elements are left over.
+    """Return a slice of all whole parts, and a slice of the last ``part`` elements if some are left over.
 
-    The overlap of the last part with the one before is computed twice.
+    The second slice overlaps the first one; the overlap is computed twice.
     """
     rest = size % part
     return [slice(0, size - rest), slice(size - part, size)] if rest else [slice(0, size)]
