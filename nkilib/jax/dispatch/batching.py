@@ -19,7 +19,7 @@ RowsFunction = Callable[[Arrays, Arrays], dict[str, jax.Array]]
 
 
 def required(arrays: Arrays, name: str) -> jax.Array:
-    """Return an array that is not optional.
+    """Return the array of that name, which must not be None.
 
     Raises:
         KeyError: the array is missing.
@@ -33,8 +33,8 @@ def required(arrays: Arrays, name: str) -> jax.Array:
 def batched_by_rows(function: RowsFunction) -> RowsFunction:
     """Wrap a function so that ``jax.vmap`` calls it once, with the rows of all examples one after the other.
 
-    If an array that the rows share differs between the examples, the rows cannot be joined, and the function is called
-    for each example.
+    If an array that all rows of a call share, such as class weights, differs between the examples, the rows cannot be
+    joined, and the function is called for each example.
     """
     mapped = custom_vmap(function)
 
@@ -73,7 +73,7 @@ def batched_by_example(function: RowsFunction) -> RowsFunction:
 
 
 def _joined(array: jax.Array | None, is_batched: bool | None, size: int) -> jax.Array | None:
-    """Join the rows of all examples; rows that all examples share are repeated."""
+    """Join an array of rows of all examples to one array; if it is the same for all examples, it is repeated."""
     if array is None:
         return None
     whole = array if is_batched else jnp.broadcast_to(array, (size, *array.shape))
@@ -87,7 +87,9 @@ def _chosen(arrays: Arrays, batched: Mapping[str, bool | None]) -> dict[str, Any
 def _for_each(
     mapped: RowsFunction, rows_of_each: Arrays, shared_of_each: Arrays, rows: Arrays, shared: Arrays
 ) -> dict[str, jax.Array]:
-    """Return the results of every example, with one launch after the other."""
+    """Return the results of every example, stacked, with one launch per example. ``rows_of_each`` and
+    ``shared_of_each`` are the arrays that differ between the examples.
+    """
 
     def one(example: tuple[Arrays, Arrays]) -> dict[str, jax.Array]:
         return mapped({**rows, **example[0]}, {**shared, **example[1]})

@@ -76,7 +76,7 @@ class _OnArrays:
 
 @dataclass(frozen=True)
 class _OnBuffers:
-    """A function in the form that ``buffer_callback`` calls, with memory to write the results to."""
+    """A function in the form that ``buffer_callback`` calls: with memory for the results, to which it writes them."""
 
     function: Function
 
@@ -91,8 +91,9 @@ class _OnBuffers:
 def _varying_as(operands: Sequence[jax.Array], result: jax.Array) -> jax.Array:
     """Make the type of a result say, in ``jax.shard_map``, over which mesh axes it differs: those of the operands.
 
-    Callbacks lose this information, and the API that sets it changes from release to release. A selection between the
-    result and itself, by a condition that differs over these axes, keeps it, and the compiler drops the selection.
+    The results of callbacks lack this information, and the API that sets it changes from release to release.
+    ``jnp.where`` between the result and itself, with a condition that differs over these axes, adds it, and the
+    compiler removes the operation.
     """
     differs = [jnp.zeros_like(operand, shape=(), dtype=bool) for operand in operands]
     return jnp.where(jnp.stack(differs).any(), result, result)

@@ -20,7 +20,7 @@ from nkilib.simulator.hardware.options import Options, current_options, using
 
 
 def simulator_options() -> Options | None:
-    """Return the options of the simulator in force in this thread; None on the real NKI.
+    """Return the options of the simulator that are set in this thread; None on the real NKI.
 
     Programs are compiled for these options, because they run in threads that do not know the options of the calling
     thread.
@@ -57,8 +57,8 @@ def launch(
 
     Args:
         kernel: a kernel that does not look at values, nor write to its inputs.
-        arrays: the arguments that are arrays; None for the default.
-        constants: the other arguments, which are compiled into the program.
+        arrays: the kernel arguments that are arrays, by name; None for the default.
+        constants: the other kernel arguments by name, which are compiled into the program.
         results: the shapes and types of the results, in order, under names of the caller's choice.
         options: the result of :func:`simulator_options`.
     """
@@ -73,7 +73,8 @@ def launch(
 
 @dataclass(frozen=True)
 class Simulation:
-    """A launch on the simulator as a function of numpy arrays alone, which equals others that do the same.
+    """A launch on the simulator as a function of numpy arrays alone. Two that do the same are equal, so JAX can reuse a
+    compiled program.
 
     Attributes:
         kernel: the kernel that is launched.

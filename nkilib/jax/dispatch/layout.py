@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 
 def axis_of(shape: tuple[int, ...], axis: int) -> int:
-    """Return the axis of a row, counted from the front."""
+    """Return the axis along which rows lie, counted from the front."""
     return axis % len(shape)
 
 

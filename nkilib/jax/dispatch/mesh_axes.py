@@ -11,9 +11,9 @@ import jax
 
 
 def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
-    """Give all floating-point arrays a type that differs over every axis that any of the arrays differs over.
+    """Make all arrays vary, by their types in ``jax.shard_map``, over every mesh axis that any of them varies over.
 
-    A function of all of them then returns gradients with the same axes, and JAX adds up over the devices the gradients
+    The gradients of a function of all of them then have the same axes, and JAX adds up over the devices the gradients
     of an array that the devices share, such as an output layer in data-parallel training. Nothing is copied. None stays
     None.
     """
@@ -22,7 +22,7 @@ def differing_alike(arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def _axes_of(array: Any) -> frozenset[Any]:
-    """Return the axes that an array differs over; none outside of ``jax.shard_map``, and where it does not check."""
+    """Return the mesh axes that an array varies over; none outside of ``jax.shard_map``, or if that checks no axes."""
     if array is None:
         return frozenset()
     kind: Any = jax.typeof(array)

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Flags that a forward passes to its backward when it is traced: the arguments that have derivatives.
+"""Flags that a forward passes to its backward at trace time: which arguments need gradients.
 
-Residuals of ``jax.custom_vjp`` may have constants in their tree. But where ``jax.vmap`` maps a program under
+They could be constants in the tree of the residuals of ``jax.custom_vjp``. But where ``jax.vmap`` maps a program under
 ``jax.jit``, JAX 0.10 takes a forward from its cache together with the tree of the forward that it traced last, which
-may have had other derivatives: gradients were 0. The shape of an array without elements always belongs to the forward
-that runs.
+may have needed other gradients: gradients were 0. So the flags are the shape of an array without elements, which always
+belongs to the forward that runs.
 """
 
 from __future__ import annotations

@@ -49,7 +49,8 @@ def checked_options(caller: str, function: Callable[..., Any], **keywords: Any) 
 
 
 def python_numbers(caller: str, function: Callable[..., Any], group: type[Group], keywords: Mapping[str, Any]) -> Group:
-    """Make options that are compiled into a kernel, from numbers of Python or numpy.
+    """Return options that are compiled into a kernel as an instance of ``group``, converted from numbers of Python or
+    numpy.
 
     Args:
         caller: the name that errors begin with.
@@ -115,7 +116,7 @@ def check_range(caller: str, target: Array, ignore_index: int, num_classes: int)
 
 
 def check_outputs(caller: str, num_classes: int) -> None:
-    """Check that ``return_outputs`` has few enough classes for the argmax, which counts them in float32.
+    """Check that the number of classes allows ``return_outputs``: the argmax counts classes in float32.
 
     Raises:
         ValueError: there are more than 2^24.
@@ -144,7 +145,7 @@ def check_normalizer(caller: str, normalizer: Any, reduction: str) -> None:
 
     Raises:
         TypeError: neither a number nor an array, or complex.
-        ValueError: there is no mean; it has dimensions.
+        ValueError: ``reduction`` is not a mean; ``normalizer`` has dimensions.
     """
     if normalizer is None:
         return

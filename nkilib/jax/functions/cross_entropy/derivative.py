@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The row-wise loss and its derivative, for ``jax.grad``: by the logits from the kernels, by probabilities from XLA."""
+"""The row-wise loss and its derivative, for ``jax.grad``. The kernels compute gradients of the logits, XLA those of
+class probabilities and of their class weights.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _NAME: Final = "cross_entropy"
 
 @dataclass(frozen=True)
 class Needed:
-    """The arguments that the loss is differentiated by."""
+    """The arguments of the loss whose gradients are needed."""
 
     logits: bool
     target: bool
@@ -100,7 +102,9 @@ def _results(
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace classes that do not exist by an existing one; the results of these rows are made NaN later."""
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
     return target if is_soft(target) else jnp.where(target == OUT_OF_RANGE, 0, target)
 
 

@@ -97,11 +97,12 @@ def cross_entropy(
 ) -> jax.Array | CrossEntropyOutputs:
     """Cross-entropy between logits and targets, on the kernels of :mod:`nkilib.experimental.loss`.
 
-    With z = softcap(input) / temperature, w the class weights (1 without any) and e = ``label_smoothing``, the loss of
-    a position of target t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale *
-    lse ** 2``. Without options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by
-    default. Options have the same meaning as in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32
-    whatever the type of the logits, and the gradient has the type of the logits, rounded once.
+    With z = softcap(input) / temperature, where softcap is the cap that ``logit_softcap`` describes, lse the
+    log-sum-exp of z, w the class weights (1 without any) and e = ``label_smoothing``, the loss of a position of target
+    t is ``(1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + lse_square_scale * lse ** 2``. Without
+    options that is ``optax.softmax_cross_entropy_with_integer_labels``, here with the mean by default. Options have the
+    same meaning as in :func:`nkilib.torch.cross_entropy`. Statistics and the loss are float32 whatever the type of the
+    logits, and the gradient has the type of the logits, rounded once.
 
     It works under ``jax.jit``, ``jax.grad``, ``jax.vmap`` (one launch for the whole batch) and ``jax.shard_map``.
     It has first derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are
@@ -111,19 +112,21 @@ def cross_entropy(
     Args:
         input: logits, bfloat16, float16 or float32, [V] or [..., V], or with the classes along another ``axis``.
         target: class indices of any integer type, each in [0, V) or ``ignore_index``, of the shape of ``input`` without
-            the classes; or class probabilities, floating, of the shape of ``input``. Probabilities have derivatives by
-            ``target`` and ``weight`` too; XLA computes those, and needs the memory for them.
+            the classes; or class probabilities, floating, of the shape of ``input``. With probabilities, ``target`` and
+            ``weight`` have gradients too; XLA computes them, which takes several times the memory of the logits in
+            float32.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         ignore_index: class index of ignored positions. They have loss 0 and gradient 0.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored (by the number
-            of positions for class probabilities), ``"sum"`` does not, ``"none"`` keeps the positions apart.
+            of positions for class probabilities), ``"sum"`` does not, ``"none"`` returns one loss per position.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(input / c) of the logits, but leaves -inf; None leaves all.
-            As in Gemma 2, arXiv 2408.00118.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(input / c), except -inf; None applies no
+            cap. Used in Gemma 2, arXiv 2408.00118.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         temperature: from 1e-6 to 1e6, divides the logits, after the cap.
-        exact_maximum: True takes the maximum of every row before its exponentials, False does without, None chooses by
-            the modelled time (docs/explanation/cross_entropy.md). Both have the same error bounds.
+        exact_maximum: True computes the maximum of every row before its exponentials, False uses a shift known in
+            advance, None chooses the one with the shorter modelled time (docs/explanation/cross_entropy.md). Both forms
+            have the same error bounds.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
             be traced; it has no derivative.
         return_outputs: whether to return :class:`CrossEntropyOutputs`.
@@ -134,14 +137,14 @@ def cross_entropy(
         ignored the mean is NaN and the gradient 0.
 
     Raises:
-        TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are not supported), or
-            a number that is compiled in is traced.
+        TypeError: an argument has the wrong Python type or dtype (float64 and integer logits are not supported), or a
+            number that is a constant of the compiled kernel, such as ``temperature``, is an array of JAX.
         ValueError: shapes do not fit; no such axis; unknown ``reduction``; an option is out of range; ``normalizer``
             without a mean; ``return_outputs`` with more than 2^24 classes; the environment gives two different numbers
             of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a derivative by class weights with class indices, in
-            forward mode through the gradient, or a second one.
+        NotImplementedError: arrays are not where kernels run; a gradient of ``weight`` with class indices; a derivative
+            of the gradient, in forward or reverse mode.
     """
     options = checked_options(
         CALLER, cross_entropy, ignore_index=ignore_index, label_smoothing=label_smoothing, **recipe

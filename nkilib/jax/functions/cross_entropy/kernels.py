@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches of the two kernels, over rows, which are positions.
+"""Launches of the forward and the backward kernel. Rows are positions.
 
 ``rows`` have an entry for each position; ``shared`` holds the array that all positions share: the class weights.
 """
@@ -55,7 +55,9 @@ class Recipe:
 
     @property
     def constants(self) -> dict[str, Any]:
-        """The arguments of both kernels; one number marks all ignored targets."""
+        """The constant arguments of both kernels. Their ``ignore_index`` is the one int32 that replaces every ignored
+        target.
+        """
         values = {**values_of(self.options), "ignore_index": IGNORED}
         return {name: value for name, value in values.items() if name not in _OF_FORWARD}
 

@@ -17,14 +17,14 @@ from nkilib.experimental.loss.cross_entropy.options import LossOptions
 def scaled_distances(
     logits: jax.Array, maximum: jax.Array, log_sum: jax.Array, grad_loss: jax.Array, options: LossOptions
 ) -> jax.Array:
-    """Compute ``grad_loss * (lse - z)``, [N, V] float32, for both gradients.
+    """Compute ``grad_loss * (lse - z)``, [N, V] float32, from which both gradients are computed.
 
-    z are the logits after cap and temperature.
+    z are the logits after cap and temperature, and lse is their log-sum-exp.
 
     Args:
         logits: [N, V], before cap and temperature.
         maximum, log_sum: [N] float32, the summands of lse.
-        grad_loss: [N] float32.
+        grad_loss: [N] float32, the upstream gradient of every position's loss.
         options: the options of the loss.
     """
     z, softcap = logits.astype(jnp.float32), options.logit_softcap

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The arguments of ``linear_cross_entropy`` that checks of shapes and types need, as one object."""
+"""The arguments of ``linear_cross_entropy`` and ``linear_token_scores`` whose shapes and types are checked, as one
+object.
+"""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ _SHAPES = {CLASSES_FIRST: "[classes, features]", FEATURES_FIRST: "[features, cla
 
 @dataclass(frozen=True)
 class _Product:
-    """The number that is compiled in for product and bias."""
+    """The option ``logit_scale``, which multiplies product and bias and is compiled into the kernel."""
 
     logit_scale: float = 1.0
 

@@ -58,7 +58,7 @@ _UPSTREAM: Final = ("loss", "lse", "logprob", "entropy")
 def _launched(recipe: LinearRecipe, needed: Needed | None, rows: Arrays, shared: Arrays) -> dict[str, jax.Array]:
     """Launch the forward if ``needed`` is None, else the backward, and return the results.
 
-    Gradients of the output layer are sums over the rows of an example.
+    Gradients of the output layer are sums over the rows of an example, so ``jax.vmap`` then launches once per example.
     """
     if needed is None:
         call: _Launch = partial(kernels.forward, recipe)
@@ -103,7 +103,9 @@ def _results(
 
 
 def _kernel_target(target: jax.Array) -> jax.Array:
-    """Replace classes that do not exist by an existing one; the results of these rows are made NaN later."""
+    """Replace class indices out of range by a class that exists, for the kernels; the results of these rows are
+    replaced by NaN later.
+    """
     return jnp.where(target == OUT_OF_RANGE, 0, target)
 
 

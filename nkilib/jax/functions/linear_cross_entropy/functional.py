@@ -126,11 +126,12 @@ def linear_cross_entropy(
     """Cross-entropy between an output layer's logits and targets, without an array of logits in memory.
 
     It equals, with z = softcap(logit_scale * (input @ linear_weight.T + linear_bias)) / temperature and products in
-    float32, ``nkilib.jax.cross_entropy(z, target, weight, ...)``, and without options
-    ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``. The gradients of ``input``, ``linear_weight``
-    and ``linear_bias`` have the types of these arrays, come from float32 sums and are rounded once; a gradient that is
-    not needed is not computed. With float16, all gradients are NaN if the upstream gradient of one position is infinite
-    or NaN, because the largest upstream gradient sets a power of two for all positions.
+    float32, where softcap is the cap that ``logit_softcap`` describes, ``nkilib.jax.cross_entropy(z, target, weight,
+    ...)``, and without options ``optax.softmax_cross_entropy_with_integer_labels(z, target).mean()``. The gradients of
+    ``input``, ``linear_weight`` and ``linear_bias`` have the types of these arrays, come from float32 sums and are
+    rounded once; a gradient that is not needed is not computed. With float16, all gradients are NaN if the upstream
+    gradient of one position is infinite or NaN, because a power of two that depends on the largest upstream gradient
+    scales the gradients of all positions.
 
     It works under ``jax.jit``, ``jax.grad``, ``jax.checkpoint``, ``jax.vmap`` and ``jax.shard_map``. It has first
     derivatives in reverse mode. A class that does not exist raises an IndexError where the targets are known (numpy
@@ -145,19 +146,17 @@ def linear_cross_entropy(
         linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
         weight: [V] floating, a factor for each class, used in float32; None means 1.
         reduction: ``"mean"`` divides the sum by the summed weights of the targets that are not ignored, ``"sum"`` does
-            not, ``"none"`` keeps the positions apart.
+            not, ``"none"`` returns one loss per position.
         ignore_index: class index of ignored positions. They have loss 0 and gradient 0.
         label_smoothing: from 0 to 1, the share of the target that is spread over all classes (arXiv 1512.00567).
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits, but leaves -inf; None leaves all.
-            As in Gemma 2, arXiv 2408.00118.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap. A Python number, which like ``logit_scale`` is
-            a
-            constant of the compiled kernel: each new value is compiled again.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap, as in the models of Cohere. Neither
-            temperature nor scale is multiplied into an operand of the product, so nothing is rounded for them.
-        compute_dtype: bfloat16, float16 or float32: operands of other types, which may then differ, are rounded to it
-            for
-            the products, and so is the bias. None: the type of the operands.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c), except -inf; None applies no
+            cap. Used in Gemma 2, arXiv 2408.00118.
+        temperature: divides the logits after the cap; from 1e-6 to 1e6. It is a Python number, which like
+            ``logit_scale`` is a constant of the compiled kernel: each new value compiles a new kernel.
+        logit_scale: multiplies the logits before the cap, as in the Cohere models; from 1e-6 to 1e6. Neither number is
+            multiplied into an operand of the product, so they add no rounding.
+        compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
+            are rounded to it for the products, and so is the bias. None: the type of the operands.
         lse_square_scale: from 0 to 1e30, the factor of the squared log-sum-exp (z-loss), as in PaLM, arXiv 2204.02311.
         normalizer: number that replaces the divisor of the mean, such as the number of targets on all devices. It may
             be traced; it has no derivative.
@@ -171,12 +170,13 @@ def linear_cross_entropy(
 
     Raises:
         TypeError: an argument has the wrong Python type or dtype (float64 is not supported, nor are different types
-            without ``compute_dtype``), or a number that is compiled in is traced.
+            without ``compute_dtype``), or a number that is a constant of the compiled kernel, such as ``temperature``,
+            is an array of JAX.
         ValueError: shapes do not fit; unknown ``reduction``, ``weight_layout`` or ``compute_dtype``; an option is out
             of range; ``normalizer`` without a mean; the environment gives two different numbers of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a derivative by class weights, in forward mode through
-            the gradients, or a second one.
+        NotImplementedError: arrays are not where kernels run; a gradient of ``weight``; a derivative of the gradients,
+            in forward or reverse mode.
     """
     options = checked_options(
         _CALLER,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Launches of the kernels of hidden states, over rows, which are positions.
+"""Launches of the kernels that compute losses and scores from hidden states. Rows are positions.
 
 ``rows`` have an entry for each position; ``shared`` holds the arrays that all positions share: the output layer and the
 class weights.
@@ -62,7 +62,9 @@ class LinearRecipe:
     simulator: Options | None
 
     def constants(self, of_ids: bool) -> dict[str, Any]:
-        """Return the arguments of forward and backward; one number marks all ignored targets."""
+        """Return the constant arguments of forward and backward, with ``of_ids`` those of the kernels that take K ids
+        per position and no loss options.
+        """
         constants: dict[str, Any] = {
             "weight_layout": self.weight_layout,
             "ignore_index": IGNORED,
@@ -79,7 +81,7 @@ class LinearRecipe:
 
 @dataclass(frozen=True)
 class Needed:
-    """The arguments that a result is differentiated by."""
+    """The arguments whose gradients are needed."""
 
     input: bool
     weight: bool

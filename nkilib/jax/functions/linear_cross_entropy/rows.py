@@ -51,7 +51,9 @@ def computed_rows(
 
 
 def narrowed(target: Array, ignore_index: int, classes: int) -> tuple[Array, bool]:
-    """Convert numpy targets to class indices of 32 bits before JAX makes 64 bits of them; also tell whether it did."""
+    """Convert numpy targets to int32 class indices, before JAX would cut 64-bit integers down to 32 bits, and return
+    them with True; return targets of JAX unchanged, with False.
+    """
     if isinstance(target, np.ndarray):
         return class_indices(target, ignore_index, classes), True
     return target, False

@@ -49,7 +49,8 @@ def linear_token_scores(
     """Log-probability of each target and further scores of each position, from hidden states and the output layer.
 
     Reinforcement learning and preference optimization use these scores. They equal, with z = softcap(logit_scale *
-    (input @ linear_weight.T + linear_bias)) / temperature in float32, and p = jax.nn.softmax(z)::
+    (input @ linear_weight.T + linear_bias)) / temperature in float32, where softcap is the cap that ``logit_softcap``
+    describes, and p = jax.nn.softmax(z)::
 
         logprob = jnp.take_along_axis(jax.nn.log_softmax(z), target[..., None], -1)[..., 0]
         entropy = -(p * jnp.log(p)).sum(-1)
@@ -78,16 +79,15 @@ def linear_token_scores(
         linear_bias: [V], of the type of ``input`` or float32; used in float32. -inf masks a class.
         ignore_index: target of ignored positions, such as those of the prompt. Their ``logprob`` is 0, and its upstream
             gradient is not read; the other scores are computed, and have gradients.
-        temperature: from 1e-6 to 1e6, divides the logits, after the cap; usually the temperature of the samples. A
-            Python number, which like ``logit_scale`` is a constant of the compiled kernel: each new value is compiled
-            again.
-        logit_scale: from 1e-6 to 1e6, multiplies the logits, before the cap.
-        logit_softcap: c from 1e-30 to 1e30 makes c * tanh(logits / c) of the logits; None leaves them.
+        temperature: divides the logits after the cap, usually the temperature of the samples; from 1e-6 to 1e6. It is a
+            Python number, which like ``logit_scale`` is a constant of the compiled kernel: each new value compiles a
+            new kernel.
+        logit_scale: multiplies the logits before the cap; from 1e-6 to 1e6.
+        logit_softcap: c, from 1e-30 to 1e30: replaces the logits by c * tanh(logits / c); None applies no cap.
         outputs: names of the scores besides ``logprob``: ``"entropy"``, ``"lse"``, ``"argmax"``, ``"log_sum_squares"``
             and ``"mean_logit"``. Gradients flow through ``logprob``, ``entropy`` and ``lse``.
-        compute_dtype: bfloat16, float16 or float32: operands of other types, which may then differ, are rounded to it
-            for
-            the products, and so is the bias. None: the type of the operands.
+        compute_dtype: bfloat16, float16 or float32. Operands of another type, which may then differ from each other,
+            are rounded to it for the products, and so is the bias. None: the type of the operands.
         weight_layout: ``"vd"`` or ``"dv"``; see :func:`nkilib.jax.linear_cross_entropy`.
 
     Returns:
@@ -95,12 +95,13 @@ def linear_token_scores(
         has the shape of ``target``, the others that of the positions.
 
     Raises:
-        TypeError: an argument has the wrong Python type or dtype, or a number that is compiled in is traced.
+        TypeError: an argument has the wrong Python type or dtype, or a number that is a constant of the compiled
+            kernel, such as ``temperature``, is an array of JAX.
         ValueError: an unknown name in ``outputs``; shapes do not fit; an option is out of range; the environment gives
             two different numbers of cores.
         IndexError: a target out of range, where targets are known.
-        NotImplementedError: arrays are not where kernels run; a derivative in forward mode through the gradients, or a
-            second one.
+        NotImplementedError: arrays are not where kernels run; a derivative of the gradients, in forward or reverse
+            mode.
     """
     names = checked_outputs(_CALLER, outputs)
     options = checked_options(
