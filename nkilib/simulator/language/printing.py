@@ -17,8 +17,8 @@ from .located import language_function
 def device_print(print_prefix: str, tensor: NkiTensor) -> None:
     """Print ``print_prefix`` and the values of ``tensor``, which is in SBUF or HBM, as soon as the call runs.
 
-    Where two cores run, the line names the core. Elements never written show as ``--``. Nothing is recorded, and the
-    elements do not count as read.
+    A launch with ``skip_arithmetic`` prints at its end. Where two cores run, the line names the core. Elements never
+    written show as ``--``. Nothing is recorded, and the elements do not count as read.
     """
     core = current_core("nl.device_print")
     if not isinstance(print_prefix, str):
