@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The cross-entropy kernels for direct launches; :mod:`nkilib.experimental.loss.inline` has their functions.
+"""The cross-entropy kernels for direct launches.
 
-loss, lse = cross_entropy_forward[2](logits, targets, ...)
-grad = cross_entropy_backward[2](logits, targets, lse, ...)
+:mod:`nkilib.experimental.loss.inline` has the same functions to call from other kernels::
+
+    loss, lse = cross_entropy_forward[2](logits, targets, ...)
+    grad = cross_entropy_backward[2](logits, targets, lse, ...)
 """
 
 from nkilib.experimental.loss.cross_entropy.row import (

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The backward on one core: one exponential per element; the gradient at the targets is computed separately."""
+"""The backward on one core: one exponential per logit; the gradient at the targets is computed separately and
+scattered.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from nkilib.nki import nisa, nl
 
 
 def backward_of_core(launch: Launch, options: Options, upstream: Upstream, inplace: bool) -> nl.NkiTensor:
-    """Compute the gradient, [N, V], of this core's positions and write it over the logits or into a new tensor.
+    """Compute the gradient, [N, V], at this core's positions and write it over the logits or into a new tensor.
 
     Returns:
         The logits if ``inplace``, else a new tensor of the launch's ``dtype``.
@@ -64,7 +66,7 @@ class _BatchState:
     Attributes:
         batch: the positions of the batch.
         coefficients: the coefficients of the batch, computed before its first chunk.
-        stores: the stores of its chunks.
+        stores: the DMA instructions that store the gradients of its chunks.
         target: the target logits, gathered during its first chunk; None for class probabilities.
     """
 
@@ -81,9 +83,11 @@ class _Backward:
     Attributes:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
-        factors: the class factors.
-        exponentials, squares: scratch tiles for exponentials and for squared tangents.
-        pieces: PSUM buffers for pieces of exponentials, for the gradient of the entropy; None without it.
+        factors: the stream of class weights and class probabilities.
+        exponentials, squares: scratch tiles for exponentials, and for the tangents tanh(x / c) of a cap c and
+            their squares.
+        pieces: PSUM buffers for exponentials of pieces of a chunk, used for the gradient of the entropy; None
+            without that.
         preparation: the object that computes the coefficients of a batch.
     """
 
@@ -109,7 +113,11 @@ class _Backward:
         return cls(launch, options, logits, factors, of_exponentials, squares, pieces, preparation)
 
     def run(self, grad_logits_hbm: nl.NkiTensor) -> None:
-        """Process all chunks. Each batch is prepared during the first chunk of the previous batch."""
+        """Process all chunks.
+
+        The coefficients of a batch are computed during the first chunk of the previous batch; if class
+        probabilities are summed for them, during its last chunk.
+        """
         chunks, batches = self.logits.num_chunks, self.logits.batches
         # Class probabilities that are read twice, first for their sum: the next batch's, when this one's are all done.
         early = chunks - 1 if self.factors.sums is Sums.POSITIONS else 0
@@ -137,7 +145,7 @@ class _Backward:
             self._scatter(previous, grad_logits_hbm)
 
     def _take_gradient(self, coefficients: Coefficients, chunk: Chunk[Batch], chunk_sbuf: nl.NkiTensor) -> None:
-        """Replace a chunk of logits by its gradient, computed in float32 and rounded once, when written."""
+        """Replace a chunk of logits by its gradient, which is computed in float32 and rounded once when written."""
         if isinstance(coefficients, UniformCoefficients):
             nisa.activation(dst=chunk_sbuf, op=nl.exp, data=chunk_sbuf, bias=coefficients.bias_sbuf)
             return

@@ -17,7 +17,7 @@ from nkilib.nki import nisa, nl
 
 
 class Sums(Enum):
-    """The range over which factors are summed, in a separate pass before the pass that uses them."""
+    """The sums of class factors that the backward needs before its main pass, computed in a pass of their own."""
 
     NOTHING = 0
     CLASSES = 1  # once, for all positions
@@ -39,12 +39,12 @@ class FactorRings:
 
 @dataclass(frozen=True)
 class ClassFactors:
-    """Streams of class probabilities and class weights, in chunks of the logits' size.
+    """The factors by which a loss multiplies its classes, streamed in chunks of the logits' size.
 
     Attributes:
         options: the options of the kernel.
         batches: the batches of the core.
-        sums: the sums that are computed beforehand.
+        sums: the sums of factors that are computed in a separate pass beforehand.
         num_chunks: the number of chunks per row.
         streams: the streams of class probabilities and of class weights, in this order; only the ones needed.
     """
@@ -59,7 +59,7 @@ class ClassFactors:
     def make(
         cls, launch: Launch, options: Options, logits: Stream[Batch], rings: FactorRings, sums: Sums = Sums.NOTHING
     ) -> ClassFactors:
-        """Create the streams that accompany the logits; they visit a batch once for each pass over it."""
+        """Create the streams beside the stream of logits; each visits a batch once for each pass over its factors."""
         visits = list(logits.batches)
         if sums is Sums.CLASSES:
             visits.insert(0, visits[0])
@@ -75,7 +75,9 @@ class ClassFactors:
         return cls(options, logits.batches, sums, logits.num_chunks, streams)
 
     def loaded(self, load: int) -> nl.NkiTensor | None:
-        """Load the factors for chunk number ``load`` of the logits, see :meth:`_loaded`; None if all factors are 1."""
+        """Load the factors of the classes of chunk number ``load`` of the logits, see :meth:`_loaded`; None if all
+        factors are 1.
+        """
         if not self.streams:
             return None
         visit, chunk = divmod(load, self.num_chunks)
@@ -86,15 +88,20 @@ class ClassFactors:
         return self._loaded(visit * self.num_chunks + chunk)
 
     def sums_of_classes(self) -> nl.NkiTensor | None:
-        """Return the sum of all class weights, float32 [rows, 1]; None if it is not requested."""
+        """Return the sum of all class weights, float32 [rows, 1], the same in each row; None if it is not requested."""
         return self._row_sums(0, self.batches[0].rows) if self.sums is Sums.CLASSES else None
 
     def sums_of_positions(self, number: int) -> nl.NkiTensor:
-        """Return the sum of the factors of each position of a batch, float32 [rows, 1]."""
+        """Return, for each position of the batch with this number, the sum of its factors over all classes, float32
+        [rows, 1].
+        """
         return self._row_sums(2 * number, self.batches[number].rows)
 
     def _loaded(self, load: int) -> nl.NkiTensor:
-        """Load the factors w_k y'_k of a chunk's classes, y' = (1 - e) y + e / V; only the class weights without y.
+        """Load the factor w_k y'_k of each class k of a chunk, or only w_k if the targets are no class probabilities.
+
+        w_k is the class weight and y' = (1 - e) y + e / V, with the class probabilities y and the label smoothing
+        e.
 
         Returns:
             A float32 tile [rows, columns] that may be overwritten.
@@ -114,7 +121,9 @@ class ClassFactors:
         return factors_sbuf
 
     def _row_sums(self, visit: int, rows: int) -> nl.NkiTensor:
-        """Return the sum over all classes of the factors of each position of a visited batch, float32 [rows, 1]."""
+        """Return the sum of the factors of each position over all classes, float32 [rows, 1], for visit number
+        ``visit``.
+        """
         total_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         part_sbuf = nl.ndarray((rows, 1), dtype=nl.float32, buffer=nl.sbuf)
         for chunk in range(self.num_chunks):

@@ -3,16 +3,20 @@
 
 """The coefficients of the gradient of a batch, and the gradient at its targets.
 
-With g the gradient of the loss, l that of the log-sum-exp and q that of the target's log-probability,
+Let z be the logits after cap and temperature, p their softmax, t the target, w the class weights and W
+their sum, e the label smoothing, V the number of classes and s the factor of the squared log-sum-exp. With
+the upstream gradients g of the loss, l of the log-sum-exp and q of the target's log-probability, let
 
     D = g * ((e / V) * W + 2 s lse) + l        A = D + g * (1 - e) * w[t] - q
 
-and the gradient is A * softmax - g * (e / V) * w, less A - D at the target: (A - D) * (p - 1) + D * p, where the large
-terms of a confident target have cancelled, and D does not hide a small p. If targets are probabilities, W is the sum of
-the factors of each position and enters D without the factor e / V, and A = D.
+The gradient of z is A * p - g * (e / V) * w, less A - D at the target. There A * p - (A - D) is computed as
+(A - D) * (p - 1) + D * p, where the large terms of a confident target have cancelled, and D does not hide a
+small p. If targets are probabilities y, W is the sum of the factors w y' of a position, with y' = (1 - e)
+y + e / V; it enters D without e / V, the gradient is A * p - g * w * y', and A = D.
 
-The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is the gradient
-of z. A temperature divides it: g, l, q and h have been divided by the temperature before they are used here.
+The gradient h of the entropy H adds -h p_k (log p_k + H), see :class:`EntropyCoefficients`. All of this is
+the gradient of z. A temperature divides it: g, l, q and h have been divided by the temperature before they
+are used here.
 """
 
 from __future__ import annotations
@@ -29,12 +33,13 @@ from nkilib.nki import nisa, nl
 
 @dataclass(frozen=True)
 class UniformCoefficients:
-    """Coefficients of positions with equal weight: exp(z + bias) is scale * softmax, the gradient in one activation.
+    """The coefficients if all losses have the same upstream gradient, ``scale``, and no options. One activation
+    computes the gradient, except at the target: exp(z + bias) is scale * softmax.
 
     Attributes:
         bias_sbuf: log(scale) - lse, float32 [rows, 1].
         index_sbuf: the indices of the target elements, int32 [rows, 1].
-        scale: the factor of the gradient.
+        scale: the upstream gradient of every loss.
     """
 
     bias_sbuf: nl.NkiTensor
@@ -42,7 +47,10 @@ class UniformCoefficients:
     scale: float
 
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
-        """Return scale * (p - 1), rounded to ``dtype`` after the subtraction; a p near 1 would lose all digits."""
+        """Return scale * (p - 1), where p is the softmax at the target, in float32 and then rounded to ``dtype``.
+
+        If p were rounded before the subtraction, a p near 1 would lose all digits.
+        """
         scaled_p_sbuf = float32_like(logit_sbuf)
         nisa.activation(dst=scaled_p_sbuf, op=nl.exp, data=logit_sbuf, bias=self.bias_sbuf)
         gradient_sbuf = nl.ndarray(logit_sbuf.shape, dtype=dtype, buffer=nl.sbuf)
@@ -52,10 +60,12 @@ class UniformCoefficients:
 
 @dataclass(frozen=True)
 class EntropyCoefficients:
-    """The terms that the gradient h of the entropy H adds to A, so that A * softmax includes both gradients.
+    """The terms that the gradient h of the entropy H adds to the coefficient A, so that A * softmax includes its
+    gradient.
 
-    The added term is -h (log p + H) = slope * (x - center) + offset, where z is x times the scale. The center is the
-    maximum, or lse if the maximum is not available, so that large logits cancel first. All tiles are float32 [rows, 1].
+    The added term is -h (log p + H) = slope * (x - center) + offset, where the scores x times the scale are z.
+    The center is the maximum of x, or lse / scale if the maximum is not available, so that large logits cancel
+    first. All tiles are float32 [rows, 1].
 
     Attributes:
         neg_center_sbuf: minus the center.
@@ -73,7 +83,7 @@ class EntropyCoefficients:
     def make(
         cls, softmax: SoftmaxTerms, entropy_sbuf: nl.NkiTensor, grad_sbuf: nl.NkiTensor, scale: float
     ) -> EntropyCoefficients:
-        """Compute the coefficients from H, ``entropy_sbuf``, and h, ``grad_sbuf``."""
+        """Compute the coefficients from the entropy H, ``entropy_sbuf``, and its upstream gradient h, ``grad_sbuf``."""
         offset_sbuf = scaled(entropy_sbuf, -1.0)
         if softmax.log_sum_sbuf is not None:
             offset_sbuf = difference(softmax.log_sum_sbuf, entropy_sbuf)
@@ -81,7 +91,7 @@ class EntropyCoefficients:
         return cls(neg_center_sbuf, scaled(grad_sbuf, -scale), product(offset_sbuf, grad_sbuf), scale)
 
     def slopes(self, dst_sbuf: nl.NkiTensor, scores_sbuf: nl.NkiTensor, factor_sbuf: nl.NkiTensor) -> None:
-        """Compute factor * (x - center) in float32; no x may be -inf."""
+        """Compute factor * (x - center) of scores x in float32; no x may be -inf."""
         nisa.tensor_scalar(
             dst=dst_sbuf,
             data=scores_sbuf,
@@ -96,11 +106,14 @@ class EntropyCoefficients:
 class ChunkCoefficients:
     """The coefficients that apply to all classes of a position: float32 tiles [rows, 1], None for 0.
 
+    The module says what A, D, g, e and V are.
+
     Attributes:
-        softmax: the terms of the softmax.
+        softmax: the terms that turn exponentials into the softmax.
         all_sbuf: A, times ``SoftmaxTerms.inverse_sbuf``.
         rest_sbuf: D.
-        spread_sbuf: the multiplier of the class factors.
+        spread_sbuf: the multiplier of the class factors, see :meth:`apply`: g * e / V, or g for class
+            probabilities.
         entropy: the terms that are added to A for each class; None without a gradient of the entropy.
     """
 
@@ -112,11 +125,15 @@ class ChunkCoefficients:
 
     @property
     def bias_sbuf(self) -> nl.NkiTensor:
-        """The bias of the exponentials."""
+        """The bias of the exponentials exp(z + bias), from which the softmax is computed."""
         return self.softmax.bias_sbuf
 
     def apply(self, dst_sbuf: nl.NkiTensor, exponentials_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None) -> None:
-        """Compute A * softmax - spread * factors; factors of None mean 1. The exponentials may be overwritten."""
+        """Compute the gradient A * softmax - spread * factors of a chunk, see :class:`ChunkCoefficients`.
+
+        The factors are those of :class:`.class_factors.ClassFactors`; None means 1. The exponentials may be
+        overwritten.
+        """
         if self.spread_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=exponentials_sbuf, op0=nl.multiply, operand0=self.all_sbuf)
         elif factors_sbuf is None:
@@ -146,10 +163,10 @@ class ChunkCoefficients:
         Args:
             entropy: the entropy coefficients of this object.
             dst_sbuf: the result, [rows, columns]; may be the tile of the scores.
-            scores_sbuf: the scores; times the scale they are z. They must not be -inf, except for float16, where the
-                scores are overwritten.
+            scores_sbuf: the scores, which times the scale are z. None of them may be -inf, except in float16, where
+                the scores are overwritten.
             products_sbuf: float32 scratch [rows, columns], overwritten.
-            pieces: the pieces of the chunk in PSUM.
+            pieces: the pieces of the chunk, with PSUM tiles for their exponentials.
             factors_sbuf: the class factors, [rows, columns], or None for 1.
         """
         slope_sbuf, may_be_infinite = self.softmax.normalized(entropy.slope_sbuf), scores_sbuf.dtype == nl.float16
@@ -179,7 +196,7 @@ class ChunkCoefficients:
     def _less_spread(
         self, dst_sbuf: nl.NkiTensor, products_sbuf: nl.NkiTensor, factors_sbuf: nl.NkiTensor | None
     ) -> None:
-        """Subtract spread * factors from the products."""
+        """Write products - spread * factors to ``dst_sbuf``."""
         if factors_sbuf is None:
             nisa.tensor_scalar(dst=dst_sbuf, data=products_sbuf, op0=nl.subtract, operand0=self.spread_sbuf)
             return
@@ -196,11 +213,12 @@ class ChunkCoefficients:
 
 @dataclass(frozen=True)
 class TargetCoefficients(ChunkCoefficients):
-    """The additional coefficients for the target of a position: tiles [rows, 1].
+    """The coefficients of positions whose targets are classes: for the targets, tiles [rows, 1] besides the
+    inherited ones.
 
     Attributes:
         index_sbuf: the indices of the target elements, int32.
-        own_sbuf: A - D.
+        own_sbuf: A - D, see the module.
         local_sbuf: 1.0, or 0.0 for a target that is ignored or whose class is in another shard.
         weights_sbuf: the class weights of the columns that the indices point to; None without class weights.
         softcap: the cap of the logits, or None.
@@ -217,8 +235,9 @@ class TargetCoefficients(ChunkCoefficients):
     def at_target(self, logit_sbuf: nl.NkiTensor, dtype: nl.DType) -> nl.NkiTensor:
         """Return the gradient at the target, computed in float32 and rounded to ``dtype`` once.
 
-        It is (A - D) * (p - held) + D * p - spread * w. For a target that is ignored or in another shard, held is 0 and
-        the value equals the one that the chunk has stored there. The gradient of the entropy is added to D.
+        It is (A - D) * (p - local) + D * p - spread * w[t], with the softmax p at the target and ``local_sbuf``.
+        For a target that is ignored or in another shard, local is 0 and the value equals the one that the chunk has
+        stored there. The gradient of the entropy is added to D.
         """
         exponential_sbuf, score_sbuf = float32_like(logit_sbuf), logit_sbuf
         if self.softcap is not None:
@@ -263,7 +282,7 @@ class TargetCoefficients(ChunkCoefficients):
         return gradient_sbuf
 
     def _rest_at_target(self, score_sbuf: nl.NkiTensor) -> nl.NkiTensor | None:
-        """Return D plus the term of the entropy."""
+        """Return D plus the term of the entropy's gradient at the target; None if both are 0."""
         if self.entropy is None:
             return self.rest_sbuf
         rest_sbuf = float32_like(score_sbuf)

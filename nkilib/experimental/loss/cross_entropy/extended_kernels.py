@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cross-entropy with the options of training recipes. Disabled options cost only the mask of ignored positions."""
+"""Cross-entropy kernels with the options of training recipes.
+
+With all options disabled, they cost no more than the plain kernels except for the mask of ignored
+positions.
+"""
 
 from __future__ import annotations
 
@@ -39,9 +43,9 @@ def extended_cross_entropy_forward(
 ) -> tuple[nl.NkiTensor, ...]:
     """Cross-entropy loss of every position with class weights, label smoothing, z-loss, cap and temperature.
 
-    With z the logits, or ``c * tanh(logits / c)`` for a cap c, over the temperature, lse the log-sum-exp of z, w the
-    class weights (1 without any), e the label smoothing, s the factor of the squared log-sum-exp and V the number of
-    classes, the loss is::
+    Let z be the logits, or ``c * tanh(logits / c)`` for a cap c, divided by the temperature. With lse the
+    log-sum-exp of z, w the class weights (1 without any), e the label smoothing, s the factor of the squared
+    log-sum-exp and V the number of classes, the loss is::
 
         (1 - e) * w[t] * (lse - z[t]) + (e / V) * sum_k w[k] * (lse - z[k]) + s * lse^2
 
@@ -76,11 +80,12 @@ def extended_cross_entropy_forward(
             over all classes. The loss of a shard is not defined: it requires lse, target_logit and distance_sum of
             all shards.
         num_classes: number of classes of all shards; None means V.
-        with_distance_sum: also return ``sum_k w[k] * (m - z[k])`` with the largest z, m; for probabilities
-            ``sum_k w[k] y'[k] (m - z[k])``.
-        with_log_sum: also return m and ``log(sum_k exp(z[k] - m))``, whose sum is lse. Shards that combine these
-            instead of lse lose nothing to the rounding of large logits. Without the exact maximum m is the shift, at
-            least the target's logit, and the sum is at most 2^23.
+        with_distance_sum: also return ``sum_k w[k] * (m - z[k])``, where m is the largest z of the position;
+            for probabilities ``sum_k w[k] y'[k] (m - z[k])``.
+        with_log_sum: also return m, the largest z, and ``log(sum_k exp(z[k] - m))``; their sum is lse. Shards
+            that combine these instead of lse lose nothing to the rounding of large logits. Without the exact
+            maximum, m is the shift that the kernel used instead, which is at least the target's z, and
+            ``sum_k exp(z[k] - m)`` is at most 2^23.
         exact_maximum: see the plain kernel. Class probabilities, label smoothing, a cap, argmax and distance sum
             need the maximum: with them None means True, and False raises AssertionError.
         temperature: divisor of the logits, applied after the cap; from 1e-6 to 1e6.

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core: statistics are computed chunk by chunk, results for a group of batches at a time."""
+"""The forward on one core.
+
+The statistics of rows, such as maxima and sums, are computed chunk by chunk, and the results from them for
+a group of batches at a time.
+"""
 
 from __future__ import annotations
 
@@ -41,8 +45,9 @@ class _OpenChunk:
 
     Attributes:
         load: the index of the chunk among all chunks of the core.
-        place: the place of the chunk in the tiles of its group.
-        scores_sbuf: the scores, which times the scale are z: the logits, or the tangents of a cap.
+        place: the place of the chunk's statistics in the tiles of its group of batches.
+        scores_sbuf: the scores, which times ``Options.scale`` are z: the logits, or the tangents tanh(x / c)
+            for a cap c.
     """
 
     load: int
@@ -57,11 +62,12 @@ class _Forward:
     Attributes:
         launch, options: the arguments and the options of the kernel.
         logits: the stream of chunks of logits.
-        factors: the class factors.
-        scores, products: scratch tiles for scores and for products.
-        exponentials: PSUM buffers for pieces of exponentials, for the entropy; None without it.
-        folds: folded chunks, used where Vector has little time for the maximum; None if it takes the maximum of
-            whole chunks.
+        factors: the stream of class weights and class probabilities.
+        scores, products: scratch tiles for scores (with a cap), and for products of scores and class factors.
+        exponentials: PSUM buffers for exponentials of pieces of a chunk, used for the entropy; None without
+            that.
+        folds: tiles into which GpSimd folds chunks, so that Vector takes the maximum of fewer elements; None if
+            Vector takes the maximum of whole chunks.
         finder: the object that locates the targets; None for class probabilities.
     """
 
@@ -92,9 +98,10 @@ class _Forward:
         return cls(launch, options, logits, factors, scores, products, exponentials, folds, finder)
 
     def run(self, results: Results) -> None:
-        """Process all chunks.
+        """Process all chunks, and store the results of each group of batches.
 
-        A group is finished during the first chunks of the next one, so that no engine waits for another one.
+        The results of a group are computed during the first chunks of the next one, so that no engine waits for
+        another one.
         """
         chunks = self.logits.num_chunks
         previous = None
@@ -127,11 +134,12 @@ class _Forward:
         group.statistics.take_logs()
 
     def _open_chunks(self, group: Group, opened: deque[_OpenChunk], load: int, batches: BatchGroup) -> None:
-        """Open chunk number ``load``, unless it is open, and the next one of the group if possible.
+        """Do the work that precedes the exponentials of chunk number ``load``, unless it is done, and of the next one
+        if possible.
 
-        If Scalar or GpSimd prepares a chunk for Vector, or Vector runs after Scalar, engines would wait for each other;
-        they work on the next chunk in the meantime. That requires a third chunk buffer: with two, the load after the
-        next one would be issued before this chunk is used.
+        If Scalar or GpSimd prepares a chunk for Vector, or Vector runs after Scalar, engines would wait for each
+        other; so they work on the next chunk of the group in the meantime. That requires a third chunk buffer: with
+        two, the load after the next one would be issued before this chunk is used.
         """
         options = self.options
         is_ahead = options.softcap is not None or options.wanted.entropy
@@ -145,7 +153,9 @@ class _Forward:
                 opened.append(self._opened(group, load + 1, batches.start))
 
     def _opened(self, group: Group, load: int, first_batch: int) -> _OpenChunk:
-        """Do the work of a chunk that precedes its exponentials: its maximum and, if requested, moments and argmax."""
+        """Do the work on a chunk that precedes its exponentials: its maximum and, if requested, its class sums and
+        argmax.
+        """
         statistics, moments, chunk = group.statistics, group.moments, self.logits.chunk(load)
         if statistics.columns.are_full(chunk.number):
             group.restart(chunk.number)
@@ -177,7 +187,9 @@ class _Forward:
         moments.entropy.take(group.statistics, chunk.scores_sbuf, pieces, chunk.place)
 
     def _scores(self, load: int, logits_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the scores, which times the scale are z: the logits or, with a cap, their tangents in float32."""
+        """Return the scores, which times ``Options.scale`` are z: the logits or, with a cap c, tanh(logits / c) in
+        float32.
+        """
         softcap = self.options.softcap
         if softcap is None:
             return logits_sbuf

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values that the forward gathers for a group of batches, whose results are computed together."""
+"""The values that the forward accumulates for a group of batches, whose results are computed together."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ class TargetValues:
     Attributes:
         logits_sbuf: the logits, in the type of the chunks.
         masks: the masks of valid targets; None if all targets are valid.
-        weights_sbuf: the class weights of the targets, float32; a target that is ignored or in another shard has
-            the weight of the class to which it was moved. None without class weights.
+        weights_sbuf: the class weights of the targets, float32; None without class weights. A target that is
+            ignored or in another shard has the weight of the class that :meth:`.targets.TargetFinder.find`
+            chose instead.
     """
 
     logits_sbuf: nl.NkiTensor
@@ -47,10 +48,11 @@ class TargetValues:
         return None if self.masks is None else self.masks.of_batch(batch)
 
     def gather(self, launch: Launch, elements: TargetElements, rows: Batch, batch: int) -> None:
-        """Gather the logits at the targets of one batch of the group, and their class weights.
+        """Gather the logits at the targets of batch number ``batch`` of the group, and the class weights of the
+        targets.
 
-        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed the
-        maximum.
+        DMA rounds the target's logit to the type of the tiles just as it rounds the chunks, so it does not exceed
+        the maximum of its row.
         """
         nisa.dma_copy(
             dst=self.logits_sbuf[:, batch : batch + 1],
@@ -65,11 +67,12 @@ class TargetValues:
 
 @dataclass(frozen=True)
 class Group:
-    """The values gathered for a group of batches; None for values that are not requested.
+    """The values accumulated for a group of batches; None for values that are not requested.
 
     Attributes:
         batches: the batches of the group.
-        statistics, moments, argmax: the accumulators, updated chunk by chunk.
+        statistics, moments, argmax: the maxima and sums of exponentials, the further sums over classes, and the
+            largest logit's class, all updated chunk by chunk.
         exact_neg_max_sbuf: minus the maximum of one chunk of logits, [rows, 1], used if an argmax is requested.
         targets: the values at the targets; None for class probabilities.
     """
@@ -101,7 +104,8 @@ class Group:
 
     @property
     def first_moment(self) -> FirstMoment:
-        """The sums over the classes of each row.
+        """The weighted sums over the classes of each row, which label smoothing, class probabilities and distance sums
+        need.
 
         Raises:
             ValueError: if no option requires them.
@@ -111,14 +115,19 @@ class Group:
         return self.moments.first
 
     def take_weights(self, chunks: int) -> None:
-        """Compute the weights that combine the chunks of each row, after ``chunks`` of them have been processed."""
+        """Compute the factor exp(m_k - m) of each processed chunk k, from its maximum m_k and the maximum m of its
+        row.
+
+        Args:
+            chunks: the number of chunks of each row that have been processed.
+        """
         distances_sbuf = self.statistics.take_distances(chunks)
         if self.moments is not None:
             self.moments.keep_distances(distances_sbuf, chunks)
         self.statistics.take_weights(chunks)
 
     def combine(self, chunks: int) -> None:
-        """Combine the values of the chunks into values of rows, once the weights are available."""
+        """Combine the values of ``chunks`` chunks into values of rows, with the factors of :meth:`take_weights`."""
         if self.moments is not None:
             self.moments.combine(self.statistics, chunks)
         if self.argmax is not None:
@@ -126,7 +135,7 @@ class Group:
         self.statistics.combine_sums(chunks)
 
     def restart(self, chunks: int) -> None:
-        """Combine the columns, which are full after ``chunks`` chunks, into column 0."""
+        """Combine the values of the first ``chunks`` chunks, which fill all columns of the tiles, into column 0."""
         self.take_weights(chunks)
         self.combine(chunks)
         self.statistics.restart()
@@ -138,12 +147,14 @@ class Group:
 
 @dataclass(frozen=True)
 class ShiftedGroup:
-    """The values gathered for a group of batches whose exponentials are taken under a shift.
+    """The values accumulated for a group of batches whose exponentials are computed under a shift instead of the
+    maximum.
 
     Attributes:
         batches: the batches of the group.
-        statistics, entropy: the accumulators, updated chunk by chunk; ``entropy`` is None if it is not requested.
-        targets: the values at the targets; each target is an element of its row, whether it is ignored or not.
+        statistics, entropy: the sums of exponentials and the terms of the entropy, updated chunk by chunk;
+            ``entropy`` is None if it is not requested.
+        targets: the values at the targets. For an ignored target, too, they are those of an element of its row.
     """
 
     batches: BatchGroup
@@ -163,13 +174,13 @@ class ShiftedGroup:
         )
 
     def combine(self, chunks: int) -> None:
-        """Combine the values of the chunks into values of rows."""
+        """Combine the values of ``chunks`` chunks into values of rows."""
         self.statistics.combine_sums(chunks)
         if self.entropy is not None:
             self.entropy.combine(self.statistics.columns, chunks)
 
     def restart(self, chunks: int) -> None:
-        """Combine the columns, which are full after ``chunks`` chunks, into column 0."""
+        """Combine the values of the first ``chunks`` chunks, which fill all columns of the tiles, into column 0."""
         self.statistics.restart(chunks)
         if self.entropy is not None:
             self.entropy.restart(self.statistics.columns, chunks)

@@ -32,9 +32,9 @@ def cross_entropy_forward(
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
     """Cross-entropy loss of every position, and the log-sum-exp that the backward needs.
 
-    Equivalent to ``F.cross_entropy(logits, targets, reduction="none")`` and ``torch.logsumexp(logits, 1)`` in PyTorch.
-    Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]`` it runs on the
-    cores that ``NEURON_LOGICAL_NC_CONFIG`` gives, or on one.
+    Equivalent to ``F.cross_entropy(logits, targets, reduction="none")`` and ``torch.logsumexp(logits, 1)`` in
+    PyTorch. Launch with ``cross_entropy_forward[2](...)`` on a logical NeuronCore of two cores; without ``[2]``
+    it runs on as many cores as ``NEURON_LOGICAL_NC_CONFIG`` says, or on one.
 
     Dimensions:
         N: positions, that is tokens (N > 0).
@@ -50,11 +50,11 @@ def cross_entropy_forward(
             the logits are float16. All statistics are float32 for every ``dtype``.
         lse_dtype: type of the log-sum-exp, bfloat16, float16 or float32; None means ``dtype``. A float16 result
             beyond 65504 is infinite.
-        exact_maximum: True computes the maximum of every row before its exponentials. False computes the exponentials
-            under a shift that is known in advance, the maximum of the row's first chunk and of the target's logit, and
-            recomputes the few rows for which that is not exact enough; it needs at least two chunks per row, and a
-            position for each core. None selects the form that is modelled to be faster: the shift for large launches
-            of 16-bit types.
+        exact_maximum: True computes the maximum of every row before its exponentials. False subtracts, instead
+            of the maximum, a shift that is known earlier: the larger of the maximum of the row's first chunk
+            and the target's logit. It recomputes the few rows for which the shift is not exact enough; it needs
+            at least two chunks per row, and a position for each core. None selects the form that is modelled to
+            be faster: the shift for large launches of 16-bit types.
 
     Returns:
         loss_hbm: [N], ``dtype``, nats: ``log(sum(exp(logits))) - logits[target]``, never negative.
@@ -104,10 +104,10 @@ def cross_entropy_backward(
             32. Pass ``lse_dtype=nl.float32`` to the forward.
         reduction: ``"mean"`` (scale 1/N) or ``"sum"`` (scale 1).
         positions_per_batch, chunk_size: see the forward; the values may differ from the forward's.
-        dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16 if the
-            logits are float16. Everything of shape [P, 1] is float32. float16 has nothing between 0 and 6e-8: a mean
-            over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the extended kernel's
-            ``grad_loss`` does.
+        dtype: type of the tiles and of the gradient, which is rounded to it once: bfloat16, float32, or float16
+            if the logits are float16. Every number per position is float32. float16 has nothing between 0 and
+            6e-8: a mean over 4,096 positions is 0 where a probability is below 1.2e-4. Scale the loss, as the
+            extended kernel's ``grad_loss`` does.
         inplace: write the gradient over ``logits_hbm``, in its dtype; else into a new tensor.
 
     Returns:

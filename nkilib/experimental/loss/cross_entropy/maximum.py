@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The decision whether the forward computes the exact maximum of every row or omits the pass for it."""
+"""The choice between the two forms of the forward: with the exact maximum of every row, or with a shift in its
+place.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,14 @@ _CHUNK_BESIDE_ENTROPY, _COLUMNS_BESIDE_ENTROPY = 8_192, 50_000
 
 
 def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> Options:
-    """Return the options with the requested form: with the exact maximum, without it, or the faster of the two.
+    """Return the options with the form of the forward that ``exact_maximum`` requests.
+
+    True means the exact maximum of every row, False a shift in its place, None the one that is modelled to be
+    faster.
 
     Raises:
-        AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or its
-            options exclude.
+        AssertionError: if ``exact_maximum`` is none of the three values, or requests a form that the launch or
+            its options exclude.
     """
     function = launch.function
     require(
@@ -44,7 +49,9 @@ def with_form(launch: Launch, options: Options, exact_maximum: bool | None) -> O
 
 
 def _obstacle(launch: Launch, options: Options) -> str:
-    """Return the reason why a launch needs the exact maximum; an empty string if there is none."""
+    """Return the reason why a launch needs the exact maximum, as the end of an error message; empty if there is
+    none.
+    """
     cores, wanted = nl.num_programs(), options.wanted
     shifted = replace(options, with_shift=True).forward_plan
     for is_there, obstacle in (
@@ -75,9 +82,14 @@ def _pays(launch: Launch, options: Options) -> bool:
 
 
 def shift_pays(batches: int, vocab_size: int, chunk_size: int) -> bool:
-    """Return whether a core's pass for the maximum would take longer than all the additional work of a shift.
+    """Return whether, on one core, a pass for the maximum of all rows takes longer than all additional work of a
+    shift.
 
     This holds for 16-bit types: loads of float32 take longer than either pass.
+
+    Args:
+        batches: the number of batches of the core.
+        vocab_size, chunk_size: V, and the columns of a chunk.
     """
     columns = vocab_size - chunk_size // 2
     least, least_of_batches = limited_shift_columns(_COLUMNS_OF_ROW), limited_shift_columns(_COLUMNS_OF_BATCHES)

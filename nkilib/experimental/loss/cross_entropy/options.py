@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The values of a launch that are known when its kernel is traced; they determine every branch of the kernels."""
+"""The options and arguments of a launch that are known when its kernel is traced.
+
+They determine every branch of the kernels.
+"""
 
 from __future__ import annotations
 
@@ -109,7 +112,9 @@ class Classes:
 
 @dataclass(frozen=True)
 class Wanted:
-    """The requested results of the forward besides loss and log-sum-exp; ``target``: the target's logit and weight."""
+    """Flags of the forward's results besides loss and log-sum-exp; ``target`` stands for the target's logit and
+    weight.
+    """
 
     argmax: bool = False
     entropy: bool = False
@@ -122,11 +127,12 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Options:
-    """The flags of the kernels.
+    """The options of a launch as the kernels use them.
 
     Attributes:
-        classes: the classes of the columns.
-        is_plain: whether every target is a valid class and there are no options: no masks, no coefficients.
+        classes: the classes that the columns of the logits hold.
+        is_plain: whether every target is a valid class and no option is set, so that the kernel needs no masks
+            and no coefficients.
         is_weighted: whether there are class weights.
         has_probabilities: whether the targets are class probabilities.
         recipe: the options of the loss.
@@ -154,7 +160,7 @@ class Options:
 
     @property
     def scale(self) -> float:
-        """The factor by which the logits, or the tangents of a cap, are multiplied to give z."""
+        """The factor by which the logits, or with a cap c the tangents tanh(logits / c), are multiplied to give z."""
         return (1.0 if self.softcap is None else self.softcap) / self.temperature
 
     @property
@@ -164,17 +170,20 @@ class Options:
 
     @property
     def kept(self) -> float:
-        """1 - e, with the label smoothing e."""
+        """1 - e with the label smoothing e: the share of the target that its own class keeps."""
         return 1.0 - self.recipe.label_smoothing
 
     @property
     def spread(self) -> float:
-        """e / classes, with the label smoothing e and the classes of all shards."""
+        """e / V with the label smoothing e: the share of the target that each of the V classes of all shards gets."""
         return self.recipe.label_smoothing / self.classes.total
 
     @property
     def sums_classes(self) -> bool:
-        """Whether the loss, or the distances of a shard, are summed over all classes, besides the exponentials."""
+        """Whether the forward needs sums over all classes besides the sum of exponentials.
+
+        Class probabilities, label smoothing and the distance sum of a shard need them.
+        """
         return self.has_probabilities or self.spread != 0.0 or self.wanted.distance_sum
 
     @property
@@ -183,21 +192,25 @@ class Options:
         return self.is_weighted and self.sums_classes
 
     def folds_maxima(self, dtype: nl.DType) -> bool:
-        """Return whether GpSimd computes a part of the maxima of chunks of ``dtype``.
+        """Return whether GpSimd folds chunks of ``dtype``, so that Vector computes the maximum of fewer elements.
 
-        An entropy doubles Vector's work per chunk. Only bfloat16 is folded: there Vector raises negligible elements
-        alone, in a quarter of a cycle each.
+        An entropy doubles Vector's work per chunk. Only bfloat16 is folded: there Vector alone raises elements
+        whose exponentials are negligible, in a quarter of a cycle each.
         """
         return self.wanted.entropy and dtype == nl.bfloat16 and self.softcap is None and not self.sums_classes
 
     @property
     def forward_plan(self) -> SbufPlan:
-        """The SBUF plan of the forward: scores, class weights, class probabilities and products."""
+        """The :class:`SbufPlan` of the forward, with scratch for scores, class weights, class probabilities and
+        products.
+        """
         return self._plan(self.softcap is not None, self.needs_class_weights, self.has_probabilities, self.sums_classes)
 
     @property
     def backward_plan(self) -> SbufPlan:
-        """The SBUF plan of the backward: exponentials, squares, class weights and class probabilities."""
+        """The :class:`SbufPlan` of the backward, with scratch for exponentials, squares, class weights and class
+        probabilities.
+        """
         return self._plan(not self.is_plain, self.softcap is not None, self.needs_class_weights, self.has_probabilities)
 
     def _plan(self, *scratch: bool) -> SbufPlan:
@@ -227,7 +240,8 @@ class Launch:
         logits_hbm: the logits, [N, V].
         targets_hbm: [N] classes, or [N, V] class probabilities.
         class_weight_hbm: the class weights, [V], or None.
-        positions_per_batch, chunk_size: the sizes into which the logits are cut.
+        positions_per_batch, chunk_size: the positions of a batch and the classes of a chunk, into which the
+            logits are cut.
         dtype: the type of the tiles.
     """
 
@@ -260,6 +274,8 @@ class Launch:
         return batches_of_core(self.num_positions, cores, core, rows)
 
     def divided(self, plan: SbufPlan, batches: list[Batch]) -> DividedSbuf:
-        """Divide SBUF according to a plan for the chunks of the core's batches; there must be at least one batch."""
+        """Divide SBUF among chunk buffers and the plan's scratch, for the core's batches, of which there must be at
+        least one.
+        """
         loads = len(batches) * div_ceil(self.vocab_size, self.chunk_size)
         return plan.divided(batches[0].rows, self.chunk_size, self.dtype, loads)

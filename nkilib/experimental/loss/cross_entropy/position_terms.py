@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The terms of the gradient of the loss, a number per position: the terms of :mod:`.coefficients` from the upstream.
+"""The coefficients A - D and D of the gradient of the loss, one number per position, computed from upstream
+gradients.
 
-Tiles may hold one column of positions, or all positions of a launch in several.
+:mod:`.coefficients` defines them. A tile holds one column of positions, or all positions of a launch in
+several columns.
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ from nkilib.nki import nisa, nl
 
 
 class LoadedPositions(Protocol):
-    """Positions whose values are loaded together."""
+    """Some positions, whose values are loaded into one tile."""
 
     def loaded(self, vector_hbm: nl.NkiTensor, dtype: nl.DType = nl.float32) -> nl.NkiTensor:
-        """Load the values of a vector [N] that belong to the positions, into a tile [rows, columns]."""
+        """Load the elements of a vector [N] that belong to these positions, into a tile [rows, columns]."""
 
 
 @dataclass(frozen=True)
 class TargetTerms:
-    """The terms of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+    """The coefficients of positions whose targets are classes: float32 tiles [rows, columns], None for 0.
+
+    :mod:`.coefficients` defines A, D, g, e and V.
 
     Attributes:
-        own_sbuf: A - D, the term of the target alone; zeros without a gradient of the loss or the log-probability.
+        own_sbuf: A - D, the term of the target alone; zeros without a gradient of the loss or the
+            log-probability.
         rest_sbuf: D.
-        spread_sbuf: g * e / V, the multiplier of the class factors.
+        spread_sbuf: g * e / V, the multiplier of the class weights.
     """
 
     own_sbuf: nl.NkiTensor
@@ -59,7 +64,8 @@ class TargetTerms:
             lse_sbuf: the log-sum-exp.
             grad_loss_sbuf: the gradient of the loss from :func:`loaded_gradient`; None for 0.
             valid_sbuf: uint32, 1 for a target that is not ignored.
-            weights_sbuf: class weights of the targets; None without any, or if the upstream has them.
+            weights_sbuf: class weights of the targets; None without any, or if ``upstream`` has them
+                (``target_weight_hbm``).
             weight_sum: the sum of all class weights.
         """
         if grad_loss_sbuf is not None:
@@ -78,7 +84,11 @@ class TargetTerms:
 
 
 def loaded_gradient(positions: LoadedPositions, gradient_hbm: nl.NkiTensor, options: Options) -> nl.NkiTensor:
-    """Load an upstream gradient of the positions, over the temperature: times dz, it is the gradient of the logits."""
+    """Load an upstream gradient of the positions and divide it by the temperature.
+
+    So its product with a derivative with respect to z, the logits after the temperature, is a gradient of the
+    logits before it.
+    """
     gradient_sbuf = positions.loaded(gradient_hbm)
     return gradient_sbuf if options.temperature == 1.0 else scaled(gradient_sbuf, 1.0 / options.temperature)
 
@@ -90,7 +100,9 @@ def rest_terms(
     grad_loss_sbuf: nl.NkiTensor | None,
     options: Options,
 ) -> list[nl.NkiTensor]:
-    """Return the terms whose sum is D, without the terms of the class factors."""
+    """Return the terms of D, see :mod:`.coefficients`, that do not contain the class weights: 2 g s lse and l, if
+    present.
+    """
     terms_sbuf = []
     if options.square != 0.0 and grad_loss_sbuf is not None:
         square_sbuf = float32_like(lse_sbuf)
@@ -109,7 +121,7 @@ def rest_terms(
 
 
 def summed(first_sbuf: nl.NkiTensor, others_sbuf: list[nl.NkiTensor]) -> nl.NkiTensor:
-    """Return the sum of all tiles, in place of the first."""
+    """Return the sum of all tiles, written over the first one."""
     for other_sbuf in others_sbuf:
         nisa.tensor_tensor(dst=first_sbuf, data1=first_sbuf, data2=other_sbuf, op=nl.add)
     return first_sbuf
@@ -123,7 +135,7 @@ def _own(
     weights_sbuf: nl.NkiTensor | None,
     valid_sbuf: nl.NkiTensor,
 ) -> nl.NkiTensor:
-    """Return A - D."""
+    """Return A - D, see :mod:`.coefficients`: g * (1 - e) * w[t] - q, or 0 for an ignored target."""
     if grad_loss_sbuf is None:
         own_sbuf = constant(valid_sbuf, 0.0)
     else:

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Coefficients of a batch, computed while the previous batch streams: small tiles, a number per position."""
+"""The computation of a batch's coefficients, small tiles with one number per position, while the previous
+batch streams.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,16 @@ from nkilib.nki import nisa, nl
 
 
 class Preparation(Protocol):
-    """A source of the coefficients of batches; call it for the first batch, then the second, and so on."""
+    """A source of the coefficients of batches. :meth:`prepared` must be called for the batches in their order."""
 
     def prepared(self, number: int, batch: Batch) -> Coefficients:
         """Return the coefficients of the core's batch with this number."""
 
 
 def make_preparation(launch: Launch, options: Options, upstream: Upstream, factors: ClassFactors) -> Preparation:
-    """Return the preparation for a launch, after computing the constants that all batches of the core share."""
+    """Return the source of coefficients for a launch, after computing the constants that all batches of the core
+    share.
+    """
     batch = factors.batches[0]
     if isinstance(upstream, PositionUpstream) and options.has_probabilities:
         return _OfProbabilities(options, upstream, factors)
@@ -59,7 +63,7 @@ def make_preparation(launch: Launch, options: Options, upstream: Upstream, facto
 
 @dataclass(frozen=True)
 class _Uniform:
-    """The preparation for losses that all have the same gradient."""
+    """The source of coefficients for losses that all have the same upstream gradient."""
 
     upstream: UniformUpstream
     finder: TargetFinder
@@ -72,7 +76,7 @@ class _Uniform:
 
 @dataclass(frozen=True)
 class _OfProbabilities:
-    """The preparation for class probabilities, whose factors sum to W in each position."""
+    """The source of coefficients for targets that are class probabilities."""
 
     options: Options
     upstream: PositionUpstream
@@ -93,9 +97,10 @@ class _OfProbabilities:
 
 @dataclass(frozen=True)
 class _OfClasses:
-    """The preparation for targets that are classes.
+    """The source of coefficients for targets that are classes.
 
-    Their weights sum to W: a number, or float32 [rows, 1] if the kernel has summed the weights.
+    The sum of all class weights is a number, or float32 [rows, 1] if the kernel has summed them
+    (``weight_sum_sbuf``).
     """
 
     options: Options

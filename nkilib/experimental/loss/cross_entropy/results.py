@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The results of the forward for a group of batches at a time: tiles [rows, batches] become vectors in HBM."""
+"""The results of the forward, computed for a group of batches at a time as tiles [rows, batches] and stored as
+vectors.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,10 @@ class GroupResult(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Vectors [N] in HBM, in the order in which a kernel returns them; None for a vector that it does not return."""
+    """The vectors [N] in HBM for the results of the forward, in the order in which a kernel returns them.
+
+    A vector is None if the kernel does not return it.
+    """
 
     loss_hbm: nl.NkiTensor
     lse_hbm: nl.NkiTensor
@@ -82,7 +87,7 @@ class Results:
         )
 
     def returned(self) -> tuple[nl.NkiTensor, ...]:
-        """Return the vectors that a kernel returns, in its order."""
+        """Return the vectors that are not None, in the kernel's order."""
         vectors: list[nl.NkiTensor | None] = [getattr(self, result.name) for result in fields(self)]
         return tuple(vector_hbm for vector_hbm in vectors if vector_hbm is not None)
 
@@ -93,7 +98,7 @@ def new_vector(name: str, num_positions: int, dtype: nl.DType) -> nl.NkiTensor:
 
 
 def store_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[nisa.NkiInstruction]:
-    """Compute and store the results of a group of batches whose log d has been computed.
+    """Compute and store the results of a group of batches, after the logarithms of its sums of exponentials.
 
     Returns:
         The DMA instructions of the stores.
@@ -105,7 +110,7 @@ def store_results(group: Group | ShiftedGroup, results: Results, options: Option
 
 
 def computed_results(group: Group | ShiftedGroup, results: Results, options: Options) -> list[GroupResult]:
-    """Compute the results of a group of batches whose log d has been computed."""
+    """Compute the results of a group of batches, after the logarithms of its sums of exponentials."""
     statistics = group.statistics
     lse_sbuf = difference(statistics.log_sum_sbuf, statistics.scaled(statistics.row_neg_max_sbuf))
     masks = None if group.targets is None else group.targets.masks
@@ -131,7 +136,9 @@ def computed_results(group: Group | ShiftedGroup, results: Results, options: Opt
 
 
 def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResult]:
-    """Compute the results of a row that need more than the sum of its exponentials."""
+    """Compute the results that need more of a row than its maximum and its sum of exponentials, such as argmax and
+    entropy.
+    """
     entries: list[_PossibleResult] = []
     if group.argmax is not None:
         entries.append((results.argmax_hbm, group.argmax.row_found_sbuf))
@@ -149,12 +156,15 @@ def results_of_all_classes(group: Group, results: Results) -> list[_PossibleResu
 
 @dataclass(frozen=True)
 class _OfTargets:
-    """The results at a group's targets, before masks and squared log-sum-exp: float32 tiles [rows, batches].
+    """The results of a group that depend on the targets: float32 tiles [rows, batches].
+
+    Ignored targets are not masked yet, and the squared log-sum-exp is not added to the loss.
 
     Attributes:
         loss_sbuf: the loss.
-        logit_sbuf: z[t], or the sum of f z for probabilities with factors f, over the scale; may have another type.
-        weight_sbuf: w[t], or the sum of f; None where it is 1.
+        logit_sbuf: z[t] divided by the scale, for class probabilities the sum of f z divided by it, where f are
+            the class factors; may have another type.
+        weight_sbuf: the class weight w[t], or the sum of f; None where it is 1.
     """
 
     loss_sbuf: nl.NkiTensor
@@ -171,9 +181,11 @@ def _of_targets(group: Group | ShiftedGroup, options: Options) -> _OfTargets:
 
 
 def _under_shift(group: ShiftedGroup) -> _OfTargets:
-    """Return w[t] * (log S - (z[t] - c)), with z[t] and w[t].
+    """Return the loss w[t] * (log S - (z[t] - c)), z[t] and w[t], where S is the sum of exp(z - c) under the shift
+    c.
 
-    No z[t] is larger than c, and S is at least 1 except for rounding: neither term is negative, so nothing cancels.
+    No z[t] is larger than c, and S is at least 1 except for rounding: neither term is negative, so nothing
+    cancels.
     """
     targets = group.targets
     loss_sbuf = _distance_of_target(group.statistics, targets.logits_sbuf)
@@ -184,7 +196,11 @@ def _under_shift(group: ShiftedGroup) -> _OfTargets:
 
 
 def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-    """Return log d - (z[t] - m), or the same with a shift and its sum; lse - z[t] would cancel large logits."""
+    """Return lse - z[t], computed as log d - (z[t] - m) with the maximum m and the sum d of exp(z - m).
+
+    Under a shift, m is the shift. The difference of lse and z[t] itself would lose the digits of log d for
+    large logits.
+    """
     distance_sbuf = float32_like(logit_sbuf)
     nisa.tensor_tensor(dst=distance_sbuf, data1=logit_sbuf, data2=statistics.row_neg_max_sbuf, op=nl.add)
     below_sbuf = statistics.scaled(distance_sbuf)
@@ -193,10 +209,10 @@ def _distance_of_target(statistics: Statistics | ShiftedSums, logit_sbuf: nl.Nki
 
 
 def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTargets:
-    """Return (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with z[t] and w[t].
+    """Return the loss of class targets, z[t] and w[t].
 
-    The loss is not computed from the lse: it is log d - (z[t] - m). For large logits, lse - z[t] would cancel the part
-    of log d that the rounding of the lse has preserved.
+    The loss is (1 - e) * w[t] * (lse - z[t]) + (e / V) * (W * lse - sum of w z), with the label smoothing e and
+    the sum W of the class weights. It is not computed from lse: see :func:`_distance_of_target`.
     """
     statistics = group.statistics
     logit_sbuf = targets.logits_sbuf
@@ -217,7 +233,11 @@ def _of_classes(group: Group, targets: TargetValues, options: Options) -> _OfTar
 
 
 def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
-    """Return the sums of f * (lse - z), of f * z = scale * (G + F * m) over the scale, and of f."""
+    """Return, for class factors f, the sums over the classes of f * (lse - z), of f * z / scale, and of f.
+
+    With scores x = z / scale, their maximum m, F = sum of f and G = sum of f * (x - m), the second one is
+    G + F * m.
+    """
     negated_sbuf = product(first.row_factors_sbuf, statistics.row_neg_max_sbuf)
     return _OfTargets(
         _spread_loss(first, statistics), difference(first.row_first_sbuf, negated_sbuf), first.row_factors_sbuf
@@ -225,7 +245,11 @@ def _of_probabilities(first: FirstMoment, statistics: Statistics) -> _OfTargets:
 
 
 def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
-    """Return the sum of f * (lse - z) = F * log d - scale * G: large logits have cancelled in G already."""
+    """Return the sum over the classes of f * (lse - z), where f are the class factors.
+
+    It is F * log d - scale * G, with F = sum of f and G = sum of f * (x - m): large logits have cancelled in G
+    already.
+    """
     loss_sbuf = product(first.row_factors_sbuf, statistics.log_sum_sbuf)
     first_sbuf = statistics.scaled(first.row_first_sbuf)
     nisa.tensor_tensor(dst=loss_sbuf, data1=loss_sbuf, data2=first_sbuf, op=nl.subtract)
@@ -235,7 +259,8 @@ def _spread_loss(first: FirstMoment, statistics: Statistics) -> nl.NkiTensor:
 def _loss(
     loss_sbuf: nl.NkiTensor, lse_sbuf: nl.NkiTensor, masks: TargetMasks | None, dtype: nl.DType, options: Options
 ) -> nl.NkiTensor:
-    """Return loss + s * lse^2, and 0 where the target is ignored.
+    """Return the loss plus s * lse^2, where s is the factor of the squared log-sum-exp, and 0 where the target is
+    ignored.
 
     A row with a +inf has lse +inf and, as in PyTorch, loss NaN.
     """

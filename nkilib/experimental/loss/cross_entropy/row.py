@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The registry row of cross-entropy of logits: the kernels, their guarantees, and their work.
+"""The registry entry of cross-entropy of logits: the kernels, their guarantees, and their work.
 
-The work is stated independently of the tiling: the performance model derives from it how fast the hardware could be.
+The work (bytes that cross HBM, and operations) does not depend on the tiling; the performance model derives
+from it how fast the hardware could be.
 
 For host code, not for kernels. The minimum of work for logits [N, V]:
 
-- forward: every logit crosses HBM once; one exponential per element, and one maximum if that is requested;
+- forward: every logit crosses HBM once; one exponential per element, and with ``exact_maximum=True`` one maximum per
+  element;
 - backward: every logit crosses HBM once, and every element of the gradient; one exponential per element. The target of
   a row changes one element of it, so no pass over all elements is needed for it.
 
@@ -42,7 +44,9 @@ _INDEX_BYTES = 4  # a target is int32
 def forward_workspace_bytes(
     logits_hbm: Any, positions_per_batch: int = PARTITIONS, exact_maximum: bool | None = None, cores: int = 1, **_: Any
 ) -> int:
-    """Return the bytes of the targets' logits, which the form without the exact maximum keeps for recomputed rows."""
+    """Return the bytes of HBM in which the form without the exact maximum keeps the targets' logits for recomputed
+    rows.
+    """
     if exact_maximum:
         return 0
     batches = div_ceil(logits_hbm.shape[0], positions_per_batch) + cores - 1  # a core may have a short one of its own
@@ -145,7 +149,8 @@ def extended_backward_work(
 
 
 def forward_trips(logits_hbm: Any, **_: Any) -> dict[str, int]:
-    """Return the maximum iterations of the loop of either forward: the number when every row of a core is recomputed.
+    """Return the largest number of iterations of the forwards' loop over recomputed rows, when every row of a core
+    is one.
 
     Call this while the kernel runs, because the number of cores is known only then.
     """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The forward on one core with exponentials under a shift: no pass over a row computes its maximum.
+"""The forward on one core with exponentials under a shift: the maximum of a row is not computed.
 
-The shift of a row is the larger of the maximum of its first chunk and its target's logit, which is gathered a batch
-ahead. An unsuitable shift shows in the row's sum; such rows are recomputed under their maximum after all others are
-done (:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
+The shift of a row, which is subtracted in place of the maximum, is the larger of the maximum of its first
+chunk and its target's logit, which is gathered a batch ahead. If the sum of a row's exponentials shows that
+its shift was unsuitable, the row is recomputed with its maximum after all other rows are done
+(:mod:`nkilib.core.rows.shifted`, :mod:`nkilib.core.rows.recomputation`).
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ class _ShiftedForward:
         groups: the groups of batches.
         finder: the object that locates the targets.
         flagged: the rows to be recomputed.
-        exponentials: PSUM buffers for pieces of exponentials, for the entropy; None without it.
-        folds: folded chunks of recomputed rows; None where Vector computes the maximum of whole chunks.
-        stores: the stores of results.
+        exponentials: PSUM buffers for exponentials of pieces of a chunk, used for the entropy; None without
+            that.
+        folds: tiles into which GpSimd folds chunks of recomputed rows, so that Vector takes the maximum of
+            fewer elements; None if Vector takes the maximum of whole chunks.
+        stores: the DMA instructions that store results.
     """
 
     launch: Launch
@@ -99,7 +102,8 @@ class _ShiftedForward:
     def run(self) -> None:
         """Process all chunks, then the rows that have to be recomputed.
 
-        A group is finished during the first chunks of the next one, so that no engine waits for another one.
+        The results of a group of batches are computed during the chunks of the next one, so that no engine waits
+        for another one.
         """
         chunks = self.logits.num_chunks
         previous, group = None, self._group(0)
@@ -137,14 +141,20 @@ class _ShiftedForward:
 
     @property
     def _ahead(self) -> int:
-        """The number of chunks opened before a chunk is summed; Vector raises elements of the next one meanwhile.
+        """The number of chunks that are opened, see :meth:`_open_chunk`, before the sums of the current chunk are
+        computed.
 
-        That requires a third chunk buffer: with two, the load after the next one would come before this chunk is used.
+        With an entropy it is 1 if there is a third chunk buffer, so that Vector works on the next chunk meanwhile;
+        with two buffers, the load after the next one would come before this chunk is used.
         """
         return 1 if self.options.wanted.entropy and len(self.logits.buffers_sbuf) > 2 else 0
 
     def _open_chunk(self, group: ShiftedGroup, chunk: Chunk[Batch], batch: int) -> None:
-        """Do the work of a chunk that precedes its exponentials; for the first chunk of a row, compute the shift."""
+        """Do the work on a chunk that precedes its exponentials.
+
+        For the first chunk of a row, compute the shift; for the entropy, raise elements whose exponentials are
+        negligible.
+        """
         statistics, chunk_sbuf = group.statistics, self.logits.loaded(chunk.load)
         if chunk.number == 0:
             # Beside the entropy, Vector has no time for more.
@@ -175,7 +185,9 @@ class _ShiftedForward:
         self.flagged.put(self._counted(group), group.batches)
 
     def _end(self, group: ShiftedGroup) -> None:
-        """Finish the last group, whose results are stored while the cores exchange the number of remaining rows."""
+        """Finish the last group, whose results are stored while the cores exchange the number of rows to be
+        recomputed.
+        """
         group.combine(self.logits.num_chunks)
         slots = self._counted(group)
         others_sbuf = self.flagged.exchanged_count()
@@ -193,7 +205,9 @@ class _ShiftedForward:
         self.stores.append(self.target_logits.keep(group.targets.logits_sbuf, group.batches))
 
     def _recompute(self, tiles: list[GatheredRows]) -> None:
-        """Recompute loss, log-sum-exp and requested entropy of rows under their maximum; other results remain."""
+        """Recompute loss, log-sum-exp and, if requested, entropy of the given rows with their maximum; other results
+        remain.
+        """
         logits = Stream.make(self.launch.logits_hbm, tiles, self._smaller_buffers())
         chunks = logits.num_chunks
         columns = Columns(ROWS_OF_TILE, 1, min(chunks, STATISTICS_COLUMNS))
@@ -224,12 +238,15 @@ class _ShiftedForward:
             store_results(group, replace(self.results, target_logit_hbm=None, position_weight_hbm=None), self.options)
 
     def _smaller_buffers(self) -> list[nl.NkiTensor]:
-        """Return parts of the buffers: nothing overlaps an iteration's first load or its last exponentials."""
+        """Return a part of each chunk buffer, for the shorter chunks of recomputed rows.
+
+        Nothing overlaps the first load and the last exponentials of an iteration, and both are shorter then.
+        """
         size = div_ceil(self.logits.chunk_size, _PARTS)
         return [buffer_sbuf[:, 0:size] for buffer_sbuf in self.logits.buffers_sbuf]
 
     def _targets_of(self, rows: GatheredRows) -> TargetValues:
-        """Return the targets of rows to be recomputed, from the values kept for them."""
+        """Return the values at the targets of rows to be recomputed, from the logits and weights kept for them."""
         masks = weights_sbuf = None
         if not self.options.is_plain:
             valid_sbuf = nl.ndarray((rows.rows, 1), dtype=nl.uint32, buffer=nl.sbuf)

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Capped logits: c * tanh(x / c), and -inf where x is -inf, so that masked classes stay masked.
+"""Capped logits c * tanh(x / c) for logits x and a cap c, but -inf where x is -inf, so that masked classes
+stay masked.
 
-Kernels keep the tangents: the cap is a part of the scale by which tiles are multiplied to give z.
+Kernels keep only the tangents tanh(x / c) in tiles; the factor c is a part of the scale by which tiles are
+multiplied to give z.
 """
 
 from __future__ import annotations
@@ -13,14 +15,18 @@ from nkilib.nki import nisa, nl
 
 
 def hyperbolic_tangents(dst_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor, softcap: float) -> None:
-    """Compute tanh(x / c). Scalar loads another activation table for it, and exp's again afterwards."""
+    """Compute tanh(x / c) of logits x and the cap c. Scalar loads another activation table for it, and exp's again
+    afterwards.
+    """
     nisa.activation(dst=dst_sbuf, op=nl.tanh, data=logits_sbuf, scale=1.0 / softcap)
 
 
 def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_sbuf: nl.NkiTensor) -> None:
-    """Compute min(x + highest, tanh): -inf where x is -inf, and the tangent elsewhere.
+    """Compute min(x + highest, tanh(x / c)), with the highest float32: -inf where the logit x is -inf, else the
+    tangent.
 
-    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where it is small, the tangent is -1.
+    For any finite x the sum is at least 0, and for x > -1e38 at least 2.4e38; where it is small, the tangent is
+    -1.
     """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf, data=logits_sbuf, op0=nl.add, operand0=FLOAT32_HIGHEST, op1=nl.minimum, operand1=tangents_sbuf
@@ -28,15 +34,21 @@ def masked_tangents(dst_sbuf: nl.NkiTensor, tangents_sbuf: nl.NkiTensor, logits_
 
 
 def squared(tangents_sbuf: nl.NkiTensor) -> None:
-    """Compute tanh(x / c)^2 in place of the tangents, for :func:`through_cap`, once nothing else needs them.
+    """Square the tangents tanh(x / c) in place, for :func:`through_cap`, once nothing else needs them.
 
-    Masked logits are treated as -c: their values are multiplied by 1 - tanh^2, which is 0 there.
+    A logit x of -inf is treated as if z were -c: its gradient is multiplied by 1 - tanh^2, which is 0 there.
     """
     nisa.activation(dst=tangents_sbuf, op=nl.square, data=tangents_sbuf)
 
 
 def through_cap(dst_sbuf: nl.NkiTensor, gradient_sbuf: nl.NkiTensor, squares_sbuf: nl.NkiTensor) -> None:
-    """Compute dz * (1 - tanh^2), the gradient of x for the gradient dz of z; it is rounded once."""
+    """Compute the gradient of the logits x from the gradient dz of z: dz * (1 - tanh(x / c)^2), rounded once.
+
+    Args:
+        dst_sbuf: the gradient of x.
+        gradient_sbuf: dz.
+        squares_sbuf: the squared tangents, see :func:`squared`.
+    """
     nisa.scalar_tensor_tensor(
         dst=dst_sbuf,
         data=squares_sbuf,

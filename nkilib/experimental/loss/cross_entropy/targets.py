@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The location of each position's target; its class may be ignored, or held by another shard.
+"""The location of each position's target, whose class may be ignored or held by another shard of the
+vocabulary.
 
-See :mod:`nkilib.core.rows.elements` for the index of an element, and for its value for an invalid class.
+:mod:`nkilib.core.rows.elements` explains the index of an element, also for an invalid class.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from nkilib.nki import explain_index, nl
 
 @dataclass(frozen=True)
 class TargetMasks:
-    """The masks of valid targets: uint32 tiles [rows, batches], 1 or 0.
+    """Masks of the targets of a group of batches: uint32 tiles [rows, batches], 1 or 0.
 
     Attributes:
         valid_sbuf: 1 for a target that is not ignored.
-        local_sbuf: 1 for such a target if the logits hold its class.
+        local_sbuf: 1 for a target that is not ignored and whose class the logits hold, not another shard.
     """
 
     valid_sbuf: nl.NkiTensor
@@ -42,11 +43,11 @@ class TargetMasks:
 
 @dataclass(frozen=True)
 class TargetElements:
-    """The targets of a batch: int32 tiles [rows, 1].
+    """The elements of the logits at the targets of a batch: int32 tiles [rows, 1].
 
     Attributes:
-        index_sbuf: the index of each row's target element within the batch's span of rows; out of its range where the
-            target is neither ignored nor a class.
+        index_sbuf: the index of each row's target element within the batch's span of rows; out of the span's
+            range where the target is neither ignored nor a class.
         column_sbuf: the column of the element.
     """
 
@@ -72,12 +73,12 @@ class _ClassRange:
 
 @dataclass(frozen=True)
 class TargetFinder:
-    """The constants with which targets are compared, computed once for all batches of a core.
+    """The constants that locate the targets, computed once for all batches of a core.
 
     Attributes:
-        targets_hbm: the targets, [N] int32, counted over all classes.
-        classes: the classes of the columns.
-        indices: the indices of the elements.
+        targets_hbm: the targets, [N] int32, as classes of the whole vocabulary.
+        classes: the classes that the columns of the logits hold.
+        indices: the object that turns rows and columns into indices of elements.
         here: the range of classes that the logits hold.
         all: the range of classes of all shards; None if it equals ``here``.
         ignored_sbuf: the ignored class, int32 [rows, 1]; None if no class is ignored.
@@ -106,8 +107,9 @@ class TargetFinder:
     def find(self, batch: Batch, masks: TargetMasks | None) -> TargetElements:
         """Return the target elements of a batch, and write the masks if targets may be ignored.
 
-        A target that is ignored, or whose class is in another shard, is moved to the nearest class held here: its
-        element can be gathered, and it can be scattered if its new value equals the value without the scatter.
+        A target that is ignored, or whose class is in another shard, is replaced by the nearest class held here. So
+        the element that is gathered exists; and a scatter to it does no harm if it writes the value that is stored
+        there anyway.
         """
         targets_sbuf = batch.loaded(self.targets_hbm, nl.int32)
         column_sbuf = self.here.nearest(targets_sbuf)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The inputs of the backward besides logits and targets, and the softmax terms that it computes from them."""
+"""The tensors that the backward takes besides logits and targets, and the terms of the softmax computed from
+them.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,18 @@ class UniformUpstream:
 
 @dataclass(frozen=True)
 class PositionUpstream:
-    """An upstream gradient for each result of each position: vectors [N] in HBM, None for absent ones.
+    """The upstream gradients and statistics of each position: vectors [N] in HBM, None for absent ones.
 
     Attributes:
         lse_hbm: the log-sum-exp.
-        grad_loss_hbm: gradient of each loss; None in linear cross-entropy alone.
+        grad_loss_hbm: gradient of each loss; only linear cross-entropy may do without it (None).
         grad_lse_hbm, grad_logprob_hbm: gradients of each lse, and of each target's log-probability.
-        target_weight_hbm: ``w[t]``, or for probabilities the sum of the factors.
+        target_weight_hbm: the class weight ``w[t]`` of each target, or for class probabilities the sum of each
+            position's factors.
         weight_sum: the sum of all class weights, a number.
-        maximum_hbm, log_sum_hbm: the two terms whose sum is lse.
-        entropy_hbm, grad_entropy_hbm: entropy of the softmax, and the gradient of each.
+        maximum_hbm, log_sum_hbm: the maximum of z and the logarithm of the sum of exp(z - maximum); their sum
+            is lse.
+        entropy_hbm, grad_entropy_hbm: the entropy of each position's softmax, and its gradient.
     """
 
     lse_hbm: nl.NkiTensor
@@ -67,10 +71,10 @@ class SoftmaxTerms:
 
     Attributes:
         lse_sbuf: the log-sum-exp.
-        bias_sbuf: the bias of the exponentials; exp(z + bias) is the softmax times the sum of exp(z - m), or the
-            softmax itself.
-        inverse_sbuf: 1 over that sum, or None.
-        log_sum_sbuf: the log of that sum, or None for 0.
+        bias_sbuf: the bias of the exponentials: -m, so that exp(z + bias) is the softmax times the sum of
+            exp(z - m) with the maximum m; or -lse, so that it is the softmax itself.
+        inverse_sbuf: 1 over the sum of exp(z - m); None if the bias is -lse.
+        log_sum_sbuf: the logarithm of the sum of exp(z - m); None if the bias is -lse.
     """
 
     lse_sbuf: nl.NkiTensor
@@ -80,9 +84,11 @@ class SoftmaxTerms:
 
     @classmethod
     def load(cls, upstream: PositionUpstream, batch: Batch) -> SoftmaxTerms:
-        """Load the terms of a batch.
+        """Load the terms of a batch: the maximum and the log of the sum if the upstream has them, else the log-sum-exp
+        alone.
 
-        For large logits, lse has lost its last digits. The maximum is one of the logits, and z - m is exact.
+        For large logits, lse has lost its last digits. The maximum is one of the logits, and its difference to z is
+        exact.
         """
         lse_sbuf = batch.loaded(upstream.lse_hbm)
         if upstream.maximum_hbm is None or upstream.log_sum_hbm is None:
@@ -94,14 +100,14 @@ class SoftmaxTerms:
         return cls(lse_sbuf, with_nan_of_infinite(negated_sbuf, lse_sbuf, nl.float32), inverse_sbuf, log_sum_sbuf)
 
     def normalized(self, values_sbuf: nl.NkiTensor) -> nl.NkiTensor:
-        """Return the values times ``inverse``."""
+        """Return the values times ``inverse_sbuf``, or the values themselves if it is None."""
         return values_sbuf if self.inverse_sbuf is None else product(values_sbuf, self.inverse_sbuf)
 
 
 def negated_lse(lse_sbuf: nl.NkiTensor, added: float | nl.NkiTensor) -> nl.NkiTensor:
-    """Return ``added - LSE``, float32 [rows, 1], the bias of a softmax.
+    """Return ``added - lse``, float32 [rows, 1], the bias of exponentials that are a softmax if ``added`` is 0.
 
-    Where the LSE is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
+    Where lse is infinite the bias is NaN, and so is the row's gradient, as in PyTorch.
     """
     bias_sbuf = float32_like(lse_sbuf)
     nisa.tensor_scalar(dst=bias_sbuf, data=lse_sbuf, op0=nl.multiply, operand0=-1.0, op1=nl.add, operand1=added)

@@ -34,7 +34,8 @@ _WORDS = Words(row="vocabulary", rows_per_batch="positions_per_batch")
 def validated_options(
     launch: Launch, recipe: LossOptions, first_class: int, num_classes: int | None, wanted: Wanted | None = None
 ) -> Options:
-    """Return the options of an extended kernel; :func:`validate_tiles` checks separately that its tiles fit.
+    """Check the arguments of an extended kernel and return its options; :func:`validate_tiles` checks that its
+    tiles fit.
 
     Raises:
         AssertionError: if an array, an option or a result is not accepted; the message has function, requirement,
@@ -67,7 +68,7 @@ def validate_recipe(function: str, recipe: LossOptions) -> None:
 
 
 def validate_wanted(function: str, wanted: Wanted, classes: Classes) -> None:
-    """Check that a forward can give the requested results.
+    """Check that a forward whose logits hold ``classes`` can give the requested results.
 
     Raises:
         AssertionError: if it cannot give one; the message has function, requirement, value and remedy.
@@ -109,10 +110,10 @@ def validate_arrays(launch: Launch, allow_probabilities: bool) -> None:
 
 
 def validate_tiles(launch: Launch, plan: SbufPlan) -> None:
-    """Check that the machine can hold the tiles of the sizes of batches and chunks.
+    """Check that batches and chunks of the launch's sizes fit SBUF together with the scratch of the plan.
 
     Raises:
-        AssertionError: if it cannot; the message has function, requirement, value and remedy.
+        AssertionError: if they do not; the message has function, requirement, value and remedy.
     """
     require_rows_per_batch(launch.function, _WORDS.rows_per_batch, launch.positions_per_batch)
     require_chunk_size(
@@ -150,15 +151,17 @@ def validate_upstream(
     *,
     requires_loss: bool = True,
 ) -> None:
-    """Check that upstream gradients and statistics fit each other, the positions and the options.
+    """Check that the upstream gradients and statistics of a backward fit each other, the positions and the
+    options.
 
     Args:
         function: the name of the function in error messages.
         num_positions: N.
         options: the options of the kernel.
         upstream: the upstream gradients and statistics of the kernel.
-        like: the noun for the tensor whose flattening the vectors follow, used in error messages.
-        requires_loss: whether the gradient of the loss is required; otherwise any one gradient is.
+        like: the name, in error messages, of the tensor whose flattened positions the vectors correspond to.
+        requires_loss: whether the gradient of the loss is required; otherwise at least one gradient is,
+            whichever it is.
 
     Raises:
         AssertionError: if they do not fit; the message has function, requirement, value and remedy.
@@ -196,14 +199,14 @@ def validate_upstream(
 def validate_class_targets(
     function: str, targets_hbm: nl.NkiTensor, num_positions: int, matrix: str, like: str
 ) -> None:
-    """Check that the targets are one int32 for each position, a row of ``matrix``.
+    """Check that the targets are one int32 for each position, that is for each row of ``matrix``.
 
     Args:
         function: the name of the function in error messages.
         targets_hbm: the targets.
         num_positions: N.
         matrix: the name of the matrix whose rows are the positions.
-        like: the noun for the tensor whose flattening the targets follow, used in error messages.
+        like: the name, in error messages, of the tensor whose flattened positions the targets correspond to.
 
     Raises:
         AssertionError: if they are not; the message has function, requirement, value and remedy.
@@ -220,7 +223,14 @@ def validate_class_targets(
 
 
 def validated_classes(function: str, vocab_size: int, noun: str, first_class: int, num_classes: int | None) -> Classes:
-    """Return the classes of a launch that holds ``vocab_size`` of them; ``noun`` names them in error messages.
+    """Return the range of classes that a launch with ``vocab_size`` columns holds, after checking it.
+
+    Args:
+        function: the name of the function in error messages.
+        vocab_size: the number of columns.
+        noun: the name of the columns in error messages.
+        first_class: the class of the first column.
+        num_classes: the number of classes of all shards; None means ``vocab_size``.
 
     Raises:
         AssertionError: if they are not accepted; the message has function, requirement, value and remedy.
@@ -247,7 +257,9 @@ def validated_classes(function: str, vocab_size: int, noun: str, first_class: in
 
 
 def _validate_sums_of_shards(function: str, options: Options, upstream: PositionUpstream) -> None:
-    """Check that the sums that a shard cannot know are passed."""
+    """Check that a shard gets the sums over all shards that it cannot compute: position weights and the class
+    weights' sum.
+    """
     remedy = "needs target_weight_hbm, got None; pass the sum of the position_weight of all shards"
     has_target_weight = upstream.target_weight_hbm is not None
     if options.has_probabilities:

@@ -47,7 +47,7 @@ _FLOAT64_EXPONENT_MASK = np.int64(0x7FF0_0000_0000_0000)
 
 
 def forward_bounds(statistics: RowStatistics, loss_dtype: Any, lse_dtype: Any) -> tuple[Float64Array, Float64Array]:
-    """Return the largest accepted errors of loss and log-sum-exp, [N] each.
+    """Return the largest accepted errors of loss and log-sum-exp, [N] each. The module explains u, m, d and p.
 
     For float32 results::
 
@@ -90,7 +90,7 @@ def gradient_bound(
     dtype: Any,
     result_dtype: Any,
 ) -> Float64Array:
-    """Return the largest accepted error of every element of the gradient of the rows passed, [R, V].
+    """Return the largest accepted error of every element of the gradient of the R rows passed, [R, V].
 
     For float32 results::
 
@@ -101,13 +101,13 @@ def gradient_bound(
     one of them is float16.
 
     Derivation. An element is scale * exp(x - lse), or exp(x - lse + log scale) with the scale folded into the
-    exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself
-    |log scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
+    exponent. Rounding the bias -lse + log scale costs up to (|lse| + |log scale|) u/2, log scale itself |log
+    scale| u/2, and the argument (|x - lse| + |log scale|) u/2. An absolute error of the argument is a relative
     error of the result; together at most u (|x - lse| + |lse| + 3 |log scale|) / 2. ``exp`` adds 2.6 u and a
-    multiplication u/2, which leaves room in the 8 up to |log scale| = 9.8, N of about 18,000. At the target the
-    subtraction p - 1, the product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each, 1.5 u of
-    the 2 granted. A log-sum-exp rounded below x makes p > 1 and the last term negative; then p - 1 < p, and
-    8 p - 2 (p - 1) covers it. 2^-126, the smallest normal number, covers results that underflow.
+    multiplication u/2, which the 8 covers up to |log scale| = 9.8, N of about 18,000. At the target the
+    subtraction p - 1, the product with the scale and the scale's own rounding cost u/2 of scale |p - 1| each,
+    1.5 u of the 2 granted. A log-sum-exp rounded below x makes p > 1 and the last term negative; then
+    p - 1 < p, and 8 p - 2 (p - 1) covers it. 2^-126, the smallest normal number, covers results that underflow.
     """
     p = probabilities(logits, lse_state, dtype)
     lse = lse_state.astype(np.float64)[:, np.newaxis]
@@ -144,7 +144,9 @@ def float16_allowance(exact: Float64Array) -> Float64Array:
 
 
 def in_range(exact: Float64Array, dtype: Any) -> Float64Array:
-    """Return ``exact``; if ``dtype`` is float16, values beyond its range, from 65520 on, become infinite."""
+    """Return ``exact``, but if ``dtype`` is float16 with infinity in place of magnitudes from 65520 on, which it
+    cannot hold.
+    """
     if as_numpy_dtype(dtype) != np.dtype(np.float16):
         return exact
     return np.where(np.abs(exact) >= _FLOAT16_END, np.copysign(np.inf, exact), exact)

@@ -3,16 +3,17 @@
 
 """The accepted errors of the extended kernels relative to the float64 reference.
 
-Notation as in :mod:`.bounds`: u = 2^-23, m the maximum of a row of z, log d = lse - m, p the softmax, f the factors of
-the classes (``ExtendedLoss.factors``). Exponentials, pairwise sums, log and arguments of the statistics of one row are
-granted the 16 u that ``bounds.forward_bounds`` derives. The bounds here add:
+Notation as in :mod:`.bounds`: u = 2^-23, z the logits after cap and temperature, m the maximum of a row of
+z, log d = lse - m, p the softmax, f the factors of the classes (``ExtendedLoss.factors``). Exponentials,
+pairwise sums, log and arguments of the statistics of one row are granted the 16 u that
+``bounds.forward_bounds`` derives. The bounds here add:
 
 - a cap c: tanh is granted 3 u (the error of numpy's tanh is 0.9 u with AVX2 and 1.3 u without), and the product with c
   is rounded, so the error of z is 4 u c;
 - sums over the classes: the terms f (m - z) have one sign, also chunk by chunk, so 16 u of their sum covers factors,
   products and pairwise additions;
-- the entropy log d - E / d: the error of a term exp(z - m) (m - z) exceeds the error of its sum by half a unit of
-  (m - z)^2;
+- the entropy log d - E / d, with E = sum of exp(z - m) (z - m): the error of a term of -E exceeds the error of its sum
+  by half a unit of (m - z)^2;
 - s lse^2 doubles the relative error of lse;
 - log sum p^2 = log Q - 2 log d with Q = sum exp(2 (z - m)): a square doubles the error of an exponential, and 2 log d
   has the error of lse twice, so the bound is four times that of lse without its maximum; the maximum is in both terms
@@ -40,7 +41,9 @@ CAP_UNITS = 4.0
 def extended_forward_bounds(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], dtype: Any, options: ExtendedLoss
 ) -> dict[str, Float64Array]:
-    """Return the largest accepted errors by the name of the result, [N] each, for rows whose results are finite."""
+    """Return the largest accepted errors of each result, [N], by the name of the result, for rows whose results
+    are finite.
+    """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)
         expected = extended_forward_reference(logits, targets, dtype, options)
@@ -95,7 +98,11 @@ def coefficient_sizes(
     grad_lse: npt.NDArray[Any] | None = None,
     grad_logprob: npt.NDArray[Any] | None = None,
 ) -> Float64Array:
-    """Return S, [N], the sum of the sizes of all terms of A; a gradient of z is A p minus the terms at the targets."""
+    """Return S, [N]: for each position, the sum of the magnitudes of the terms of A.
+
+    A is the coefficient of the softmax in the gradient of z, see
+    :mod:`nkilib.experimental.loss.cross_entropy.coefficients`.
+    """
     valid, exact_lse = options.is_valid(targets), lse.astype(np.float64)
     of_loss = np.abs(np.where(valid, grad_loss, 0.0).astype(np.float64))
     sizes = of_loss * options.factors(targets, vocabulary).sum(axis=1)
@@ -112,19 +119,22 @@ def extended_gradient_bound(
 ) -> Float64Array:
     """Return the largest accepted errors of a float32 gradient, [N, V].
 
-    With S the sum of the sizes of all terms of A, and c the cap or 0::
+    Let A, D, g, e, V and w be as in :mod:`nkilib.experimental.loss.cross_entropy.coefficients`, S the sum of
+    the magnitudes of the terms of A, dz the gradient of z, and c the cap or 0. The bound is::
 
         u (S p (12 + |z - lse| + |lse| + 4 c) + 4 |r| + 4 |dz|) + 2^-126
 
-    where r is the amount subtracted from A * p: g times the factor, and gp. As ``bounds.gradient_bound`` derives, the
-    relative error of p is u (8 + |z - lse| + |lse|), and the terms of A, their sum and the product cost 4 u more. At
-    the target the large part of r is not granted: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r
-    is the sizes of the terms of A - D times |1 - p|, and |g (e / V) w|. The error of the factor 1 - tanh^2 is 3 u, of
-    dz.
+    where r is the amount subtracted from A * p: g times the class factor, and at the target the gradient of its
+    log-probability. As ``bounds.gradient_bound`` derives, the relative error of p is u (8 + |z - lse| + |lse|),
+    and the terms of A, their sum and the product cost 4 u more. At the target the bound does not grant the
+    large part of r: there the kernel computes (A - D) (p - 1) + D p - g (e / V) w, and r is the sum of the
+    magnitudes of the terms of A - D, times |1 - p|, plus |g (e / V) w|. The factor 1 - tanh^2 of a cap adds an
+    error of 3 u of dz.
 
-    A temperature t doubles |z - lse| + |lse|, divides 4 c by t, and divides the bound by t. The gradient h of the
-    entropy H adds h p (log p + H), relative to which p has the error above. Of log p + H the difference z - m, its
-    product with h, log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1) more.
+    A temperature t doubles |z - lse| + |lse|, divides 4 c by t, and divides the bound by t. The gradient h of
+    the entropy H adds h p (log p + H), in which p has the relative error above. For h (log p + H), the
+    difference z - m, its product with h, log d - H and the sum are rounded: 4 u (|z - lse| + |lse| + |H| + 1)
+    more.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         z = options.scores(logits, dtype)

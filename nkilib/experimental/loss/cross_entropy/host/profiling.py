@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The modelled time of a launch of the kernels, from shapes alone: for host code, and in the simulator only."""
+"""The modelled profile of a launch of the kernels, from shapes alone: for host code, and in the simulator
+only.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,10 @@ def profile_launch(
         dtype: the type of logits and tiles, an NKI type or its name; targets are int32, and the backward's lse float32.
         direction: ``"forward"`` or ``"backward"``.
         tiling: the tiling of the launch; it may differ from the one that ``choose_tiling`` would choose.
-        target: the generation, such as ``"trn2"``.
+        target: the generation of the hardware, such as ``"trn2"``.
         cores: the number of cores of the launch.
-        parameters: the assumptions of the model where nothing is published.
+        parameters: the assumptions of the model of time where nothing is published; None means the default
+            ones.
         extended: whether to profile an extended kernel; ``options`` may hold shapes for its further arrays.
         trips: the iterations of the forward's loop over recomputed positions, in the form that ``profile`` accepts:
             ``"none"``, ``"all"`` or a number. None gives the profile with no iterations, whose ``with_all_trips`` is

@@ -3,9 +3,10 @@
 
 """Cross-entropy and its gradient in float64: the reference against which the kernels are checked.
 
-The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged targets, and
-in the backward the log-sum-exp that the kernel received. From there on every operation is float64, so the remaining
-difference between the two is the kernel's own error (see :mod:`.bounds`).
+The reference starts where a kernel starts: logits rounded to the type of its tiles (``dtype``), unchanged
+targets, and in the backward the log-sum-exp that the kernel received. From there on every operation is
+float64, so the remaining difference between reference and kernel is the kernel's own error (see
+:mod:`.bounds`).
 
 Only numpy and ml_dtypes are needed. Rows are processed in blocks, so the working memory stays at a few times
 ``_BLOCK_ELEMENTS`` float64 values, independent of N and V.
@@ -150,7 +151,8 @@ def cross_entropy_backward_reference(
 def gradient_of_rows(
     logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.NDArray[Any], scale: float, dtype: Any
 ) -> Float64Array:
-    """Return ``scale * (exp(x - lse) - onehot)`` of the rows passed in float64, all of them at once.
+    """Return ``scale * (exp(x - lse) - onehot)`` for the rows passed in float64, all of them at once, with the
+    logits x rounded to ``dtype``.
 
     Where the log-sum-exp of a row is not finite, every element is NaN, like in autograd: the row holds NaN or +inf,
     or nothing but -inf, and its softmax is not defined.
@@ -162,7 +164,10 @@ def gradient_of_rows(
 
 
 def probabilities(logits: npt.NDArray[Any], lse_state: npt.NDArray[Any], dtype: Any) -> Float64Array:
-    """Return ``exp(x - lse)`` of the rows passed in float64; NaN in rows whose log-sum-exp is not finite."""
+    """Return ``exp(x - lse)`` for the rows passed in float64, with the logits x rounded to ``dtype``.
+
+    It is NaN in rows whose log-sum-exp is not finite.
+    """
     x = rounded_to(logits, dtype)
     lse = lse_state.astype(np.float64)
     x -= np.where(np.isfinite(lse), lse, np.nan)[:, np.newaxis]
@@ -181,7 +186,10 @@ def gradient_scale(reduction: str, positions: int) -> float:
 
 
 def row_blocks(logits: npt.NDArray[Any]) -> Iterator[slice]:
-    """Yield slices that cover the rows in order, of at most ``_BLOCK_ELEMENTS`` elements or of one row."""
+    """Yield slices that together cover the rows in order.
+
+    Each has at most ``_BLOCK_ELEMENTS`` elements, or is a single row.
+    """
     positions, vocabulary = logits.shape
     step = max(1, _BLOCK_ELEMENTS // vocabulary)
     for start in range(0, positions, step):
@@ -220,7 +228,8 @@ def _check(logits: npt.NDArray[Any], targets: npt.NDArray[Any], lse_state: npt.N
 class ExtendedLoss:
     """The options of the extended kernels, under the names of their parameters, in float64 arithmetic.
 
-    For a shard of the vocabulary the whole loss is computed and cut afterwards; the reference needs no option for it.
+    There is no option for a shard of the vocabulary: the results over the whole vocabulary are computed and cut
+    afterwards.
     """
 
     class_weight: npt.NDArray[Any] | None = None
@@ -231,7 +240,7 @@ class ExtendedLoss:
     temperature: float = 1.0
 
     def scores(self, logits: npt.NDArray[Any], dtype: Any) -> Float64Array:
-        """Return z: the logits, rounded to ``dtype``, after the cap and the temperature."""
+        """Return z: the logits, rounded to ``dtype``, capped, and divided by the temperature."""
         x = rounded_to(logits, dtype)
         if self.logit_softcap is None:
             return x / self.temperature
@@ -247,8 +256,9 @@ class ExtendedLoss:
         return np.ones(len(targets), np.bool_) if targets.ndim == 2 else targets != self.ignore_index
 
     def factors(self, targets: npt.NDArray[Any], vocabulary: int) -> Float64Array:
-        """Return the factors f, [N, V]; the loss of a position is the sum of f_k * (lse - z_k), plus s * lse^2.
+        """Return the factor f_k of each class k of each position, [N, V].
 
+        The loss of a position is the sum over k of f_k * (lse - z_k), plus s * lse^2 with s = ``lse_square_scale``.
         The factors of ignored positions are 0.
         """
         smoothed = self.label_smoothing / vocabulary
@@ -263,7 +273,7 @@ class ExtendedLoss:
 
 @dataclass(frozen=True)
 class ExtendedResults:
-    """The results of the extended forward, float64 [N] each, and ``argmax``.
+    """The results of the extended forward, [N] each: float64, except ``argmax``, which is int64.
 
     Only the linear forward returns the last two fields.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The shapes and types of the tensors of a launch, for the row of the registry and for profiles."""
+"""The shapes and types of the tensors of a launch, for the registry entry and for profiles."""
 
 from __future__ import annotations
 

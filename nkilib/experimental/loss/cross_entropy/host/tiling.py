@@ -3,10 +3,11 @@
 
 """The choice of positions_per_batch and chunk_size for launches of the kernels: arithmetic only, for host code.
 
-The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is chosen. The
-estimate includes the costs of a larger chunk (the first load and the last chunk overlap with nothing) and its savings
-(each chunk has fixed costs). It models differences between tilings, not times: terms that all tilings share are left
-out. ``nkilib.simulator.profile`` models times; the tests compare the choice with it.
+The time of a launch is estimated for each of some thirty chunk sizes, and the size with the least time is
+chosen. The estimate includes the costs of a larger chunk (no other work overlaps the first load and the
+last chunk) and its savings (each chunk has fixed costs). It models differences between tilings, not times:
+terms that all tilings share are left out. ``nkilib.simulator.profile`` models times; the tests compare the
+choice with it.
 
 A batch always has 128 positions: every engine takes as long for one position as for 128.
 """
@@ -97,9 +98,16 @@ class Tiling(NamedTuple):
 
 
 class _Machine(NamedTuple):
-    """A generation: usable SBUF bytes per partition, nanoseconds per cycle, and per byte on a DMA engine.
+    """The numbers of a hardware generation that determine the estimates.
 
-    The values are copied from ``nkilib/simulator/hardware``, which a device does not need; a test compares the two.
+    The values are copied from ``nkilib/simulator/hardware``, which a device does not need; a test compares the
+    two.
+
+    Attributes:
+        sbuf_bytes: usable bytes per partition of SBUF.
+        vector_ns, scalar_ns: the nanoseconds of a cycle of Vector and of Scalar.
+        dma_byte_ns: the nanoseconds per byte on a DMA engine.
+        scalar_bf16_per_cycle: the bfloat16 elements that Scalar processes per cycle.
     """
 
     sbuf_bytes: int
@@ -116,12 +124,13 @@ _MACHINES = {
 
 
 class _Tiles(NamedTuple):
-    """The bytes of a partition that are used besides the chunk buffers; ``most`` and ``usual`` are per chunk element.
+    """The bytes of a partition that tiles other than the chunk buffers take.
 
     Attributes:
         small: bytes reserved for small tiles, independent of the chunk size.
-        most: scratch of a launch with every option, which has to fit.
-        usual: scratch of a launch without options; the remaining bytes are chunk buffers.
+        most: bytes of scratch per element of a chunk with every option set, for which a chosen chunk size must
+            leave room.
+        usual: bytes of scratch per element of a chunk without options; the remaining bytes are chunk buffers.
     """
 
     small: int
@@ -236,13 +245,14 @@ class _Launch(NamedTuple):
     """The work of the busiest core of a launch; times in nanoseconds.
 
     Attributes:
-        positions: the positions of the launch.
-        itemsize: bytes per element.
-        batches, rows: the number of batches, and the positions of the first one.
-        chunk, last: elements of a chunk, and of the last chunk of a row.
-        chunks, loads: chunks per row, and of all batches.
+        positions: the positions of the whole launch.
+        itemsize: bytes per element of the tiles.
+        batches, rows: the number of batches of the core, and the positions of the first one.
+        chunk, last: the columns of a chunk, and of the last chunk of a row.
+        chunks, loads: the number of chunks per row, and of chunks of all batches.
         buffers: the number of chunks that are on chip at a time.
-        load, last_load, all_loads: the time of the DMA engines for the first chunk, the very last one, and all.
+        load, last_load, all_loads: the time in which the DMA engines load the first chunk, the very last one,
+            and all.
         per_cycle: elements that Scalar processes per cycle.
     """
 
@@ -261,7 +271,9 @@ class _Launch(NamedTuple):
     per_cycle: int
 
     def total(self, of_chunk: float, of_last: float) -> float:
-        """Return the sum over all chunks of all batches; the last chunk of a row takes ``of_last``."""
+        """Return the time of all chunks of all batches, if the last chunk of a row takes ``of_last`` and others
+        ``of_chunk``.
+        """
         return self.batches * ((self.chunks - 1) * of_chunk + of_last)
 
 
@@ -300,7 +312,11 @@ def _launch(
 
 
 def _forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the forward: the longest of each engine's work, with the time around it, and the buffer cycles."""
+    """Estimate the time of the forward with the exact maximum, in nanoseconds.
+
+    It is the longest of these: the work of each engine with the latencies before and after it, the reuse of the
+    chunk buffers, and the gather of the targets; plus the time of combining chunks.
+    """
 
     def maximum(elements: int) -> float:  # and the clamp, which waits for it
         return (max(_LEAST, elements) + _LEAST + _ISSUE) * machine.vector_ns + _VECTOR_RESULT
@@ -331,7 +347,9 @@ def _forward_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _faster_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the forward in the form that the kernel chooses by default."""
+    """Estimate the time of the forward in the form that the kernel chooses by default, with the exact maximum or a
+    shift.
+    """
     is_shifted = launch.itemsize == _ITEMSIZES["bfloat16"] and _takes_shift(launch)
     return _shifted_forward_ns(launch, machine) if is_shifted else _forward_ns(launch, machine)
 
@@ -343,9 +361,10 @@ def _takes_shift(launch: _Launch) -> bool:
 
 
 def _shifted_forward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the forward under a shift, where only the first chunk of a row, half as long as others, has a maximum.
+    """Estimate the time of the forward under a shift, in nanoseconds.
 
-    On Scalar all chunks follow each other without gaps.
+    A maximum is computed only of the first chunk of a row, which is half as long as others. On Scalar all
+    chunks follow each other without gaps.
     """
     vocab_size = (launch.chunks - 1) * launch.chunk + launch.last
     first = div_ceil(launch.chunk, 2)
@@ -386,9 +405,9 @@ def _stores_ns(launch: _Launch) -> float:
 
 
 def _gather_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the time by which the targets' logits of a single batch must be on chip; 0 for several batches.
+    """Return the time, from the start of the launch, at which the targets' logits of a single batch are on chip.
 
-    The targets of a single batch are loaded after its first chunks.
+    It is 0 for several batches. The targets of a single batch are loaded after its first chunks.
     """
     if launch.batches > 1:
         return 0.0
@@ -399,7 +418,10 @@ def _gather_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _groups_ns(launch: _Launch, machine: _Machine) -> float:
-    """Return the time of combining chunks: the more chunks a row has, the fewer batches share that time."""
+    """Return the time of combining the statistics of chunks into those of rows, for all groups of batches.
+
+    The more chunks a row has, the fewer batches a group has, and the more groups there are.
+    """
     groups = div_ceil(launch.batches - 1, most_batches_of_group(launch.chunks)) + 1
     columns = min(launch.chunks, STATISTICS_COLUMNS)
     of_vector = 2 * max(_LEAST, columns) + 2 * max(_LEAST, 2 * columns)
@@ -408,9 +430,10 @@ def _groups_ns(launch: _Launch, machine: _Machine) -> float:
 
 
 def _backward_ns(launch: _Launch, machine: _Machine) -> float:
-    """Estimate the backward, where loads and stores share the DMA engines.
+    """Estimate the time of the backward in nanoseconds, where loads and stores share the DMA engines.
 
-    The estimate has the form of the forward's; the first store waits for the gather.
+    The estimate has the form of the forward's; in addition, the first store waits for the gather of the
+    targets' logits.
     """
 
     def exponential(elements: int) -> float:
