@@ -29,7 +29,7 @@ class Observation:
 
     Attributes:
         arrays: the returned arrays, and the arguments as the launch left them, by name.
-        error: the error that it raised, as ``Type: message``; None if it returned.
+        error: the error that the launch raised, as ``Type: message``; None if it returned.
         notes: anything else that JSON can represent.
     """
 
@@ -46,7 +46,7 @@ class Observation:
         return replace(self, notes={**self.notes, **more})
 
     def save(self, directory: Path) -> None:
-        """Write it to a directory; the last file written marks it as complete."""
+        """Write the observation to a directory; the last file written marks it as complete."""
         written: dict[str, Any] = {f"{array.dtype.name}/{name}": _bits(array) for name, array in self.arrays.items()}
         np.savez(directory / _ARRAYS, **written)
         text = json.dumps({"error": self.error, "notes": self.notes})
@@ -69,7 +69,10 @@ class Observation:
 
 
 def typed(array: Array, like: Array) -> Array:
-    """Return an array without a type, as the runtime may return one, in the type of another array of its size."""
+    """Return an array of raw bytes (``void``), as the runtime may return it, in the type of ``like``.
+
+    An array of another type, or with elements of another size, stays as it is.
+    """
     if array.dtype.name.startswith("void") and array.dtype.itemsize == like.dtype.itemsize:
         return array.view(like.dtype)
     return array

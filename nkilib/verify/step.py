@@ -31,7 +31,7 @@ ON_SIMULATOR: Final = (Stage.SELF_CHECK,)
 
 @dataclass(frozen=True)
 class Step(ABC):
-    """A step that finds something out.
+    """A launch that finds something out, and the judgement of its outcome.
 
     Attributes:
         name: a name that is unique among all steps.
@@ -43,37 +43,37 @@ class Step(ABC):
 
     @property
     def cores(self) -> int:
-        """The number of cores of its launch."""
+        """The number of cores of the launch."""
         return 1
 
     @property
     def runs_last(self) -> bool:
-        """Whether it may leave the device in an unknown state."""
+        """Whether the step may leave the device in an unknown state, so that it runs after the others."""
         return False
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """Environment variables that its launch needs in addition to those of every step."""
+        """Environment variables that the launch needs in addition to those of every step."""
         return {}
 
     @property
     def stages_on_device(self) -> tuple[Stage, ...]:
-        """The stages that it runs if there is a device."""
+        """The stages of the step if there is a device."""
         return ON_DEVICE
 
     @property
     @abstractmethod
     def what(self) -> str:
-        """A line that says what it finds out."""
+        """A line that says what the step finds out."""
 
     @abstractmethod
     def observe(self, is_device: bool) -> Observation:
-        """Launch it in this process."""
+        """Launch the kernel in this process."""
 
     @abstractmethod
     def judge(self, observation: Observation, is_device: bool) -> Verdict:
         """Judge the observation, on the simulator."""
 
     def measure(self, observation: Observation, directory: Path) -> Observation:
-        """Return the observation with the additions of :attr:`Stage.MEASURE`, if the step has that stage."""
+        """Return the observation with what :attr:`Stage.MEASURE` adds, if the step has that stage."""
         return observation

@@ -23,7 +23,7 @@ def is_float(array: Array) -> bool:
 
 
 def classes_of(array: Array) -> npt.NDArray[np.int8]:
-    """Return, for each element of an array of such a type, the index of its class in ``CLASSES``."""
+    """Return the index in ``CLASSES`` of the class of each element, for an array for which :func:`is_float` is True."""
     values = array.astype(np.float32)  # exact
     size, negative = np.abs(values), np.signbit(values)
     classes = np.select(
@@ -41,9 +41,9 @@ class ClassDifference:
     Attributes:
         count: the number of these elements.
         rows: the indices of these elements along the first dimension.
-        index: the index of the first one.
-        came: the class of the first one.
-        expected: the class that was expected.
+        index: the index of the first of these elements.
+        came: the class of this first element.
+        expected: the class that was expected of it.
     """
 
     count: int
@@ -75,7 +75,7 @@ def class_difference(came: Array, expected: Array) -> ClassDifference | None:
 
 @dataclass(frozen=True)
 class Distance:
-    """The distance of an array from the simulator's.
+    """The distance of an array from the simulator's array.
 
     Attributes:
         same_bits: the share of bitwise identical elements.
@@ -105,6 +105,6 @@ def distance(came: Array, expected: Array) -> Distance:
 
 
 def _in_order(bits: npt.NDArray[np.int64], dtype: np.dtype[np.generic]) -> npt.NDArray[np.int64]:
-    """Return bits as integers that are ordered like the values: neighbours differ by 1."""
+    """Return the bits of floats as integers in the order of the floats: neighbouring floats differ by 1."""
     lowest = int(np.iinfo(dtype).min)  # type: ignore[type-var]
     return np.where(bits < 0, lowest - bits, bits)

@@ -25,18 +25,18 @@ class Status(str, Enum):
 
     @property
     def is_difference(self) -> bool:
-        """Whether the command exits with 1 because of it."""
+        """Whether a step with this status makes the command exit with 1."""
         return self not in (Status.AS_EXPECTED, Status.MEASURED, Status.MODELLED, Status.NOT_RUN)
 
     @property
     def has_ended_badly(self) -> bool:
-        """Whether the step gave no information and may be run again on request."""
+        """Whether a step with this status gave no information and may be run again on request."""
         return self in (Status.FAILED, Status.CRASHED, Status.TIMED_OUT, Status.RUNNING)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The end of a step.
+    """The judgement of a step.
 
     Attributes:
         status: the status of the step.

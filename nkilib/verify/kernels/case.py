@@ -25,8 +25,8 @@ class Reference(NamedTuple):
     Attributes:
         exact: the value in float64, or exactly, as integers.
         bound: the largest accepted error of each element; None: every element must be equal.
-        is_defined: the elements for which the value is defined; None for all. Other elements are only compared with the
-            simulator's class.
+        is_defined: the elements for which the value is defined; None for all. Of the other elements, only the class
+            (:mod:`nkilib.verify.values`), such as NaN, is compared with the simulator's.
     """
 
     exact: Array
@@ -34,7 +34,10 @@ class Reference(NamedTuple):
     is_defined: Array | None = None
 
     def worst_error(self, came: Array) -> float:
-        """Return the largest error as a share of its bound; infinite if the class of an element differs."""
+        """Return the largest ratio of an element's error to its bound; infinite if the class of an element differs.
+
+        If no bound is given, it is infinite if any element differs, else 0.
+        """
         if self.bound is None:
             return 0.0 if np.array_equal(came, self.exact) else np.inf
         with np.errstate(all="ignore"):
@@ -56,8 +59,8 @@ class Case(Step):
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name, the same ones every time.
         results: the names of the returned tensors, in order.
-        references: a function that makes the references of results from the arguments; for a result without a reference
-            only the classes are compared.
+        references: a function that makes the references of results from the arguments; of a result without a reference,
+            only the classes of its elements (:mod:`nkilib.verify.values`) are compared with the simulator's.
         num_cores: the number of cores of the launch.
         written: the argument that the kernel overwrites, if it does.
     """
@@ -118,7 +121,7 @@ class JudgedResult:
     Attributes:
         name: the name of the result.
         wrong: a message about what is not as expected; empty if everything is.
-        worst: the largest error as a share of its bound; None if there is no reference.
+        worst: the largest ratio of an element's error to its bound; None if there is no reference.
         distance: the distance from the simulator's result; None if shape or type differ.
     """
 

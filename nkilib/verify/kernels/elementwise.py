@@ -46,7 +46,7 @@ def _forward_references(entry: ElementwiseEntry, arguments: Mapping[str, Any]) -
 
 
 def _backward(entry: ElementwiseEntry, type_name: str, reduction: str, **wanted: bool) -> dict[str, Any]:
-    """Return the arguments of a backward, in place if all gradients are wanted."""
+    """Return the arguments of a backward, which is in place unless ``wanted`` selects gradients."""
     upstream = inputs.numbers(7, *(_SIZES if reduction == "none" else (1,))) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name), upstream, **wanted)
     return {**arguments, **_TILING, "reduction": reduction, "inplace": not wanted}
@@ -123,7 +123,7 @@ def _in_one_launch(entry: ElementwiseEntry, type_name: str) -> Iterator[Case]:
 
 
 def _shared(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments with a weight of rows, and one of columns if there are two weights."""
+    """Return the arguments with ``weight`` cut to one number per row, and ``pos_weight`` to one per column."""
     parts = {"weight_hbm": (slice(None), slice(0, 1)), "pos_weight_hbm": (slice(0, 1), slice(None))}
     return {**arguments, **{name: np.ascontiguousarray(arguments[name][part]) for name, part in parts.items()}}
 

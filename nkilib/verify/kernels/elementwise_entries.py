@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Registry entries of the elementwise losses: the forms of the registry, which verification and tests go through."""
+"""Elementwise losses with certain options, from the registry of losses; verification and tests go through all of
+them.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ class ElementwiseEntry:
 
     @classmethod
     def of(cls, loss: ElementwiseLoss, form: Form) -> ElementwiseEntry:
-        """Return the entry for a form of a loss, from its row of the table."""
+        """Return the entry for a form (a choice of options) of a registered loss."""
         return cls(
             f"{loss.name}{form.label}",
             loss.forward,
@@ -64,7 +66,7 @@ class ElementwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return tensors of a shape, by the names of the loss definition; the types repeat."""
+        """Return tensors of a shape, by the names of the loss definition; they take ``dtypes`` in turn."""
         return {
             name: MAKERS[sample](seed, shape).astype(dtypes[seed % len(dtypes)])
             for seed, (name, sample) in enumerate(self.tensors.items())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the kernels with the options of training recipes."""
+"""Cases of cross-entropy with the options of training recipes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def result_names(arguments: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def forward_references(arguments: Mapping[str, Any]) -> References:
-    """Return every result in float64; for a shard all except the loss, which a shard does not define."""
+    """Return every result in float64; for a shard all except the loss, which a shard does not define. Empty if the
+    reference lacks one of the options.
+    """
     if not has_reference(arguments):
         return {}
     logits, targets, dtype, options = (
@@ -132,7 +134,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return the gradient in float64; the gradient of a shard is a part of the whole."""
+    """Return the gradient in float64, for a launch on all classes; empty if the reference lacks one of the options."""
     if not has_reference(arguments):
         return {}
     logits, dtype, options = arguments["logits_hbm"], arguments["dtype"], loss_of(arguments)
@@ -149,7 +151,7 @@ def backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def shard_backward_references(arguments: Mapping[str, Any]) -> References:
-    """Return :func:`backward_references` for the columns of a shard, from the launch of the whole."""
+    """Return the columns of :func:`backward_references` that belong to a shard, from the launch on all classes."""
     (expected,) = backward_references(_whole(arguments)).values()
     if expected.bound is None:
         raise AssertionError("the gradient has a bound")
@@ -219,7 +221,9 @@ def _backward(forward: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 
 def _all_gradients(type_name: str) -> dict[str, Any]:
-    """Return arguments with gradients of every result that has one, p from maximum and log-sum, over the logits."""
+    """Return arguments of a backward that writes over the logits: with upstream gradients of every result that has one,
+    and with maximum and log-sum, from which p is computed.
+    """
     arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED, **_SQUARE))
     z = arguments["logits_hbm"].astype(np.float64)
     maximum = z.max(axis=1)
@@ -236,7 +240,9 @@ def _all_gradients(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return the arguments for a shard's part of a gradient, with what the shard cannot know of the others."""
+    """Return the arguments of the backward of a shard, including what it cannot know of the other shards: the weights
+    of the targets' classes and the sum of all weights.
+    """
     arguments = _backward(_forward(type_name, **_WEIGHTS, **_SMOOTHED))
     weights = arguments["class_weight_hbm"]
     known = {"target_weight_hbm": weights[arguments["targets_hbm"]], "weight_sum": float(weights.sum())}

@@ -55,7 +55,9 @@ def _extended_arguments() -> dict[str, Any]:
 
 
 def _plain_references(arguments: Mapping[str, Any]) -> References:
-    """Return the references, with a gradient from the exact log-sum-exp, which the launch's equals to a rounding."""
+    """Return the references. The gradient is computed from the exact log-sum-exp, rounded; the launch's log-sum-exp may
+    differ from it by some units.
+    """
     launch = {**arguments, "dtype": nl.float32}
     lse = plain.exact_lse(arguments["logits_hbm"], arguments["targets_hbm"], nl.float32)
     backward = {**launch, "lse_state_hbm": lse, "inplace": False}
@@ -70,7 +72,10 @@ def _extended_references(arguments: Mapping[str, Any]) -> References:
 
 
 def _widened(references: References) -> References:
-    """Widen the bounds: a log-sum-exp that is off by some units changes every p by as many units of its own size."""
+    """Widen the bounds of gradients, because the launch computes its own log-sum-exp.
+
+    A log-sum-exp that is off by some units changes every p by as many units of its own size.
+    """
     return {
         name: reference._replace(bound=None if reference.bound is None else _LSE_UNITS * reference.bound)
         for name, reference in references.items()

@@ -89,7 +89,10 @@ def _rounded(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def upstream_of(arguments: Mapping[str, Any]) -> BackwardInputs:
-    """Return the inputs of the backward of such a launch; a launch that computes its own lse gets the exact one."""
+    """Return the upstream gradients and the log-sum-exp of a backward.
+
+    A launch that computes its own log-sum-exp, so that it has no ``lse_hbm``, gets the exact one.
+    """
     if "lse_hbm" not in arguments:
         scale = arguments["grad_scale"] if "grad_scale" in arguments else arguments["grad_scale_hbm"][0]
         return BackwardInputs(_lse(arguments), np.full(POSITIONS, scale, np.float32))
@@ -124,7 +127,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64."""
+    """Return the gradients in float64; ``classes`` selects those of a shard."""
     problem, upstream = problem_of(arguments), upstream_of(arguments)
     with np.errstate(all="ignore"):
         exact = linear_backward_reference(problem, upstream, classes)._asdict()
@@ -148,7 +151,7 @@ def forward_backward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def _operands(type_name: str) -> dict[str, Any]:
-    """Return X, W and their targets, every seventh position confident, a bias, and class weights."""
+    """Return X, W, targets, a bias and class weights; every seventh position is confident of its target."""
     weight = inputs.numbers(12, CLASSES, FEATURES) / np.float32(np.sqrt(FEATURES))
     targets = inputs.targets(POSITIONS, CLASSES)
     hidden = inputs.numbers(11, POSITIONS, FEATURES)
@@ -199,7 +202,9 @@ def _backward(arguments: dict[str, Any], **further: Any) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str) -> dict[str, Any]:
-    """Return arguments with gradients of every result that has one, p from maximum and log-sum, dW added to a sum."""
+    """Return arguments of a backward with upstream gradients of lse and log-probability, with maximum and log-sum, from
+    which p is computed, and with a sum that dW is added to.
+    """
     arguments = launch_of(type_name, bias_hbm=True, **_RECIPE_OF_ALL)
     problem = problem_of(arguments)
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)
@@ -215,7 +220,7 @@ def _every_gradient(type_name: str) -> dict[str, Any]:
 
 
 def _score_gradients(type_name: str, **options: Any) -> dict[str, Any]:
-    """Return arguments with gradients of log-probability and entropy, with masked classes, too."""
+    """Return arguments of a backward with upstream gradients of log-probability and entropy, and masked classes."""
     arguments = _masked_launch(type_name, **options)
     with np.errstate(all="ignore"):
         entropy = linear_forward_reference(problem_of(arguments)).entropy
@@ -238,7 +243,9 @@ def _shard_forward(type_name: str) -> dict[str, Any]:
 
 
 def _shard_backward(type_name: str) -> dict[str, Any]:
-    """Return a shard's arguments with what it cannot know of the others; dX, a summand of the whole, is not rounded."""
+    """Return the arguments of the backward of a shard, including what it cannot know of the other shards: the weights
+    of the targets' classes and the sum of all weights. Its dX, a summand of the whole, is not rounded.
+    """
     arguments = _backward({**_operands(type_name), "label_smoothing": 0.1})
     weights = arguments["class_weight_hbm"]
     known = {"target_weight_hbm": weights[arguments["targets_hbm"]], "weight_sum": float(weights.sum())}

@@ -129,7 +129,7 @@ def mixture_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64."""
+    """Return the gradients in float64; ``classes`` selects those of a shard."""
     problem = problem_of(arguments)
     upstream = PairUpstream(
         statistics_of(arguments),
@@ -221,7 +221,9 @@ def _backward(make: Any, further: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _every_gradient(type_name: str, beta: float) -> dict[str, Any]:
-    """Return arguments with gradients of divergence and log-probability, every option, and dW added to a sum."""
+    """Return arguments of a backward with upstream gradients of divergence and log-probability, every option, and a sum
+    that dW is added to.
+    """
     options = {**_LABELS, **_BIASES, **_SCALED, **_TILING, "ignore_index": 5, "beta": beta}
     further = {
         "grad_logprob_hbm": inputs.numbers(52, POSITIONS) / np.float32(POSITIONS),

@@ -49,7 +49,9 @@ _GRADIENTS: Final = {"input": "grad_input", "weight": "grad_weight", "bias": "gr
 
 
 def with_ids(arguments: dict[str, Any], ids: int = _IDS) -> dict[str, Any]:
-    """Replace the targets by several ids of each position: two equal ones, an ignored one, and others."""
+    """Replace the target of each position by ``ids`` target ids. If there is more than one, the first and the last are
+    equal, and the second is ignored at every third position.
+    """
     ids_of_position = np.stack([np.roll(arguments["targets_hbm"], 7 * shift) for shift in range(ids)], axis=1)
     if ids > 1:
         ids_of_position[:, -1] = ids_of_position[:, 0]
@@ -77,7 +79,7 @@ def forward_references(arguments: Mapping[str, Any]) -> References:
 
 
 def backward_references(arguments: Mapping[str, Any], classes: slice = EVERY_CLASS) -> References:
-    """Return the gradients in float64."""
+    """Return the gradients in float64; ``classes`` selects those of a shard."""
     problem = problem_of(arguments)
     names = ("grad_logprob_hbm", "grad_lse_hbm", "entropy_hbm", "grad_entropy_hbm")
     upstream = ScoreInputs(arguments["lse_hbm"], *(arguments.get(name) for name in names))
@@ -128,7 +130,7 @@ def _with_sum(type_name: str) -> dict[str, Any]:
 
 
 def _with_maximum(**options: Any) -> dict[str, Any]:
-    """Return the arguments with p from maximum and log-sum, for dX only."""
+    """Return the arguments of a backward that computes p from maximum and log-sum, and dX only."""
     arguments = _launch("bfloat16", **options)
     problem = problem_of({name: value for name, value in arguments.items() if name != "with_log_sum"})
     z = problem.logits_of(slice(0, POSITIONS), problem.classes_first)

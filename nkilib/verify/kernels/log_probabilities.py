@@ -70,7 +70,7 @@ def _special(type_name: str) -> dict[str, Any]:
 
 
 def _of_kl_div(arguments: Mapping[str, Any]) -> tuple[KlDivReference, dict[str, Array]]:
-    """Return the reference and its tensors."""
+    """Return the reference of a launch, and the tensors that it takes."""
     return KlDivReference(bool(arguments.get("log_target", False))), {
         "input": arguments["input_hbm"],
         "target": arguments["target_hbm"],

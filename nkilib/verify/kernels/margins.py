@@ -35,12 +35,12 @@ class _Loss:
     """One of the two margin losses, with what its check needs.
 
     Attributes:
-        row: its row of the table of losses.
+        row: the registry entry of the loss.
         sizes: the rows and classes of a launch.
         made: a function that makes scores, targets and options of a launch, by the name of a type.
         module: the module with the float64 reference and its bounds.
         reference: a function that makes the float64 reference from the arguments.
-        further: a function that returns options of the bounds from the arguments.
+        further: a function that returns, from the arguments, the options that the functions for the bounds take.
     """
 
     row: SizedLoss
@@ -97,7 +97,7 @@ def _multi_margin_reference(arguments: Mapping[str, Any]) -> multi_margin.MultiM
 
 
 def _multilabel_margin(type_name: str) -> dict[str, Any]:
-    """Return arguments with lists of up to five targets, one of them empty, some with a class that occurs twice."""
+    """Return arguments with up to five targets for each row; some rows have none, and a class may occur twice."""
     rows, classes = _LABEL_SIZES
     targets = inputs.integers(3, classes, rows, classes)
     targets[np.arange(rows), np.arange(rows) % 6] = -1
@@ -122,7 +122,10 @@ _MULTILABEL: Final = _Loss(
 
 
 def _pair(loss: _Loss, type_name: str, name: str, cores: int, **options: Any) -> Iterator[Case]:
-    """Yield a forward and a backward, which is in place on two cores; ``{}`` in the name stands for these words."""
+    """Yield a forward and a backward, which is in place on two cores.
+
+    ``{}`` in ``name`` becomes ", in place" for such a backward, else nothing.
+    """
     yield Case(
         f"{loss.row.name}_forward: {name.format('')}",
         False,

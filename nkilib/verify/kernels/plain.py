@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Cases of the kernels in which every target is a class and every position is valid."""
+"""Cases of plain cross-entropy, in which every target is a class and every position is valid."""
 
 from __future__ import annotations
 
@@ -102,7 +102,9 @@ def _special(type_name: str, **options: Any) -> dict[str, Any]:
 
 
 def _late_maxima(type_name: str) -> dict[str, Any]:
-    """Return arguments for a forward with a shift: each core recomputes rows in more than one iteration of its loop."""
+    """Return arguments for a forward that subtracts a shift instead of the maximum of a row, so that rows have to be
+    recomputed: on each core, in more than one iteration of its loop.
+    """
     arguments = _forward(*_LATE_SIZES, type_name, positions_per_batch=64, chunk_size=50, exact_maximum=False)
     return {**arguments, "logits_hbm": inputs.late_maxima(*_LATE_SIZES, type_name)}
 

@@ -49,7 +49,7 @@ def _forward_references(entry: RowwiseEntry, arguments: Mapping[str, Any]) -> Re
 def _backward(
     entry: RowwiseEntry, type_name: str, sizes: tuple[int, int], reduction: str, **wanted: bool
 ) -> dict[str, Any]:
-    """Return the arguments of a backward, in place if all gradients are wanted."""
+    """Return the arguments of a backward, which is in place unless ``wanted`` selects gradients."""
     upstream = inputs.numbers(7, sizes[0] if reduction == "none" else 1) + np.float32(3)
     arguments = entry.backward_arguments(_tensors(entry, type_name, sizes), upstream, **wanted)
     tiling = _TILING if sizes == _SIZES else {}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Registry entries of the row-wise losses: the forms of the registry, which verification and tests go through."""
+"""Row-wise losses with certain options, from the registry of losses; verification and tests go through all of them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class RowwiseEntry:
         gradients: the names of the tensors by which the backward differentiates, in its order.
         options: the options of the forward.
         of_forward: the names of tensors and options that the backward does not take.
-        has_coefficients: whether the forward returns coefficients.
+        has_coefficients: whether the forward returns coefficients, from which the backward computes the gradients.
     """
 
     name: str
@@ -50,7 +50,7 @@ class RowwiseEntry:
 
     @classmethod
     def of(cls, loss: RowwiseLoss, form: Form) -> RowwiseEntry:
-        """Return the entry for a form of a loss, from its row of the table."""
+        """Return the entry for a form (a choice of options) of a registered loss."""
         forward, backward = (inspect.signature(kernel).parameters for kernel in (loss.forward, loss.backward))
         return cls(
             f"{loss.name}{form.label}",
@@ -65,7 +65,7 @@ class RowwiseEntry:
         )
 
     def made(self, shape: Shape, dtypes: tuple[Any, ...] = (np.float32,)) -> dict[str, Array]:
-        """Return tensors of a shape, by name; the types repeat, and per-row scalars are float32."""
+        """Return tensors of a shape, by name; they take ``dtypes`` in turn, and per-row scalars are float32."""
         tensors = {name: MAKERS[sample](seed, shape) for seed, (name, sample) in enumerate(self.tensors.items())}
         types = {
             name: dtypes[at % len(dtypes)] if tensor.ndim == 2 else np.float32

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Makers of the tensors of losses by their kind of values: numpy arrays from a seed."""
+"""Functions that make the tensors of losses as numpy arrays from a seed, one for each kind of values."""
 
 from __future__ import annotations
 

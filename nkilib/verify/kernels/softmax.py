@@ -32,7 +32,10 @@ _MIDDLE: Final = ((2, 300, 140), (2, 130, 256), (2, 21, 700))
 
 @dataclass(frozen=True)
 class _Kernel:
-    """A kernel and the reference of its result."""
+    """A kernel, the float64 reference of its result, and its bound.
+
+    A backward takes the output of a forward, whose reference is ``of_forward``; it is None for a forward.
+    """
 
     function: Any
     reference: Callable[..., Any]
@@ -40,7 +43,7 @@ class _Kernel:
     of_forward: Callable[..., Any] | None
 
     def arguments(self, type_name: str, shape: tuple[int, ...], **options: Any) -> dict[str, Any]:
-        """Return x, or dy and y, of one type."""
+        """Return the arguments of a launch, with tensors of one type: x, or for a backward dy and y."""
         axis, dtype = options.get("axis", -1), inputs.TYPES[type_name][0]
         x = 3.0 * inputs.numbers(21, *shape)
         if self.of_forward is None:
@@ -49,7 +52,7 @@ class _Kernel:
         return {"grad_hbm": inputs.numbers(22, *shape).astype(dtype), "output_hbm": output, **options}
 
     def references(self, arguments: Mapping[str, Any]) -> References:
-        """Return the reference of its only result."""
+        """Return the reference of the kernel's only result."""
         arrays: list[Array] = [arguments[name] for name in ("x_hbm", "grad_hbm", "output_hbm") if name in arguments]
         axis = arguments.get("axis", -1)
         dtype = np.float32 if "dtype" in arguments else arrays[0].dtype

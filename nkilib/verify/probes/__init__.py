@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Small kernels that tell apart the readings of questions that the documentation of NKI leaves open.
+"""Small kernels that find out how a device answers questions that the documentation of NKI leaves open.
 
-The result of a device is looked up among the expected values of every reading, which numpy computes: the simulator is
-only one of the devices that are asked. A result that no reading explains is an answer, too, and is shown.
+Each possible answer is a reading (:class:`.Reading`), with the results that numpy computes for it. The result of a
+device is looked up among these; the simulator is only one of the devices that are asked. A result that no reading
+explains is an answer, too, and is shown.
 """

@@ -48,9 +48,10 @@ _ROUNDED: Final[dict[str, Callable[[Array], Array]]] = {
 
 
 def _int32(rounded: Callable[[Array], Array], saturates: bool) -> Array:
-    """Return the int32 result of a rounding.
+    """Return the int32 results of the cast values, with ``rounded`` as the rounding.
 
-    Values out of range and NaN become the nearest integer and 0, or the lowest integer, as on x86.
+    With ``saturates``, values out of range become the nearest integer and NaN becomes 0; else all of them become the
+    lowest integer, as on x86.
     """
     lowest, highest = -(2.0**31), 2.0**31 - 1
     values = rounded(_TO_CAST.astype(np.float64))
@@ -222,7 +223,7 @@ _FACTORS: Final = row(2.0**-80, 2.0**-90, 2.0**-95)
 
 
 def _kept_and_flushed(values: Array) -> dict[bool, Array]:
-    """Return results whose last two are subnormal, by whether subnormal numbers are kept."""
+    """Return the expected results, whose last two are subnormal: with True as they are, with False flushed to zero."""
     values = values.astype(np.float32)
     return {True: values, False: np.where(values < 2.0**-126, np.float32(0), values)}
 

@@ -55,7 +55,7 @@ _POSITIONS: Final = 128 * 16
 
 @nki.jit
 def interleaved(values_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Copy bfloat16 numbers, each core every second one: neighbours share four bytes."""
+    """Copy bfloat16 numbers, of which each core copies every second one: the two of a pair share four bytes."""
     positions = values_hbm.shape[0]
     result_hbm = nl.ndarray((positions,), dtype=nl.bfloat16, buffer=nl.shared_hbm)
     cores, core = nl.num_programs(), nl.program_id(0)

@@ -122,7 +122,7 @@ def _as_bits(values: Array, shift: int) -> Array:
 
 
 def _half_written(values: Array, mark: float) -> Array:
-    """Return the mark with its lower half overwritten by the bits of bfloat16."""
+    """Return the float32 ``mark`` with its lower half overwritten by the bits of the values in bfloat16."""
     upper = np.float32(mark).view(np.uint32) & np.uint32(0xFFFF0000)
     return (bfloat16(values).view(np.uint16).astype(np.uint32) | upper).view(np.float32)
 
@@ -259,7 +259,7 @@ _FLAT: Final = np.arange(128) * 64 + _COLUMNS
 
 
 def _left_over(mark: float | None) -> Array:
-    """Return the negated rows, with a mark at the elements."""
+    """Return the negated rows, with ``mark`` at the elements that were scattered to; None: as they are."""
     rows = -_POSITIVE
     if mark is not None:
         rows[np.arange(128), _COLUMNS] = mark

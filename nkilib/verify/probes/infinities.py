@@ -46,7 +46,7 @@ _ROWS: Final = np.array(
 
 
 def _folded(step: Callable[[float, float], float], end: Callable[[float], float] = float) -> Array:
-    """Return the negated result of a chain of comparisons over each row."""
+    """Return what a chain of comparisons over each row gives, by ``step`` and then ``end``, negated."""
     return np.array([[-end(reduce(step, map(float, row)))] for row in _ROWS], np.float32)
 
 
@@ -155,7 +155,10 @@ ZERO_TIMES_INFINITY: Final = Probe(
 
 @nki.jit
 def equal_pairs(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Compare two values on Vector, 1 if equal, like the argmax's search for the chunks of a row's maximum."""
+    """Compare values on Vector: 1 where they are equal, else 0.
+
+    The argmax finds the chunks that hold a row's maximum in this way.
+    """
     left_sbuf, right_sbuf = loaded(left_hbm), loaded(right_hbm)
     is_equal_sbuf = tile(left_hbm.shape)
     nisa.tensor_tensor(dst=is_equal_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.equal)

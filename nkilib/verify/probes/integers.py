@@ -68,7 +68,7 @@ EXACT: Final = Probe(
 def unequal_and_chosen(
     left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor, values_hbm: nl.NkiTensor
 ) -> tuple[nl.NkiTensor, nl.NkiTensor]:
-    """Compute a uint32 mask of int32 values on GpSimd, and a predicated copy by this mask; 0 elsewhere."""
+    """Compute a uint32 mask of unequal int32 values on GpSimd, and copy values where it is set; 0 elsewhere."""
     left_sbuf, right_sbuf, values_sbuf = loaded(left_hbm), loaded(right_hbm), loaded(values_hbm)
     mask_sbuf, chosen_sbuf = tile(left_hbm.shape, nl.uint32), tile(left_hbm.shape)
     nisa.tensor_tensor(dst=mask_sbuf, data1=left_sbuf, data2=right_sbuf, op=nl.not_equal, engine=nisa.engine.gpsimd)
@@ -78,7 +78,7 @@ def unequal_and_chosen(
 
 
 def mask(is_set: int) -> Array:
-    """Return the expected mask, with ``is_set`` for true."""
+    """Return the expected mask, with ``is_set`` for the value of a set element."""
     return np.array([[0, is_set, is_set, 0]], np.uint32)
 
 

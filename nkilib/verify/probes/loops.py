@@ -20,7 +20,7 @@ _MARK: Final = -5.0
 
 
 def _counted(trips: nisa.VirtualRegister) -> nl.NkiTensor:
-    """Return how often the body of a loop ran, which adds 1 to the previous value."""
+    """Return the number of times that the body of a loop ran; the body adds 1 to a number."""
     count_sbuf = tile((1, 1))
     nisa.memset(dst=count_sbuf, value=0.0)
 
@@ -63,7 +63,7 @@ TRIPS: Final = Probe(
 
 @nki.jit
 def rows_of_loop(rows_hbm: nl.NkiTensor, trips_hbm: nl.NkiTensor) -> nl.NkiTensor:
-    """Sum the rows that the iterations of a loop select, from 0 on."""
+    """Sum the rows that the iterations of a loop select: iteration i selects row i."""
     sum_sbuf, row_sbuf = tile((1, rows_hbm.shape[2])), tile((1, rows_hbm.shape[2]))
     nisa.memset(dst=sum_sbuf, value=0.0)
     trips = nisa.register_alloc()
@@ -209,7 +209,7 @@ def sums_beside_each_other(left_hbm: nl.NkiTensor, right_hbm: nl.NkiTensor) -> n
 
 
 def _beside(first: int, second: int) -> dict[str, np.ndarray]:
-    """Return the result with these numbers of products in the sums of the first two groups."""
+    """Return the expected result if the sums of the first two groups have these numbers of products."""
     product = _LEFT.T @ _RIGHT
     return {"sums": np.concatenate([first * product, second * product, _LEFT.T], axis=1)}
 
@@ -240,7 +240,7 @@ def rows_recomputed(
     """Sum rows that a loop finds in a list on chip, scatter the sums over stored results, count the iterations.
 
     Args:
-        rows_hbm: [N, columns].
+        rows_hbm: the rows, [N, columns].
         slots_hbm: indices of rows, int32 [slots, 2]: one column per iteration, out of range in a slot without a row.
         trips_hbm: the number of iterations, int32 [1, 1].
     """

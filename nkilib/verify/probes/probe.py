@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A probe: one launch, and the readings that its results may confirm."""
+"""A probe: one launch, and the readings (possible answers to a question) that its results may confirm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Reading:
     worded: str = "OutOfRangeError: index"
 
     def explains(self, observation: Observation, tolerance: float) -> bool:
-        """Tell whether a launch had these results."""
+        """Tell whether a launch had the expected results or, if ``refused`` is given, such an error."""
         if observation.error is not None or self.refused is not None:
             return (
                 observation.error is not None
@@ -49,7 +49,7 @@ class Reading:
         return all(_agree(observation.arrays.get(name), array, tolerance) for name, array in self.expected.items())
 
     def planted(self) -> Observation:
-        """Return an observation with these results, for tests."""
+        """Return an observation that this reading explains, for tests."""
         return Observation(dict(self.expected)) if self.refused is None else Observation(error=self.worded)
 
 
@@ -60,7 +60,7 @@ class Probe(Step):
     Attributes:
         question: the question that the documentation leaves open.
         row: the page of docs/ with the question, and the beginning of its row or item there.
-        rests_on_it: the parts of the library that would be wrong by another reading.
+        rests_on_it: the parts of the library that would be wrong if another reading than the first one is true.
         kernel: the kernel that ``nki.jit`` returned.
         arguments: a function that makes the arguments by name; it is told whether there is a device.
         results: the names of the returned tensors, in order.
@@ -89,7 +89,7 @@ class Probe(Step):
 
     @property
     def runs_last(self) -> bool:
-        """Whether the launch ends in an error if everything is right."""
+        """Whether the launch ends in an error if the first reading is true."""
         return self.readings[0].refused is not None
 
     def observe(self, is_device: bool) -> Observation:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Probes of the registers in which Scalar and Vector add up, piece by piece, what they write."""
+"""Probes of the registers in which Scalar and Vector add up the elements that they write, over several instructions."""
 
 from __future__ import annotations
 

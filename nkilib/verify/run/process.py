@@ -24,8 +24,8 @@ class Ended:
     """The end of a process.
 
     Attributes:
-        code: its exit code, negative for a signal; None if it reached the time limit.
-        seconds: the time that it took.
+        code: the exit code of the process, negative for a signal; None if it reached the time limit.
+        seconds: the time that the process took.
     """
 
     code: int | None

@@ -29,8 +29,8 @@ class Entry:
     Attributes:
         kind, what: the kind and the description of the step.
         status, text, details: the status, text and details of its verdict.
-        seconds: the time that its processes took.
-        log: the end of their output, if something went wrong.
+        seconds: the time that the processes of the step took.
+        log: the end of the output of these processes, if something went wrong.
     """
 
     kind: str
@@ -76,7 +76,7 @@ class Report:
 
     @property
     def has_differences(self) -> bool:
-        """Whether the command exits with 1."""
+        """Whether a step has a status for which the command exits with 1."""
         return any(entry.status.is_difference for entry in self.entries.values())
 
     def without_bad_ends(self) -> None:

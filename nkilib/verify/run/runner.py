@@ -38,7 +38,7 @@ class Settings:
 
     Attributes:
         place: the place where steps are launched.
-        target: the generation, by its name in NKI.
+        target: the generation of the device, by its name in NKI.
         timeout: the seconds that a step may take.
     """
 
@@ -66,7 +66,9 @@ class Settings:
 def run_steps(
     steps: Mapping[str, Sequence[Step]], settings: Settings, report: Report, show: Callable[[str, Entry], None]
 ) -> None:
-    """Run the steps that are not in the report yet; each is written there before it starts and after it has ended."""
+    """Run the steps that are not in the report yet; each step is put into the report before it starts and after it has
+    ended.
+    """
     pairs = [(kind, step) for kind, steps_of_kind in steps.items() for step in steps_of_kind]
     for kind, step in sorted(pairs, key=lambda pair: pair[1].runs_last):
         if step.name in report.entries:

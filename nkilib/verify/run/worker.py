@@ -20,7 +20,7 @@ _VERDICT: Final = "verdict.json"
 
 
 def main(stage: str, directory: str, name: str) -> None:
-    """Run one stage, and leave its results in the directory for the next stage."""
+    """Run one stage of the step ``name``, and leave its results in the directory for the next stage."""
     step, home = step_named(name), Path(directory)
     if stage == Stage.SELF_CHECK:
         _save(step.judge(step.observe(is_device=False), is_device=False), home)

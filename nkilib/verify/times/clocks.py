@@ -62,7 +62,7 @@ class Reading:
     Attributes:
         clock: the name of the clock; None if none answered.
         seconds: the seconds of each execution, by the name of the launch.
-        refusals: the reasons why the clocks before it were not used, by name.
+        refusals: the errors of the clocks that were tried before and did not answer, by the name of the clock.
     """
 
     clock: str | None = None
@@ -106,7 +106,7 @@ class Nrtpy:
 
 @dataclass(frozen=True)
 class Profiler:
-    """A profiler on the path, which runs the program with inputs of its own.
+    """A profiler, found on the command search path, which runs the program with inputs of its own.
 
     Attributes:
         name: the name of the command.
@@ -115,7 +115,7 @@ class Profiler:
     name: str
 
     def seconds(self, program: Program, directory: Path) -> list[float]:
-        """Return the time of the second execution in each of some captures.
+        """Return the time of the second execution, once for each of some captures.
 
         Raises:
             ClockError: if there is no such command, it fails, or its summary has no time.
@@ -155,7 +155,10 @@ def measured(programs: Sequence[Program], directory: Path, clocks: Sequence[Cloc
 
 
 def _named(arrays: Mapping[str, Array], inputs: Sequence[str]) -> dict[str, Array]:
-    """Return the arrays by the names of the program's inputs: the kernel's names, otherwise in its order."""
+    """Return the arrays by the names of the program's inputs.
+
+    If these are not the names of the kernel's parameters, arrays and inputs are matched in order.
+    """
     if set(inputs) == set(arrays):
         return dict(arrays)
     if len(inputs) != len(arrays):
@@ -188,7 +191,7 @@ def _run(command: Sequence[str], directory: Path) -> str:
 
 
 def _total(summary: str) -> float:
-    """Return the seconds of a summary: a table for each program, or a single one."""
+    """Return the largest total time in a summary, in seconds; the summary has one table, or one for each program."""
     start = summary.find("{")
     try:
         tables: Any = json.loads(summary[start:]) if start >= 0 else None

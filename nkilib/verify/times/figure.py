@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A figure: a time on the device compared with that of the model."""
+"""A figure: a time on the device compared with the time of the performance model."""
 
 from __future__ import annotations
 
@@ -34,12 +34,14 @@ class Figure(Step):
     """A time: the difference of two launches, or a single launch.
 
     Attributes:
-        description: the work whose time the number is.
+        description: the work whose time is compared.
         timed: the launch.
-        base: the launch that is subtracted; None: only the time of an empty launch, if the clock includes it.
-        times: how much more often the first launch does the work than the second one.
-        published_seconds: a published figure of the same; None if there is none.
-        within: the factor up to which device and model agree.
+        base: the launch whose time is subtracted; None: the time of an empty launch is subtracted, if the clock
+            includes it.
+        times: the number of times that ``timed`` does the work in addition to ``base``, by which the difference is
+            divided.
+        published_seconds: a published time of the same work; None if there is none.
+        within: the largest accepted ratio of the times of device and model, in either direction.
     """
 
     description: str
@@ -63,7 +65,7 @@ class Figure(Step):
 
     @property
     def modelled_seconds(self) -> float:
-        """The time of the model in seconds."""
+        """The time in seconds by the performance model."""
         base = 0.0 if self.base is None else self.base.modelled_seconds()
         return (self.timed.modelled_seconds() - base) / self.times
 
@@ -119,7 +121,7 @@ class Figure(Step):
         return Verdict(Status.AS_EXPECTED if is_near else Status.DIFFERS, text, details)
 
     def _launches(self) -> Iterator[Timed]:
-        """Yield the launch, the one that is subtracted, and one of an empty kernel on the same arrays."""
+        """Yield the launch, and the one that is subtracted: ``base``, or else an empty kernel on the same arrays."""
         yield self.timed
         if self.base is not None:
             yield self.base
@@ -129,7 +131,7 @@ class Figure(Step):
             yield Timed(_BASE, kernels.nothing, shapes, cores=self.cores)
 
     def _measured(self, clock: str | None, observation: Observation) -> tuple[float, float]:
-        """Return the measured seconds, and their spread."""
+        """Return the measured seconds of the work, and their spread."""
         base = None if self.base is None else self.base.name
         if clock is None:  # every launch includes the transfers and the loading of the program
             timed_seconds, base_seconds = observation.arrays[self.timed.name], observation.arrays[base or _BASE]
@@ -140,7 +142,7 @@ class Figure(Step):
 
 
 def _difference(timed: Array, base: Array, times: int) -> tuple[float, float]:
-    """Return the difference of two medians, and half the sum of the interquartile ranges."""
+    """Return the difference of two medians, and half the sum of the interquartile ranges, both divided by ``times``."""
     spread = sum(float(np.subtract(*np.percentile(seconds, [75, 25]))) for seconds in (timed, base)) / 2
     return float(np.median(timed) - np.median(base)) / times, spread / times
 
@@ -151,7 +153,7 @@ def _by_clock(launch: str) -> str:
 
 
 def _wall_seconds(launch: Timed) -> Array:
-    """Return the wall-clock seconds of some launches, and put their compiled programs aside under the launch's name."""
+    """Return the wall-clock seconds of some launches, and move their compiled programs to a folder of that name."""
     seconds = wall_times(launch)
     home = Path(os.environ.get(ARTIFACTS, ""))
     if os.environ.get(ARTIFACTS) and home.is_dir():
@@ -163,7 +165,7 @@ def _wall_seconds(launch: Timed) -> Array:
 
 
 def _compiled_program(directory: Path, launch: str) -> Path:
-    """Return the program of a launch among the programs put aside.
+    """Return the program of a launch from the folder that :func:`_wall_seconds` moved it to.
 
     Raises:
         ClockError: if there is none, or more than one.

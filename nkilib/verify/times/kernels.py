@@ -72,7 +72,7 @@ def rows_loaded(x: nl.NkiTensor, links: int) -> nl.NkiTensor:
 
 @nki.jit
 def nothing(first: nl.NkiTensor, second: nl.NkiTensor | None = None, third: nl.NkiTensor | None = None) -> nl.NkiTensor:
-    """Return a number for any arrays: the time of a launch on these arrays besides its work."""
+    """Return a number for any arrays; the launch takes the time that a launch on them takes besides its work."""
     number_sbuf = tile((1, 1))
     nisa.memset(dst=number_sbuf, value=float(sum(array is not None for array in (first, second, third))))
     return stored(number_sbuf)

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Kernels with the work of kernels whose times AWS publishes, against which model and devices are checked."""
+"""Kernels that do the work of kernels whose times AWS publishes, so that model and devices can be compared with these
+times.
+"""
 
 from __future__ import annotations
 

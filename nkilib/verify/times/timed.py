@@ -59,11 +59,11 @@ class Timed:
         return {name: shape.array() for name, shape in self.shapes.items()}
 
     def launch(self, arrays: Mapping[str, Array]) -> None:
-        """Run it to its end: its results are numpy arrays."""
+        """Run the launch to its end: its results are numpy arrays."""
         on_cores(self.kernel, self.cores)(**arrays, **self.constants)
 
     def modelled_seconds(self) -> float:
-        """Return the time of the model in seconds; in the simulator only."""
+        """Return the time in seconds by the performance model; in the simulator only."""
         from nkilib.simulator import profile, spec
 
         arguments: dict[str, Any] = {name: spec(shape.sizes, shape.dtype) for name, shape in self.shapes.items()}

@@ -21,7 +21,7 @@ _SECONDS: Final = 30.0
 
 
 def wall_times(launch: Timed) -> Array:
-    """Return the seconds of some launches without the first ones; they include transfers and program loading."""
+    """Return the seconds of each of some launches after the first ones; they include transfers and program loading."""
     arrays = launch.arrays()
     for _ in range(_WARM_UP):
         launch.launch(arrays)
