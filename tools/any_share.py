@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How many expressions of the kernels are `Any` to the type checker: what it does not know, it does not check.
+"""Measure which share of the expressions of the kernels is `Any` to the type checker, which does not check these.
 
 ``mypy --any-exprs-report DIRECTORY`` writes a table, a module a line: name, expressions that are Any, all
 expressions, share that is known. ``python -m tools.any_share DIRECTORY`` fails where the kernels have too many.
@@ -18,7 +18,7 @@ ALLOWED = 0.08
 
 
 def any_share(report: str) -> float:
-    """The share of Any among the expressions of ``PACKAGES``, from the text of the report.
+    """Return the share of Any among the expressions of ``PACKAGES``, from the text of the report.
 
     Raises:
         ValueError: if the report has no line for one of them.
@@ -39,7 +39,7 @@ def any_share(report: str) -> float:
 
 
 def main(directory: str) -> int:
-    """Print the share; returns 1 if it is too large."""
+    """Print the share and the largest allowed share; return 1 if the share is too large, else 0."""
     share = any_share((Path(directory) / "any-exprs.txt").read_text())
     print(f"{share:.1%} of the expressions of {' and '.join(PACKAGES)} are Any; allowed are {ALLOWED:.0%}")
     return int(share > ALLOWED)

@@ -6,7 +6,7 @@
 - The docstring of a public module, class, function or property in nkilib/ is a sentence or a noun phrase, not a
   fragment: it does not start with a word that only continues something ("Of", "Those"), and has three words or more
   unless it names code, as in "Implement :meth:`Source.load`."
-- A line of ``Args:``, ``Attributes:``, ``Returns:`` or ``Raises:`` does not start its description with such a word.
+- The description in a line of ``Args:``, ``Attributes:``, ``Returns:`` or ``Raises:`` does not start with such a word.
 - Docstrings and pages use the terms of docs/glossary.md, not the phrases that they replace.
 - Prose in Markdown has at most 120 columns. Tables, code blocks and lines with an address are exempt.
 """
@@ -139,7 +139,7 @@ def check_docstrings(path: Path) -> Iterator[Finding]:
         path: the file of the module.
 
     Yields:
-        What breaks a rule.
+        A finding for each place that breaks a rule.
     """
     for documented in docstrings(path.read_text(encoding="utf-8")):
         first = documented.text.splitlines()[0]
@@ -177,7 +177,7 @@ def check_page(path: Path) -> Iterator[Finding]:
         path: the Markdown file.
 
     Yields:
-        What breaks a rule.
+        A finding for each place that breaks a rule.
     """
     prose = []
     in_block = False
@@ -197,7 +197,7 @@ def pages() -> list[Path]:
     """List the Markdown pages of the repository.
 
     Returns:
-        Their paths: the root, examples and docs.
+        The paths of the pages in the root, examples and docs.
     """
     return [
         *sorted(ROOT.glob("*.md")),

@@ -34,7 +34,7 @@ NUMBER = re.compile(r"(?<![\w.])[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?%?(?![\w])"
 
 @dataclass
 class Facts:
-    """What a rewrite must keep, each as a set.
+    """The facts that a rewrite must keep, a set for each sort.
 
     Attributes:
         numbers: numbers in prose and tables, with sign, exponent and percent sign, without thousands separators.
@@ -71,7 +71,7 @@ def facts(pages: Iterable[str]) -> Facts:
         pages: the texts.
 
     Returns:
-        Their facts together.
+        The facts of all texts together.
     """
     collected = Facts()
     for page in pages:
@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command.
 
     Args:
-        arguments: those of the command line by default.
+        arguments: the arguments; None means those of the command line.
 
     Returns:
         The exit code: 0 if both sides have the same facts, otherwise 1.

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""How much there is to read: ``python -m tools.count_lines [PACKAGE ...]``, files and lines of code of each package.
+"""Count files and lines of code of each package: ``python -m tools.count_lines [PACKAGE ...]``.
 
 A line of code is one with a token that is neither a comment nor part of a docstring; so blank lines, comments, licence
 lines and docstrings do not count, and a statement over five lines counts five.
@@ -31,14 +31,14 @@ _DOCUMENTED: Final = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFuncti
 
 
 class Count(NamedTuple):
-    """Files, and lines of code in them."""
+    """The number of files, and of lines of code in them."""
 
     files: int
     lines: int
 
 
 def code_lines(source: str) -> int:
-    """Lines of code of a module."""
+    """Return the number of lines of code in the source of a module."""
     lines: set[int] = set()
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type not in _NO_CODE:
@@ -47,13 +47,13 @@ def code_lines(source: str) -> int:
 
 
 def count(directory: Path) -> Count:
-    """Of all modules below a directory."""
+    """Count the modules below a directory, and their lines of code."""
     modules = sorted(directory.rglob("*.py"))
     return Count(len(modules), sum(code_lines(module.read_text(encoding="utf-8")) for module in modules))
 
 
 def _docstring_lines(tree: ast.Module) -> set[int]:
-    """Lines of strings that stand alone: docstrings of modules, classes and functions, and of the names before them."""
+    """Return the line numbers of docstrings: of modules, classes and functions, and of the names before them."""
     lines: set[int] = set()
     for node in ast.walk(tree):
         if isinstance(node, _DOCUMENTED):
@@ -72,7 +72,7 @@ def _is_text(statement: ast.stmt) -> bool:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a line for each package, and one for each of its folders at depth two."""
+    """Print a line for each package and, with ``--folders``, one for each of its folders."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("packages", nargs="*", default=PACKAGES, type=Path, metavar="PACKAGE")
     parser.add_argument("--folders", action="store_true", help="also the folders of each package")

@@ -40,7 +40,7 @@ class Setting:
         name: the name in ``--only`` and in the table.
         environment: the environment variables of the process.
         machine: the state that the libraries must report under this setting.
-        lacks: what the setting needs and this machine lacks; empty if the setting can run.
+        lacks: the thing that the setting needs and this machine lacks; empty if the setting can run.
     """
 
     name: str
@@ -61,7 +61,9 @@ def settings() -> list[Setting]:
 
 
 def plainest(found: Sequence[Setting]) -> Setting:
-    """Return a setting that combines those of the plainest settings that can run here."""
+    """Return a setting that combines, as far as they can run here, the plainest settings of PyTorch, numpy and
+    OpenBLAS, and that of one thread.
+    """
     chosen = {each.name: each for each in found if not each.lacks}
     names = ("torch-default", "numpy-baseline", "openblas-nehalem", "threads-1")
     parts = [chosen[name] for name in names if name in chosen]

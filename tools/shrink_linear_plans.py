@@ -4,8 +4,9 @@
 """Search small launches for the plans of the linear losses: ``python -m tools.shrink_linear_plans [FAMILY ...]``.
 
 Run ``python -m tools.write_plans`` first. This tool writes the tables again, with launches that cost less and that vary
-what is not a branch: dtypes, options, cores, whole and ragged ends. ``--tries`` sets how many sizes the tool tries for
-the families of a kernel. ``--most`` sets the cost that a launch should not exceed, in units of ``linear_sizes.cost``.
+properties on which no branch of a plan depends: dtypes, options, cores, whole and ragged ends. ``--tries`` sets how
+many sizes the tool tries for the families of a kernel. ``--most`` sets the cost that a launch should not exceed, in
+units of ``linear_sizes.cost``.
 """
 
 from __future__ import annotations

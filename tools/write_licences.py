@@ -18,18 +18,21 @@ _FIRST = re.compile(r"(#!.*\n)?(#.*coding[:=].*\n)?")
 
 
 def files(root: Path = ROOT) -> Iterator[Path]:
-    """Every Python file of ours."""
+    """Yield every Python file in the folders of this repository that need the licence."""
     for folder in FOLDERS:
         yield from sorted((root / folder).rglob("*.py"))
 
 
 def has_header(text: str) -> bool:
-    """Whether a file begins with the licence."""
+    """Return whether a file begins with the licence."""
     return text.startswith(HEADER, _end_of_first(text))
 
 
 def with_header(text: str) -> str:
-    """A file with the licence at its top: as it is, where it has it. A blank line separates it from what follows."""
+    """Return the text of a file with the licence at its top, unchanged if it has it.
+
+    A blank line separates the licence from the text after it.
+    """
     if has_header(text):
         return text
     end = _end_of_first(text)
@@ -43,7 +46,7 @@ def _end_of_first(text: str) -> int:
 
 
 def main() -> int:
-    """Write what is missing, and say how many files that were."""
+    """Write the licence into the files that lack it, and print the number of these files."""
     written = 0
     for path in files():
         before = path.read_text(encoding="utf-8")

@@ -19,7 +19,10 @@ from tests.experimental.plans.families import FAMILIES
 
 
 def _still_takes(family: PlanFamily, row: Row) -> bool:
-    """Whether what a row launches takes its branches by the plans of now; not where the kernel refuses it by now."""
+    """Return whether the launch of a row takes the branches of the row by the present plans.
+
+    The result is False if the kernel refuses the launch.
+    """
     with shrunk(PlanLimits(**row.limits)):
         try:
             return key(family.branches(row.launched)) == key(row.branches)
@@ -28,9 +31,9 @@ def _still_takes(family: PlanFamily, row: Row) -> bool:
 
 
 def _is_kept(family: PlanFamily, row: Row, cheapest: Size) -> bool:
-    """Whether a row's launch stays: not one at its full size where a smaller one is known.
+    """Return whether a row keeps its launch: not if it has no smaller limits and a cheaper launch is known.
 
-    One under smaller limits stays though it costs more: it may have been chosen for what else it varies.
+    A launch under smaller limits stays though it costs more: it may have been chosen for what else it varies.
     """
     is_full_size = not row.limits and family.cost(row.launched) > family.cost(cheapest)
     return not is_full_size and _still_takes(family, row)

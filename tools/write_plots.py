@@ -36,7 +36,7 @@ LOGITS_BYTES: Final = 14
 
 
 class Point(NamedTuple):
-    """A kernel below the roof.
+    """A kernel in the plot of the roofline.
 
     Attributes:
         name: the label.
@@ -50,7 +50,7 @@ class Point(NamedTuple):
 
     @classmethod
     def of_profile(cls, name: str, profiled: Profile) -> Point:
-        """Place a profiled launch."""
+        """Return the point of a profiled launch, with its label."""
         engine = max(bound for resource, bound in profiled.bounds_us.items() if resource != "dma")
         return cls(name, engine / profiled.bounds_us["dma"], engine / profiled.time_us)
 
@@ -72,12 +72,12 @@ def loss_bytes(tokens: int, features: int = FEATURES, classes: int = CLASSES) ->
     """Compute the memory of the linear loss kernels beyond inputs and gradients.
 
     Args:
-        tokens: positions, in bfloat16.
-        features: D, by default that of Gemma 3 1B.
-        classes: V, by default that of Gemma 3 1B.
+        tokens: the number of positions, in bfloat16.
+        features: D, the number of features, by default that of Gemma 3 1B.
+        classes: V, the number of classes, by default that of Gemma 3 1B.
 
     Returns:
-        Bytes of HBM.
+        The number of bytes of HBM.
     """
     tiling = choose_linear_tiling(tokens, features, classes, "bfloat16", "backward")
     parts = position_parts(tokens, features)

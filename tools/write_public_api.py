@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Write which import paths are public, and with which parameters: ``python -m tools.write_public_api``.
+"""Write the list of public import paths and their parameters: ``python -m tools.write_public_api``.
 
 docs/reference/public_api.txt has a block for each module: each name of its ``__all__`` with its kind and, if it can be
 called, its parameters: ``name`` is required, ``name=`` has a default. Annotations and the values of defaults are left
@@ -55,7 +55,7 @@ MODULES = (
 
 
 def described(value: object) -> str:
-    """The kind of what a name stands for, and its parameters if it can be called."""
+    """Return the kind of an object, such as ``function``, and its parameters if it can be called."""
     if isinstance(value, ModuleType):
         return "module"
     if get_origin(value) is not None:
@@ -80,7 +80,7 @@ def _described_class(value: type) -> str:
 
 
 def parameters(function: Callable[..., Any], bound: int = 0) -> str:
-    """The parameters as text, without the first few that are bound."""
+    """Return the parameters of a function as text, without the first ``bound`` ones, such as ``self``."""
     shown: list[str] = []
     previous = None
     for parameter in list(inspect.signature(function).parameters.values())[bound:]:
@@ -96,20 +96,20 @@ def parameters(function: Callable[..., Any], bound: int = 0) -> str:
 
 
 def imported(module: str, name: str) -> object:
-    """What ``from module import name`` gives: an attribute, or else a module below."""
+    """Return the object that ``from module import name`` gives: an attribute, or else a submodule."""
     package = import_module(module)
     return getattr(package, name) if hasattr(package, name) else import_module(f"{module}.{name}")
 
 
 def lines_of(name: str) -> Iterator[str]:
-    """The lines of a module: its name, and below it the names that it has."""
+    """Yield the lines for a module: its name, and below it the names of its ``__all__``."""
     yield name
     for each in sorted(import_module(name).__all__):
         yield f"    {each}: {described(imported(name, each))}"
 
 
 def text() -> str:
-    """The whole file."""
+    """Return the whole text of the file."""
     return HEAD + "".join("\n" + "\n".join(lines_of(name)) + "\n" for name in MODULES)
 
 

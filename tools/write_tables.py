@@ -19,7 +19,7 @@ DOCS = Path(__file__).resolve().parent.parent / "docs"
 
 
 def write(page: str, begin: str, end: str, text: str) -> None:
-    """Replace what is between two markers, each of which is there; the second one is the next after the first."""
+    """Replace the text between two markers of a page by ``text``; ``end`` is the first such marker after ``begin``."""
     path = DOCS / page
     whole = path.read_text(encoding="utf-8")
     pattern = re.compile(rf"(<!-- {begin} -->\n).*?(<!-- {end} -->)", re.DOTALL)

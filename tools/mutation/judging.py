@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Judges whether tests detect a mutant. Tests that fail in the unchanged checkout too are ignored."""
+"""Find out whether tests detect a mutant. Tests that fail in the unchanged checkout too are ignored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Judged:
 
 @dataclass
 class Judge:
-    """Runs the tests of mutants. Many threads may use one judge at a time.
+    """A runner of the tests of mutants. Many threads may use one judge at a time.
 
     Attributes:
         limit: the most seconds that the tests of one mutant may take.

@@ -75,7 +75,7 @@ class Mutation:
         return self._replaced(source, f"({self.after}" + "\n" * self.lines + ")")
 
     def raising(self, source: str) -> str:
-        """Return the source with an expression in its place that raises ZeroDivisionError."""
+        """Return the source with the expression replaced by one that raises ZeroDivisionError."""
         return self._replaced(source, RAISES[:-1] + "\n" * self.lines + ")")
 
     def _replaced(self, source: str, text: str) -> str:

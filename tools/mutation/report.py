@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Writes the results of a run of mutants as a page."""
+"""Write the results of a run of mutants as a page."""
 
 from __future__ import annotations
 

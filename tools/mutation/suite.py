@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Selects the tests that belong to a file and runs them in a copy of the checkout."""
+"""Select the tests that belong to a file, and run them in a copy of the checkout."""
 
 from __future__ import annotations
 
