@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Memory for the tiles of replayed launches: one arena for each core number, shared by all plans, one at a time."""
+"""Memory for the tiles of replayed launches: one arena for each core number, which all plans share.
+
+Only one plan runs at a time.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ ALIGNMENT = 64
 
 
 class Arenas:
-    """The arena of each core number, and the lock that says who uses the arenas."""
+    """The arena (a block of memory) of each core number, and the lock that a launch holds while it uses the arenas."""
 
     def __init__(self) -> None:
         self._arenas: dict[int, Bytes] = {}
@@ -36,10 +39,10 @@ class Arenas:
         """Lock the arenas for a launch.
 
         Args:
-            waits: whether to wait while a launch in another thread uses them.
+            waits: whether to wait while a launch in another thread uses the arenas.
 
         Returns:
-            Whether the launch may use them from here on.
+            Whether the arenas are locked, so that the launch may use them.
         """
         return self._lock.acquire(blocking=waits)
 
@@ -49,10 +52,10 @@ class Arenas:
 
 
 class Piece:
-    """The part of a core's arena that one plan uses, from the beginning; the plan allocates what does not fit.
+    """The beginning of a core's arena, as far as one plan uses it; the plan allocates what does not fit into the arena.
 
     Attributes:
-        own_bytes: the bytes that the plan allocated itself.
+        own_bytes: the bytes that the plan allocated besides the arena.
     """
 
     def __init__(self, core: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Builder of the steps of a core from its work."""
+"""The builder of a core's steps, which do the work (:class:`.work.Work`) of its instructions."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ Made = TypeVar("Made", bound=Work)
 
 @dataclass
 class Segment:
-    """The work of a core until it synchronises with the other core.
+    """The steps of a core from one synchronisation with the other core to the next.
 
     Attributes:
-        steps: the steps of the work.
-        meeting: the barrier or exchange at its end; None at the end of the launch.
-        nbytes: about how many bytes its work reads and writes.
+        steps: the steps.
+        meeting: the barrier or exchange at their end; None at the end of the launch.
+        nbytes: about how many bytes the steps read and write.
     """
 
     steps: Steps = field(default_factory=Steps)
@@ -47,7 +47,7 @@ class Segment:
 
 
 class CoreBuilder:
-    """Builder of the steps of one core.
+    """A builder of the steps of one core.
 
     Attributes:
         segments: the segments built so far.
@@ -62,7 +62,10 @@ class CoreBuilder:
         self.segments = [Segment()]
 
     def build(self, groups: Iterable[Sequence[Work]]) -> None:
-        """Build the steps of groups of work, one group after the other; a group runs a few rows at a time."""
+        """Build the steps of groups of work, one group after the other.
+
+        All work of a group runs on a few rows, before any of it runs on the next rows.
+        """
         for group in groups:
             steps = self.segments[-1].steps
             if len(group) > 1:
@@ -83,7 +86,7 @@ class CoreBuilder:
         _BUILDERS[type(work)](self, steps, work)
 
     def _build_together(self, steps: Steps, group: Sequence[Work]) -> None:
-        """Build steps that take each block of rows through all work of the group before the next block."""
+        """Build steps that do all work of the group on a block of rows, before any work on the next block."""
         width = max(width_of(work) for work in group)
         for work in group:
             if isinstance(work, Elementwise):
@@ -146,7 +149,7 @@ class CoreBuilder:
 
 
 def _is_small_or_in_order(ref: Ref) -> bool:
-    """Tell whether ``np.copyto`` already copies these elements in a good order."""
+    """Tell whether ``np.copyto`` copies these elements fast: they are few, or contiguous in the innermost dimension."""
     is_in_order = len(ref.layout.shape) < 2 or abs(ref.layout.strides[-1]) <= 1
     return is_in_order or ref.size * ref.numpy_type.itemsize < SMALLEST_TRANSPOSED_BYTES
 
@@ -163,7 +166,10 @@ def _copy_reshaped(into: npt.NDArray[Any], values: npt.NDArray[Any]) -> None:
 
 
 def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> Callable[[], object]:
-    """Return a step that calls the function of an instruction and tracks its writes to the tensors in ``unwritten``."""
+    """Return a step that runs the function of an instruction as it is.
+
+    It records its writes to the tensors in ``unwritten``, and fails if it reads elements of them that were not written.
+    """
     definition, values, engine = recorded.definition, recorded.values, recorded.engine
     storages = {ghost_of(view) for view, _ in recorded.tensors}
     written = [values[place] for rule, place in definition.outputs if not rule.marks_itself]
@@ -187,7 +193,7 @@ def _whole_step(core: Core, recorded: Recorded, unwritten: frozenset[Ghost]) -> 
 
 
 def _forget_derived(storage: Ghost) -> None:
-    """Settle everything that a storage has deferred, because other steps know nothing of it."""
+    """Compute what a storage has deferred, and drop what was derived from it: other steps know of neither."""
     if storage.parts:
         storage.settle()
     storage.derived = None

@@ -14,7 +14,7 @@ _IMPORT = opmap["IMPORT_NAME"]
 
 
 def globals_of(code: CodeType) -> set[str]:
-    """Return the names that code reads as globals or builtins, and not as attributes."""
+    """Return the names that code reads as globals or builtins; names that it reads only as attributes are left out."""
     return {
         instruction.argval
         for instruction in get_instructions(code)

@@ -58,7 +58,7 @@ class Ran:
 
 @dataclass
 class CodeWatch:
-    """Watch of the Python code that runs in the threads inside :meth:`here`; one watch serves all cores of a launch.
+    """A watch that notes the Python code that runs in the threads inside :meth:`here`, for all cores of a launch.
 
     Attributes:
         is_on: whether it watches; else :meth:`here` does nothing.
@@ -69,7 +69,7 @@ class CodeWatch:
 
     @contextmanager
     def here(self) -> Iterator[None]:
-        """Watch the calling thread. If a debugger starts in between, it is left alone."""
+        """Watch the calling thread; the trace function of a debugger that starts meanwhile stays in place."""
         if not self.is_on:
             yield
             return
@@ -89,7 +89,7 @@ class CodeWatch:
                 sys.settrace(before)
 
     def snapshot(self, functions: Sequence[FunctionType]) -> Snapshot:
-        """Return what the code that ran reads, as it is now.
+        """Return the present values of everything that the code that ran has read.
 
         Args:
             functions: the kernel's function and the functions among its arguments; the snapshot does not keep them
@@ -125,7 +125,7 @@ def _seen(frame: FrameType) -> Ran:
 
 
 def _is_watched(file: str) -> bool:
-    """Tell whether code of a file may change or read something that changes: kernels and the modules they import."""
+    """Tell whether code of a file may change or read something that changes: that of kernels and their modules."""
     if file.startswith(_FOREIGN):
         return False
     return not file.startswith(_STANDARD) or any(directory in file for directory in _INSTALLED)

@@ -24,9 +24,10 @@ class LaunchCounts:
         recorded: launches that ran instruction by instruction and were recorded.
         replayed: launches that ran from a plan.
         planned: plans that were made.
-        failed: launches for whose values no plan was valid; they are counted in ``as_today`` or ``recorded``, too.
-        reasons: by reason, the number of launches that were not replayed for it; the first launches of a kernel have
-            none.
+        failed: launches that had plans, none of which was valid for their values; they are counted in ``as_today`` or
+            ``recorded``, too.
+        reasons: by reason, the number of launches that were not replayed because of it; the first launches of a kernel
+            have none.
     """
 
     as_today: int = 0
@@ -61,7 +62,7 @@ class ReplayCounts:
 
 
 class Tally:
-    """Counter of the launches of one kernel."""
+    """A counter of the launches of one kernel."""
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()

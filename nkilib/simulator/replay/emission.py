@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Conversion of recorded calls to work: the functions of the instructions run on tensors without memory and emit it."""
+"""Conversion of recorded calls to work: the functions of the instructions run on tensors without memory.
+
+Each function then emits its work (:class:`.work.Work`) instead of doing it.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def cores_for(stream: Stream) -> list[Core]:
 
 
 def emit(cores: Sequence[Core], stream: Stream, tracked: Tracked) -> list[list[Work]]:
-    """Return the work of each core; instructions on tracked tensors stay whole and are resolved in each run.
+    """Return the work of each core; an instruction on a tracked tensor is one whole piece of work, run as it is.
 
     Raises:
         Unplannable: if an instruction reads elements that no instruction has written.
@@ -69,11 +72,11 @@ def _emit_core(core: Core, entries: Iterable[Entry], tracked: Tracked) -> _Emiss
 
 
 class _Emission:
-    """The emitter of a core; see machine/emitter.py.
+    """The emitter of a core, which collects the work of its instructions; see machine/emitter.py.
 
     Attributes:
         works: the emitted work.
-        shared_reads: the elements that are read from shared HBM.
+        shared_reads: the elements in shared HBM that the work reads, which the other core may have written.
     """
 
     def __init__(self, tracked: frozenset[Ghost], sides: dict[Ghost, Territory]) -> None:
@@ -83,7 +86,7 @@ class _Emission:
         self.shared_reads: list[Ref] = []
 
     def take(self, core: Core, entry: Entry) -> None:
-        """Emit the work of an instruction, and mark what it has written."""
+        """Emit the work of a recorded call or register access, and mark the elements that it writes as written."""
         if isinstance(entry, Guarded):
             self._add(Check(entry))
         elif isinstance(entry, Stored):
@@ -122,14 +125,14 @@ class _Emission:
                 )
 
     def _check_sides(self, entry: Recorded) -> None:
-        """Emit checks of the row indices of tensors whose rows are divided between the cores."""
+        """Emit checks that row indices stay within the core's own rows, for tensors whose rows the cores divide."""
         for view, _ in entry.tensors:
             side, indirect = self._sides.get(ghost_of(view)), view.indirect_access
             if side is not None and indirect is not None and isinstance(indirect.index, View):
                 self._add(Action.of(side.checking(view), (), (indirect.index,), (), may_refuse=True))
 
     def _gather(self, operand: Gathered) -> None:
-        """Emit the gather of the elements of an operand; an output must have been written before."""
+        """Emit the gather of the elements of an operand; the tensor of an output must have been written before."""
         written = operand.base.storage.written
         if operand.is_output and written.is_untouched:
             raise Unplannable("elements are scattered to a tensor that is not written yet")
@@ -181,7 +184,7 @@ class _Emission:
 
 
 def _mark_outputs(entry: Recorded, is_whole: bool) -> None:
-    """Mark what an instruction has written, unless its function has done so.
+    """Mark the elements that an instruction writes as written, unless its function does so.
 
     Args:
         entry: the instruction.
@@ -211,7 +214,7 @@ def _skips(entry: Recorded) -> bool:
 
 
 def check_written(ref: Ref) -> None:
-    """Check that instructions have written all elements, because a plan does not define the content of others.
+    """Check that instructions have written all of these elements: in a plan, unwritten ones have arbitrary values.
 
     Raises:
         Unplannable: if some were not written; the message names the tensor.

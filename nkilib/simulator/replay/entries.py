@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The records of launches by key: how often they ran, their recordings, and the plans made from these.
+"""The record of each key of launches: how often they ran, their recordings, and the plans made of these.
 
 A key has several plans where a launch depends on values that a plan checks. The numbers of keys and plans and the bytes
 of plans are bounded: those used longest ago are dropped first.
@@ -55,7 +55,7 @@ class Stream(Protocol):
         """The numbers of the argument arrays that the launch wrote."""
 
     def differs_from(self, other: Any) -> str:
-        """Return how another launch differed, in a few words; empty if it was the same."""
+        """Return how the instructions of another launch differ, in a few words; empty if they are the same."""
 
 
 class Recorded(Protocol):
@@ -71,22 +71,22 @@ class Recorded(Protocol):
 
     @property
     def refusal(self) -> str:
-        """The reason why no plan can be made, if there is no stream."""
+        """The reason why no plan can be made, if ``stream`` is None."""
 
     @property
     def error(self) -> Exception | None:
-        """The error of the recorder that is the reason, or None."""
+        """The mistake of the recorder because of which no plan can be made, or None."""
 
 
 class Plan(Protocol):
-    """A plan that repeats a launch on other arrays."""
+    """A plan that repeats a launch on the arrays of another launch with the same key."""
 
     @property
     def nbytes(self) -> int:
-        """The bytes of memory that it holds between launches."""
+        """The bytes of memory that the plan holds between launches."""
 
     def run(self, candidate: Candidate) -> Any:
-        """Return the result of the launch.
+        """Run the plan on the arguments of a launch, and return the value that the launch returns.
 
         Raises:
             ReplayFailed: if the plan is not valid for the values of this launch; the arguments are unchanged then.
@@ -107,7 +107,7 @@ class Planner(Protocol):
     ) -> Recorded:
         """Run a launch and record it; the thread of each core is inside ``watch.here()`` while it runs the kernel.
 
-        ``written`` are the argument arrays that launches with this key have written so far.
+        ``written`` has the numbers of the argument arrays that launches with this key have written so far.
 
         Raises what the launch raises and nothing else: a mistake of the recorder becomes an ``error``.
         """
@@ -121,7 +121,7 @@ class Planner(Protocol):
 
 
 class _Waiting(NamedTuple):
-    """A recording that waits for an equal one.
+    """A recording that waits for an equal one, because a plan is made only of two equal recordings.
 
     Attributes:
         stream: the instructions of the launch.
@@ -133,7 +133,7 @@ class _Waiting(NamedTuple):
 
 
 class Variant(NamedTuple):
-    """A plan, and the code values that it depends on.
+    """One of the plans of a key, and the values outside the launch that its code depends on.
 
     Attributes:
         plan: the plan.
@@ -156,13 +156,13 @@ class Replayed(NamedTuple):
 
 @dataclass(eq=False)
 class Entry:
-    """The record of one key. Whoever changes it holds its lock.
+    """The record of one key. A thread holds its lock while it changes the record.
 
     Attributes:
         key: the key.
         kept: functions that return the objects that the key names by ``id``, or None for a deleted object.
         tally: the counter of the launches of the kernel.
-        lock: held during a launch; another launch with the key at that time does not use the entry.
+        lock: the lock that is held during a launch; another launch with the key at that time does not use the entry.
         used: a number that is higher the later the entry was used last.
         waiting: recordings without an equal one, at most two.
         recordings: the number of recordings since the last plan was made.
@@ -170,8 +170,8 @@ class Entry:
         failures: the number of launches since the last plan was made for which no plan was valid.
         failures_in_a_row: the number of such launches since a plan was valid.
         replays: the number of replays since the last plan was made.
-        restarts: how often in a row its plans were dropped before they were worth making.
-        reason: why the key is not planned any more; empty if it is.
+        restarts: how often in a row its plans were dropped before they had run often enough to be worth making.
+        reason: the reason why the key is not planned any more; empty if it still is.
     """
 
     key: Hashable
@@ -189,19 +189,19 @@ class Entry:
     reason: str = ""
 
     def is_for(self, candidate: Candidate) -> bool:
-        """Tell whether the entry belongs to a launch: it has its key, with the same object behind each ``id``."""
+        """Tell whether a launch has the key of the entry, with the same object behind each ``id`` in it."""
         if self.key != candidate.key:
             return False
         return all(get() is value for get, value in zip(self.kept, candidate.kept, strict=True))
 
     @property
     def written(self) -> frozenset[int]:
-        """The argument arrays that the recorded launches wrote which wait for an equal one."""
+        """The numbers of the argument arrays that the waiting recordings' launches wrote."""
         return frozenset().union(*[recording.stream.written for recording in self.waiting])
 
     @property
     def is_to_be_recorded(self) -> bool:
-        """Whether the next launch for which no plan is valid is recorded."""
+        """Whether to record the next launch for which no plan is valid."""
         if self.reason or self.recordings >= MOST_RECORDINGS:
             return False
         return not self.variants or (len(self.variants) < MOST_VARIANTS and self.failures > FAILURES_BEFORE)
@@ -243,11 +243,11 @@ class Entry:
         return CodeWatch(is_on=self.recordings != 1)
 
     def learn(self, recorded: Recorded, watch: CodeWatch, candidate: Candidate, planner: Planner) -> None:
-        """Note a recorded launch, and make a plan if it equals an earlier one.
+        """Keep a recorded launch, or make a plan of it if it equals an earlier one.
 
         Raises:
             Unplannable: if no plan can be made, now or later.
-            Exception: a mistake of the recorder or of the planner.
+            Exception: if the recorder or the planner made a mistake.
         """
         self.recordings += 1
         if recorded.error is not None:
@@ -270,12 +270,12 @@ class Entry:
         self.waiting = [*self.waiting[-1:], new]
 
     def check_failures(self) -> None:
-        """Stop planning this key if too many launches in a row had no valid plan."""
+        """Stop planning this key if no plan was valid for too many launches in a row."""
         if self.failures_in_a_row >= MOST_FAILURES and not self.reason:
             self.give_up("values that decide what it does differ from launch to launch")
 
     def restart(self, reason: str) -> None:
-        """Drop the plans and record again, or stop for ``reason`` if that has happened often."""
+        """Drop the plans and record again; if that has happened too often, give up for ``reason``."""
         self.restarts = 0 if self.replays >= REPLAYS_WORTH_A_PLAN else self.restarts + 1
         self.drop_plans()
         if self.restarts >= MOST_RESTARTS:
@@ -319,7 +319,7 @@ class Entries:
         self._orphans: deque[int] = deque()
 
     def of(self, candidate: Candidate, kernel: str) -> Entry | None:
-        """Return the entry of a key, or None if there were too few launches for an entry."""
+        """Return the entry for a launch; None if there were too few launches with its key for an entry."""
         if self._orphans:
             self._drop_orphans()
         number = hash(candidate.key)
@@ -332,14 +332,14 @@ class Entries:
         return entry
 
     def note_end(self, candidate: Candidate) -> None:
-        """Count a launch of a key without an entry that ran instruction by instruction to its end."""
+        """Count a launch without an entry that ran instruction by instruction to its end."""
         number = hash(candidate.key)
         if len(self._ended) >= MOST_COUNTED:
             self._ended.clear()
         self._ended[number] = self._ended.get(number, 0) + 1
 
     def trim(self) -> None:
-        """Drop the plans and recordings used longest ago that exceed the bounds, after one was added."""
+        """Drop plans and recordings that exceed the bounds, those used longest ago first."""
         with self._lock:
             plans = size = waiting = 0
             for entry in sorted(self._entries.values(), key=lambda each: each.used, reverse=True):

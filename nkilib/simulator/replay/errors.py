@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Reasons why a launch is not replayed. None of these errors reaches a user: the launch then runs as it always did."""
+"""Errors that say why a launch is not replayed. None of them reaches a user: the launch then runs as without replay."""
 
 from __future__ import annotations
 
 
 class Unplannable(Exception):
-    """Error for a launch of which no plan can be made whose results are certain to be bitwise identical."""
+    """Error for a launch of which no plan can be made whose results are certainly bitwise identical."""
 
 
 class PlanError(Exception):
-    """Error for a mistake of the planner: its plan does not leave what the launch has left."""
+    """Error for a mistake of the planner: its plan leaves other results or arguments than the launch."""
 
 
 class ReplayFailed(Exception):
-    """Error for a launch with other values than the plan was made for, or one that raises; nothing was changed."""
+    """Error for a launch for whose values the plan is not valid, or that raises an error; nothing was changed."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Storages without memory that stand for the storages of a recorded launch until a plan gives them memory."""
+"""Ghosts: storages without memory that stand for the storages of a recorded launch until a plan gives them memory."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _NOTHING = np.empty(0, np.uint8)
 
 
 class Ghost(Storage):
-    """The properties of a storage without its elements.
+    """A storage that has the properties of a recorded launch's storage, but not its elements.
 
     While it has no memory, instructions that read or write elements raise ``DataNeeded``.
 
     Args:
-        original: the storage.
+        original: the storage of the recorded launch.
         label: the role of the storage in its launch, equal in every launch of the same kernel on the same shapes.
         has_data: whether its elements have values when the launch begins.
 
@@ -65,27 +65,27 @@ class Ghost(Storage):
         raise DataNeeded(f"a recorded tensor {self.label}")
 
     def give(self, memory: Bytes) -> None:
-        """Put its elements into ``memory``."""
+        """Give it ``memory`` for its elements."""
         self._bytes = memory
         self._has_memory = True
 
     def take_away(self) -> None:
-        """Detach its memory, which something else uses from here on."""
+        """Detach its memory, which belongs to something else from here on."""
         self._bytes = _NOTHING
         self._has_memory = False
 
     def forget_writes(self) -> None:
-        """Mark all elements as unwritten, as at the beginning of a launch."""
+        """Mark the elements as at the beginning of a launch: as unwritten, unless they have values then."""
         self.written = self._make_map(self.has_data)
         self._accumulated = self._make_map(False)
 
     def count_as_written(self) -> None:
-        """Mark all elements as written: what the launch checked once holds whenever it runs again."""
+        """Mark all elements as written: the recorded launch read no unwritten ones, and neither do its replays."""
         self.written = WrittenMap(self.nbytes, self.numpy_dtype.itemsize, True)
 
 
 def ghost_of(view: View) -> Ghost:
-    """Return the ghost of a recorded view.
+    """Return the ghost whose elements a view of a recorded launch selects.
 
     Raises:
         TypeError: if the view belongs to another storage.

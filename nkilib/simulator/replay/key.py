@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The key of a launch: everything except data that its instructions may depend on.
+"""The key of a launch: everything that its instructions may depend on, except the data of its arrays.
 
 The key is made at every launch and is therefore flat: it consists of hashable parts, in which each value follows its
-type, and the items of a container its length. Objects that are compared by identity appear by ``id``, and the caller
-keeps weak references to them, so that a key does not keep a kernel alive with all that it holds.
+type, and the items of a container its length. Objects that are compared by identity appear by ``id``. Whoever keeps the
+key also keeps weak references to them, so that the key does not keep a kernel alive with all that it holds.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Candidate(NamedTuple):
     """A launch that may be recorded or replayed.
 
     Attributes:
-        key: equal for launches whose instructions may be the same.
+        key: a value that is equal for launches whose instructions may be the same.
         arrays: each array among the arguments once, in order of first appearance, in memory shared with the caller's.
-        originals: the caller's objects that these stand for.
+        originals: the caller's objects that these arrays stand for.
         kept: the objects that the key names by ``id``, the kernel's function first; the key is valid while they live.
     """
 
@@ -68,17 +68,17 @@ class Candidate(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A launch that is neither recorded nor replayed.
+    """The answer for a launch that is neither recorded nor replayed.
 
     Attributes:
-        reason: why it is not.
+        reason: the reason why it is not.
     """
 
     reason: str
 
 
 class _Unkeyable(Exception):
-    """An argument that no key can hold."""
+    """Error for an argument that cannot be part of a key."""
 
 
 def candidate_of(
@@ -114,10 +114,10 @@ def candidate_of(
 
 
 class _Collected:
-    """The parts of the key that the walk through a launch's arguments has collected.
+    """The parts of a key and the arrays, collected in a walk through the arguments of a launch.
 
     Args:
-        widens: whether the launch keeps low precision in float32, so that such arrays are copied.
+        widens: whether the launch holds low-precision types in float32, for which it copies such arrays.
     """
 
     __slots__ = ("_are_owners", "_numbers", "_widens", "arrays", "kept", "originals", "parts")
@@ -148,7 +148,7 @@ class _Collected:
             self._add_unusual(kind, value)
 
     def add_identity(self, value: Any) -> None:
-        """Add an object that is compared by identity."""
+        """Add an object that equals only itself, by its ``id``."""
         self.parts += (type(value), id(value))
         self.kept.append(value)
 
@@ -214,7 +214,7 @@ class _Collected:
         self.parts += (float, value if value and value == value else pack("d", value))
 
     def _add_unusual(self, kind: type, value: Any) -> None:
-        """Add an argument of a rare type, in the order in which ``map_leaves`` and then the kernel would take it."""
+        """Add an argument of a rare type, tried in the order of ``map_leaves`` and of the kernel."""
         if is_array(value):
             self._add_array(value)
         elif isinstance(value, tuple | list):
@@ -246,7 +246,7 @@ class _Collected:
         self._add_mapping(kind, vars(value), self.add)
 
     def _add_constant(self, value: Any) -> None:
-        """Add a value inside an object that a launch passes through as it is."""
+        """Add a value inside an object that a launch passes to the kernel without conversion."""
         kind = type(value)
         if kind in _PLAIN:
             self.parts += (kind, value)
@@ -283,7 +283,7 @@ class _Collected:
 
 
 def _argument(func: FunctionType, place: int | str | None) -> str:
-    """Return the words for an argument in a reason."""
+    """Return how a reason names an argument, by its position or name; None stands for the kernel's closure."""
     if place is None:
         return "the kernel's closure"
     names = func.__code__.co_varnames[: func.__code__.co_argcount]

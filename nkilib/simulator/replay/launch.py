@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The ways in which a launch runs: from a plan, or instruction by instruction with or without recording."""
+"""The choice of how a launch runs: from a plan, or instruction by instruction, with or without recording."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _levels_of = attrgetter(*[name for name in CHECKS if name != "psum_groups"])
 
 
 class Launches:
-    """Runner of the launches of a process.
+    """The launches of a process: each of them runs through :meth:`run`.
 
     Args:
         planner: the planner that records and plans; None runs everything instruction by instruction.
@@ -39,7 +39,7 @@ class Launches:
     def run(
         self, kernel: Kernel, args: tuple[Any, ...], kwargs: dict[str, Any], place: Place, as_today: AsToday, /
     ) -> Any:
-        """Run a launch and return what the kernel returns.
+        """Run a launch and return the value that the kernel returns.
 
         Args:
             kernel: the kernel to launch.
@@ -48,7 +48,7 @@ class Launches:
             as_today: the function that runs it instruction by instruction.
 
         Raises:
-            What ``as_today`` raises.
+            Exception: whatever ``as_today`` raises.
         """
         planner = self._planner
         if planner is None:
@@ -90,7 +90,7 @@ class Launches:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a launch instruction by instruction, record it and learn from it."""
+        """Run a launch instruction by instruction and record it; make a plan if an earlier recording was equal."""
         watch = entry.watch()
         recorded = planner.record(kernel, args, kwargs, candidate, watch, entry.written)
         try:
@@ -108,7 +108,7 @@ class Launches:
 
 
 def _hindrance(options: Options, free: Options | None) -> str:
-    """Return why no launch can be recorded or replayed now; empty if nothing prevents it.
+    """Return the reason why no launch can be recorded or replayed now; empty if nothing prevents it.
 
     Args:
         options: the options in force.

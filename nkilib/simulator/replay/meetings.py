@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of the two cores at a barrier or an exchange."""
+"""The work of the two cores where they synchronise: at a barrier, an exchange or a collective."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .work import Meeting
 
 
 class _Arrived:
-    """A barrier at which the other core has arrived: it hands over the tile of that core."""
+    """A stand-in for the launch's barrier, at which the other core has arrived already: it returns that core's tile."""
 
     def __init__(self, core: int, src: NkiTensor) -> None:
         self._core = core
@@ -28,12 +28,15 @@ class _Arrived:
         self.is_aborted = False
 
     def meet(self, place: str, item: Parcel) -> list[Any]:
-        """Return the tile of the other core; both cores agreed on the terms when the launch was recorded."""
+        """Return the data of the other core; both cores agreed on the terms when the launch was recorded."""
         return [replace(item, core=self._core, src=self._src, values=self._values)]
 
 
 def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
-    """Exchange the tiles of both cores; a barrier is only reported to the observers."""
+    """Run the instruction at which both cores synchronise.
+
+    An exchange swaps their tiles, a collective runs on the first core, and a barrier is only reported to the observers.
+    """
     if meetings[0].call.is_collective:
         _operate(cores[0], meetings[0])
         return
@@ -55,7 +58,7 @@ def exchange(cores: Sequence[Core], meetings: Sequence[Meeting]) -> None:
 
 
 def _operate(core: Core, meeting: Meeting) -> None:
-    """Run a collective of a single rank on one core; the other core has come to the same collective."""
+    """Run a collective of a single rank on one core, for both; the other core has come to the same collective."""
     if core.observers.find(SharedAccesses) is not None:
         raise ReplayFailed("an operation of the ranks, where the data decide what the cores touch")
     launch_barrier, core.launch.barrier = core.launch.barrier, _Agreed()  # type: ignore[assignment]
@@ -67,13 +70,13 @@ def _operate(core: Core, meeting: Meeting) -> None:
 
 
 class _Agreed:
-    """A barrier at which the other core has arrived with the same operation."""
+    """A stand-in for the launch's barrier, at which the other core has arrived with the same operation."""
 
     def __init__(self) -> None:
         self.is_aborted = False
 
     def meet(self, place: str, item: Any) -> list[Any]:
-        """Return what the other core brings."""
+        """Return the data of the other core, which are those of this core."""
         return [item]
 
 

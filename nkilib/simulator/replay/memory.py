@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The memory of a plan's elements: its own, or arrays that each launch brings along."""
+"""The memory for the elements that a plan works on: its own, or the arrays of the launch that it runs for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLOAT32 = np.dtype(np.float32)
 
 @dataclass(eq=False)
 class Slot:
-    """An array that exists while a launch runs: a view of an argument or of a result.
+    """A place in a step for an array that exists only while a launch runs: a view of an argument or of a result.
 
     Attributes:
         source: the number of the launch's array that it is a view of.
@@ -51,11 +51,11 @@ class Memory:
     """The memory of a plan.
 
     Args:
-        sources: the storages that each launch brings along, by the number of the array.
+        sources: the numbers of the launch's arrays that hold the arguments and results, by the number of the storage.
         cores: the number of cores.
 
     Attributes:
-        slots: the views of these storages that steps need.
+        slots: the views of these arrays that steps need.
     """
 
     def __init__(self, sources: dict[int, int], cores: int) -> None:
@@ -69,26 +69,26 @@ class Memory:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that belong to the plan."""
+        """The bytes that belong to the plan, without those in the shared arenas."""
         own = sum(part.nbytes for part in self._own.values())
         return own + sum(piece.own_bytes for piece in self._pieces)
 
     def source_of(self, storage: Ghost) -> int | None:
-        """Return the number of the launch's array that a storage is; None for a storage of the plan's own."""
+        """Return the number of the launch's array that holds a storage; None if the plan has the memory for it."""
         return self._sources.get(storage.number)
 
     def place(self, core: int, placed: Placed) -> None:
-        """Place tiles of a core in its arena."""
+        """Give tiles of a core their places in its arena."""
         memory = self._pieces[core].take(placed.nbytes)
         for storage, offset in placed.offsets.items():
             self._places[storage.number] = memory[offset : offset + storage.nbytes]
 
     def keep(self, storage: Ghost, content: Bytes) -> None:
-        """Set the content of a storage that nothing changes."""
+        """Keep the content of a storage that no launch changes."""
         self._own[storage.number] = content
 
     def bytes_of(self, storage: Ghost) -> Bytes:
-        """Return the memory of a storage that no launch brings along."""
+        """Return the memory of a storage for which the plan has the memory."""
         memory = self._places.get(storage.number)
         if memory is not None:
             return memory
@@ -98,11 +98,17 @@ class Memory:
         return memory
 
     def take(self, core: int, nbytes: int) -> Bytes:
-        """Return memory of a core with arbitrary content that nothing else uses during a launch."""
+        """Return ``nbytes`` bytes for a core, with arbitrary content, that nothing else uses during a launch."""
         return self._pieces[core].take(nbytes)
 
     def array(self, ref: Ref, rows: slice | None = None, layout: Layout | None = None) -> Operand:
-        """Return the elements of ``ref`` in some rows, in its own layout or another layout of the same elements."""
+        """Return the elements of ``ref`` in some rows, as an array or as a slot for one.
+
+        Args:
+            ref: the elements.
+            rows: the rows; None for all.
+            layout: another layout of the same elements; None for that of ``ref``.
+        """
         shape, strides, offset = layout or ref.layout
         if rows is not None and shape:
             offset += rows.start * strides[0]
@@ -122,7 +128,7 @@ class Memory:
         return slot
 
     def scratch(self, core: int, role: str, shape: tuple[int, ...], numpy_type: np.dtype[Any] = _FLOAT32) -> Any:
-        """Return a work buffer, the same one for every caller with this role on this core that needs no more bytes."""
+        """Return a work buffer, which all steps of a core with the same ``role`` share."""
         needed = prod(shape) * numpy_type.itemsize
         buffer = self._scratch.get((core, role))
         if buffer is None or buffer.nbytes < needed:

@@ -46,11 +46,11 @@ class Plan:
         arguments: the number of arrays among a launch's arguments.
 
     Attributes:
-        returned: the storages of tensors that the kernel returns and that are no arguments.
+        returned: the storages of the tensors that the kernel returns, except arguments.
         written: the numbers of the arguments that the launch writes.
         may_fail: whether a step may meet values for which the launch has to run instruction by instruction.
         instructions: the number of instructions of the launch.
-        steps: the number of steps that do their work.
+        steps: the number of steps in place of these instructions.
 
     Raises:
         Unplannable: if no plan is possible.
@@ -102,7 +102,7 @@ class Plan:
         return sources
 
     def _give_memory(self, works: list[list[Work]]) -> None:
-        """Give memory to the tensors of the instructions that run as they are."""
+        """Give memory to the tensors of instructions that run as they are, and to those of reductions."""
         for core_works in works:
             for work in core_works:
                 for view in _views_of(work):
@@ -125,7 +125,7 @@ class Plan:
             late.views.append(view)
 
     def _place(self, core: Core, groups: Sequence[Sequence[Work]]) -> None:
-        """Place the tiles of a core in its arena."""
+        """Give the tiles of a core their places in its arena."""
         places = placed(groups, lambda ghost: ghost.label[0] == "core" and self._memory.source_of(ghost) is None)
         self._memory.place(core.number, places)
 
@@ -135,7 +135,7 @@ class Plan:
         return builder.segments
 
     def run(self, arguments: Arrays, *, waits: bool = False) -> Arrays:
-        """Run the steps on the arrays of a launch, and return the arrays of what the kernel returns.
+        """Run the steps on the arrays of a launch, and return the arrays of the tensors in :attr:`returned`.
 
         Args:
             arguments: the argument arrays of the launch; the plan writes those that the launch writes.
@@ -168,7 +168,7 @@ class Plan:
         return fresh
 
     def _bind(self, arrays: Arrays) -> None:
-        """Bind the slots to the arrays of a launch that begins."""
+        """Point the slots of the steps to the arrays of a launch that begins."""
         for ghost in self._unwritten:
             ghost.forget_writes()
         for slot in self._memory.slots:
@@ -200,7 +200,7 @@ class Plan:
                 raise ReplayFailed(f"{view} is returned and was not written")
 
     def _watch_races(self) -> RaceWatch:
-        """Watch the cores for races where the data decide what they touch."""
+        """Watch the cores for races on tensors of which the data decide what the cores touch."""
         options = self._cores[0].options
         watch = RaceWatch(RaceLevels(options.races, options.identical_writes))
         for core in self._cores:
@@ -211,11 +211,12 @@ class Plan:
 
 @dataclass(eq=False)
 class _Late:
-    """A storage that each launch brings along and whose elements instructions find by themselves.
+    """A tensor that is an array of the launch, and that instructions access as a tensor instead of in a slot.
 
     Attributes:
-        source: the number of the launch's array that it is.
-        views: the views of it.
+        ghost: the storage of the tensor.
+        source: the number of the launch's array.
+        views: the views of the tensor.
     """
 
     ghost: Ghost
@@ -224,7 +225,7 @@ class _Late:
 
 
 def _registers(cores: Sequence[Core], works: list[list[Work]]) -> list[npt.NDArray[np.float32]]:
-    """Return the accumulator registers of the cores that use any; they hold nothing when a launch begins."""
+    """Return the accumulator registers of the cores that use any; each run begins with undefined values in them."""
     registers = []
     for core, core_works in zip(cores, works, strict=True):
         if any(isinstance(work, Whole) or (isinstance(work, Elementwise) and work.reduction) for work in core_works):
@@ -238,7 +239,7 @@ def _may_refuse(work: Work) -> bool:
 
 
 def _fewer(emitted: list[list[Work]]) -> list[list[Work]]:
-    """Return the work of each core without unnecessary work."""
+    """Return the work of each core after the passes, which combine products and remove unnecessary work."""
     works = [with_sums(core_works) for core_works in emitted]
     written = {ref.storage.number for core_works in works for work in core_works for ref in work.writes}
     return [without_stores(without_dead(without_loads(core_works, written))) for core_works in works]
@@ -255,7 +256,7 @@ def _returned(result: Any) -> list[Ghost]:
 
 
 def _views_of(work: Work) -> list[View]:
-    """Return the tensors whose elements some work finds by itself."""
+    """Return the tensors that some work accesses as tensors, instead of receiving arrays."""
     if isinstance(work, Elementwise):
         return [] if work.reduction is None else views_in([work.reduction.destination, work.reduction.initial])
     if not isinstance(work, Whole):

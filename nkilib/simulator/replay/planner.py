@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The planner of launches: it records them with a recorder, and makes plans of their streams."""
+"""The planner of launches: it records them, and makes plans of the recorded instructions."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .replaying import Replay
 
 @dataclass(frozen=True)
 class _LaunchPlan:
-    """A plan that runs on the arguments of a candidate launch.
+    """A plan that runs on the arguments of a launch with the same key.
 
     Attributes:
-        replay: the plan, with what the launch returns.
+        replay: the plan, with the value that the launch returns.
     """
 
     replay: Replay
@@ -56,7 +56,7 @@ class LaunchPlanner:
         return record_launch(kernel, args, kwargs, candidate.originals, watch, before)
 
     def build(self, recorded: RecordedLaunch, candidate: Candidate) -> _LaunchPlan:
-        """Return a plan of the launch that was just recorded, whose results are bitwise identical.
+        """Return a plan of the launch that was just recorded, after checking that its results are bitwise identical.
 
         Raises:
             Unplannable: if no plan can be made.
@@ -74,7 +74,7 @@ class LaunchPlanner:
 
 
 def _left(recorded: RecordedLaunch, candidate: Candidate) -> list[Any]:
-    """Return the results and written arguments of the launch itself."""
+    """Return the results and the written arguments that the recorded launch left."""
     return [recorded.result, *[candidate.arrays[number] for number in recorded.before]]
 
 

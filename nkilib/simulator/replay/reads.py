@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Values that code reads besides its arguments and locals, found by its names and kept for comparison by identity."""
+"""The values that code reads besides its arguments and locals, found by its names, kept for comparison by identity."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ _IS_EMPTY = CellType()
 
 
 class Reads:
-    """Collector of the values that code reads.
+    """A collector of the values that code reads.
 
     Args:
-        names: all names that the code that ran uses, for attributes of classes and objects, which any of it may read.
+        names: all names in the code that ran: any attribute of a class or an object with one of them may have been
+            read.
         codes: the ids of the code objects that ran.
     """
 
@@ -66,15 +67,15 @@ class Reads:
         self._others: list[Items | ArrayContent] = []
 
     def add_root(self, function: FunctionType) -> None:
-        """Add a function that was launched or passed to the kernel. It is not kept alive."""
+        """Add a function that was launched or passed to the kernel. The collector does not keep it alive."""
         self._seen[id(function)] = function
         self._add_function(function, weakref.proxy(function))
 
     def add_code(self, code: CodeType, scope: dict[str, Any]) -> None:
-        """Add code that ran, with the globals of its module.
+        """Add the values that a piece of code has read; ``scope`` has the globals of its module.
 
         Raises:
-            Unplannable: if it reads or writes something outside of the program.
+            Unplannable: if the code reads or writes something outside of the program.
         """
         names = {*code.co_names}
         called = names & _TALKING - scope.keys()
@@ -138,7 +139,7 @@ class Reads:
         )
 
     def _named(self, is_object: bool) -> Names:
-        """Return the names whose values are objects that equal only themselves, or the names whose values are not."""
+        """Return the collected names, either those of objects that equal only themselves or all others."""
         getters: list[Callable[[Any], Any]] = []
         mappings: list[Mapping[str, Any]] = []
         for key, mapping in self._mappings.items():
@@ -152,7 +153,7 @@ class Reads:
         return named
 
     def _add_names(self, mapping: Mapping[str, Any], names: set[str]) -> set[str]:
-        """Compare the names of ``names`` that are in a mapping, and return those that were not compared before."""
+        """Collect those of ``names`` that are in a mapping, and return the ones that were not collected before."""
         self._mappings.setdefault(id(mapping), mapping)
         known = self._names.setdefault(id(mapping), set())
         new = {name for name in names if name in mapping} - known
@@ -178,7 +179,7 @@ class Reads:
                 self.add(scope[name])
 
     def _add_attributes(self, scope: Mapping[str, Any]) -> set[str]:
-        """Compare the attributes in a scope, and notice attributes that come later and hide others."""
+        """Collect the attributes in a scope, and the names that it lacks: attributes added later would hide others."""
         new = self._add_names(scope, self._all_names)
         self._absent.setdefault(id(scope), self._all_names - self._names[id(scope)])
         return new
@@ -221,7 +222,7 @@ class Reads:
 
 
 def _is_unlike_all(value: Any) -> bool:
-    """Tell whether a value equals only itself."""
+    """Tell whether a value equals only itself, because its class defines no other ``==``."""
     return getattr(type(value), "__eq__", None) is object.__eq__
 
 

@@ -38,11 +38,11 @@ _OF_REGISTERS = frozenset({"register_move", "register_alloc"})
 
 
 class Recorder(Watcher):
-    """Watcher that records the cores of a launch.
+    """A watcher of a launch that records the instructions of its cores.
 
     Attributes:
-        refusal: why no plan can be made of what it saw; empty if there is no reason so far.
-        error: an error of the recorder itself; the launch goes on.
+        refusal: the reason why no plan can be made of the launch; empty if there is none so far.
+        error: a mistake of the recorder itself, which does not end the launch; None if there is none.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Recorder(Watcher):
         self._cores: list[_CoreRecorder] = []
 
     def name_arguments(self, numbers: Mapping[int, int]) -> None:
-        """Name the storages that are arguments of the launch, before it runs."""
+        """Label the storages of the launch's arguments, before it runs; ``numbers`` maps storage to argument number."""
         self._labels = {storage: ("argument", number) for storage, number in numbers.items()}
 
     def watch(self, number: int, observers: Observers) -> Observer:
@@ -64,7 +64,7 @@ class Recorder(Watcher):
         return self._cores[-1]
 
     def conclude(self, has_ended: bool) -> None:
-        """Note that the launch is over; the recording stays."""
+        """Do nothing: the recording is read after the launch."""
         return
 
     def refuse(self, reason: str) -> None:
@@ -115,7 +115,7 @@ class Recorder(Watcher):
             self.refuse(core.unrepeatable)
 
     def ghost_view(self, view: View, core: int) -> NkiTensor:
-        """Return the view of a ghost that stands for a view of a core's launch."""
+        """Return the view of a ghost that stands for ``view``, a tensor of a core in the recorded launch."""
         key = view.storage.number, view.layout, view.dtype, view.buffer
         with self._lock:
             ghost_view = self._views.get(key)
@@ -149,7 +149,7 @@ class _CoreRecorder(Observer):
         self._count = 0
 
     def count(self) -> int:
-        """Return the number of storages of its own that the core had before, and count one more."""
+        """Return how many storages of this core alone were labelled before, and count one more."""
         self._count += 1
         return self._count - 1
 
@@ -182,7 +182,7 @@ class _CoreRecorder(Observer):
         self.entries.append(Recorded(definition, tuple(map(self._taken, values)), call.engine, indirect))
 
     def _gathered(self, operand: IndirectOperand, values: list[Any]) -> Gathered:
-        """Return an operand whose elements are gathered before the instruction runs."""
+        """Return the record of an operand whose elements are gathered before the instruction runs."""
         base, index, gathered = operand.base, operand.index, operand.gathered
         if index.storage is base.storage or any(value is index for value in values):
             raise Unplannable("an instruction uses the tensor of its own offsets")
@@ -194,7 +194,11 @@ class _CoreRecorder(Observer):
         self.entries.append(Guarded(self._ghost_of(view), view.array.tobytes()))
 
     def _guard_offset(self, indirect: Indirect, values: list[Any]) -> None:
-        """Guard an operand's address that a tensor holds, which the instruction must not have overwritten since."""
+        """Guard the elements that an operand's address was read from, if a tensor holds it.
+
+        Raises:
+            Unplannable: if the instruction itself has this tensor as an operand, and may have overwritten it.
+        """
         index = indirect.index
         if not isinstance(index, View):
             return  # a register or a scalar: what it was loaded from is guarded
@@ -206,7 +210,7 @@ class _CoreRecorder(Observer):
         return self._recorder.ghost_view(view, self._number)
 
     def _taken(self, value: Any) -> Any:
-        """Return a parameter in its recorded form."""
+        """Return a parameter as it is recorded: with views of ghosts in place of tensors, and copies of registers."""
         if isinstance(value, NkiTensor):
             indirect = value.indirect_access
             if indirect is None:
@@ -223,7 +227,11 @@ class _CoreRecorder(Observer):
         return value
 
     def _indirect(self, view: NkiTensor, indirect: Indirect) -> NkiTensor:
-        """Return a view whose rows a tensor chooses, which the instruction resolves again, or a view of the place."""
+        """Return the recorded form of a view whose address was read at run time.
+
+        If a vector chooses its rows, the plan reads the vector again; a scalar offset is resolved, and guarded
+        elsewhere.
+        """
         if indirect.kind == "scalar":
             try:
                 return self._ghost_of(resolve_scalar_offset("", view))

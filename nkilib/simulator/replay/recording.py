@@ -28,8 +28,8 @@ class RecordedLaunch(NamedTuple):
         result: the value that the kernel returned to its caller.
         stream: the instructions of the launch; None if no plan can be made of them.
         refusal: the reason why no plan can be made, if there is no stream.
-        error: the error of the recorder that is the reason, or None.
-        before: the previous content of some of the argument arrays, by number.
+        error: the mistake of the recorder that is this reason, or None.
+        before: copies of some of the argument arrays as they were before the launch, by number.
     """
 
     result: Any
@@ -47,14 +47,14 @@ def record_launch(
     watch: CodeWatch,
     before: dict[int, npt.NDArray[Any]] | None = None,
 ) -> RecordedLaunch:
-    """Run a kernel as it always runs, and record its instructions.
+    """Run a kernel instruction by instruction, and record its instructions.
 
     Args:
         kernel: the kernel to launch.
         args, kwargs: its arguments.
         arrays: the arrays among the arguments.
         watch: the watch that notes which code runs.
-        before: the content of some of the arrays before the launch, by number, to be kept with the recording.
+        before: copies of some of the arrays from before the launch, by number, to be kept with the recording.
     """
     recorder = Recorder()
     with watching(recorder):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""A plan with the value that its launch returns to the caller."""
+"""Replay: a plan, together with the value that its launch returns to the caller."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Arrays = list[npt.NDArray[Any]]
 
 
 class _Left(NamedTuple):
-    """The arrays after a replayed launch.
+    """The arrays after a replayed launch, of which the returned value is made.
 
     Attributes:
-        arrays: the arrays of its arguments, and then of what it returns.
-        originals: its arguments, as the caller passed them.
+        arrays: the argument arrays, followed by the arrays of the tensors that the plan returns.
+        originals: the arguments that are arrays, as the caller passed them.
     """
 
     arrays: Arrays
@@ -43,7 +43,7 @@ class Replay:
 
     Args:
         stream: a recorded launch.
-        originals: its arguments that are arrays, as the caller passed them.
+        originals: the arguments of that launch that are arrays, as the caller passed them.
 
     Raises:
         Unplannable: if no plan can be made.
@@ -60,11 +60,11 @@ class Replay:
         )
 
     def run(self, arrays: Arrays, originals: Sequence[Any], *, waits: bool = False) -> Any:
-        """Return what the kernel returns for other arguments of the same shapes; write those that it writes.
+        """Run the plan on other arguments of the same shapes, and return what the kernel returns for them.
 
         Args:
-            arrays: the arguments.
-            originals: the arguments, as the caller passed them.
+            arrays: the argument arrays; those that the kernel writes are written.
+            originals: the same arguments, as the caller passed them.
             waits: whether to wait for a launch that is replayed in another thread.
 
         Raises:
@@ -75,7 +75,7 @@ class Replay:
 
 
 def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
-    """Return a function that makes a value like the one that a kernel returned."""
+    """Return a function that makes the value that a launch returns; ``tensor`` gives such a function for a tensor."""
     if isinstance(value, NkiTensor):
         return tensor(value)
     if type(value) in (tuple, list):
@@ -87,10 +87,10 @@ def _result_of(value: Any, tensor: Callable[[View], _Result]) -> _Result:
 
 
 def _tensor(view: View, place: int | None, *, as_torch: bool) -> _Result:
-    """Return a function that makes a tensor: an array of the launch, its argument itself, or a view of one of these.
+    """Return a function that makes a returned tensor: an array of the launch, its argument itself, or a view of one.
 
     Args:
-        view: a view of the recorded launch.
+        view: the tensor that the recorded launch returned.
         place: the number of the array that it is a view of; None for an argument.
         as_torch: whether to make a tensor of PyTorch.
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The work of a plan's cores between two barriers: one core after the other, or in parallel if that is faster."""
+"""The rounds of a plan: the work of its cores between two barriers, sequential, or parallel if that is faster."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _TRIALS, _GAIN = 2, 0.75
 
 
 class _Ways:
-    """The faster way to run a round on this machine, found out in the first runs.
+    """The times of a round in its first runs, sequential and parallel, from which the faster way is chosen.
 
     Args:
-        may_pay: whether a thread may be worth its cost at all.
+        may_pay: whether the work is large enough for a second thread to be worth its cost.
     """
 
     def __init__(self, may_pay: bool) -> None:
@@ -37,14 +37,14 @@ class _Ways:
 
     @property
     def is_side_by_side(self) -> bool:
-        """Whether the next run is parallel."""
+        """Whether the cores run in parallel in the next run."""
         sequential, parallel = self._seconds[False], self._seconds[True]
         if not self._may_pay or len(sequential) < _TRIALS:
             return self._may_pay and len(parallel) < len(sequential)
         return len(parallel) < _TRIALS or min(parallel) < _GAIN * min(sequential)
 
     def note(self, is_side_by_side: bool, seconds: float) -> None:
-        """Note the time of a run."""
+        """Note how long a run took."""
         timings = self._seconds[is_side_by_side]
         if self._may_pay and len(timings) < _TRIALS:
             timings.append(seconds)
@@ -67,7 +67,7 @@ class Round:
 
         Args:
             cores: the cores of the plan.
-            enters: whether instructions run as they are, which look up the core of their thread.
+            enters: whether the plan has instructions that run as they are: they look up the core of their thread.
         """
         runs = [_Run(core, segment, enters) for core, segment in zip(cores, self.segments, strict=True)]
         is_side_by_side, start = self._ways.is_side_by_side, perf_counter()
@@ -83,10 +83,10 @@ class Round:
 
 
 class _Run:
-    """The steps of one core.
+    """One run of a core's segment of a round.
 
     Attributes:
-        error: the error that ended them, or None.
+        error: the error that ended the run in a thread, or None.
     """
 
     def __init__(self, core: Core, segment: Segment, enters: bool) -> None:
@@ -104,7 +104,7 @@ class _Run:
                 enter(None)
 
     def in_thread(self) -> None:
-        """Run the steps in a thread of their own, and keep the error that ends them."""
+        """Run the steps in the calling thread, which was started for them, and keep the error that ends them."""
         try:
             with np.errstate(all="ignore"):
                 self()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Steps of the work that runs a row at a time: elementwise results, reductions of rows."""
+"""Steps of work that can run on a few rows at a time: elementwise results, and reductions of rows."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BFLOAT16_BYTES = 2
 
 
 class RowwiseBuilder:
-    """Builder of the steps for some rows of a core's work at a time."""
+    """A builder of the steps of a core's row-wise work, for some rows at a time."""
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core
@@ -47,12 +47,12 @@ class RowwiseBuilder:
             self._store(steps, work.dst, rows, values)
 
     def begin(self, steps: Steps, work: Elementwise) -> None:
-        """Add the steps that read all rows of operands before any result is stored."""
+        """Add the step that reads the initial values of a reduction, for all rows, before any result is stored."""
         if work.reduction is not None and work.reduction.initial is not None:
             steps.call(work.reduction.begin)
 
     def reduced(self, steps: Steps, work: Reduced, rows: slice) -> None:
-        """Add the steps that reduce some rows; :meth:`store_reduced` stores the results."""
+        """Add the steps that reduce some rows into a buffer, from which :meth:`store_reduced` stores the results."""
         results = self._all_results(work)[rows]
         view, matrix = work.tile.view, work.tile.as_matrix()
         if work.reads_bfloat16 and matrix is not None and is_in_16_bits(view):
@@ -69,7 +69,7 @@ class RowwiseBuilder:
         return results
 
     def _column(self, steps: Steps, work: Elementwise, number: int, value: Any, rows: slice) -> Operand:
-        """Return a scalar operand for some rows: a number, or float32 elements that stay unchanged until read."""
+        """Return a scalar operand for some rows: a number, or float32 elements that the work does not overwrite."""
         if not isinstance(value, Ref):
             return np.float32(value)
         shape = (rows.stop - rows.start, 1)
@@ -83,7 +83,7 @@ class RowwiseBuilder:
         return copied
 
     def _results(self, work: Elementwise, rows: slice) -> tuple[Operand, bool]:
-        """Return where results are computed, and whether that is their destination."""
+        """Return the array in which the results are computed, and whether that is their destination or a buffer."""
         dst = work.dst
         layout = dst.as_matrix()
         is_float32 = dst.numpy_type == FLOAT32 and dst.dtype != tfloat32

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Values that code read when it was recorded, to be compared by identity with what it would read now."""
+"""The values that code read when it was recorded, to be compared by identity with those that it would read now."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ import numpy.typing as npt
 
 
 class Items(NamedTuple):
-    """A list, dictionary or set, and its items.
+    """A list, dictionary or set that code read, and the items that were in it.
 
     Attributes:
         value: the container.
         items: the items that were in it; None if it is too long.
-        size: the number of items.
+        size: the number of items that were in it.
     """
 
     value: Any
@@ -35,11 +35,11 @@ class Items(NamedTuple):
 
 
 class ArrayContent(NamedTuple):
-    """An array, and its bytes.
+    """An array that code read, and the bytes that were in it.
 
     Attributes:
         value: the array.
-        content: the bytes that were in it.
+        content: the bytes of its elements at that time.
     """
 
     value: npt.NDArray[Any]
@@ -55,11 +55,11 @@ keyword_defaults_of = attrgetter("__kwdefaults__")
 
 
 class Names(NamedTuple):
-    """Values of names in modules, classes and objects.
+    """The values of names that code read in modules, classes and objects.
 
     Attributes:
-        getters: functions that return the values of a mapping's names.
-        mappings: the mappings that contain the names.
+        getters: for each mapping, a function that returns the values of the names in it.
+        mappings: the mappings of names to values, such as the globals of a module.
         values: the recorded values, a tuple for each mapping.
     """
 
@@ -77,12 +77,12 @@ class Names(NamedTuple):
 
 
 class Absent(NamedTuple):
-    """Names that modules, classes and objects did not have, and which would hide others.
+    """Names that modules, classes and objects lacked; if they got them, the code would read other values.
 
     Attributes:
         mappings: the mappings that lack the names.
         names: the names that each mapping lacks.
-        sizes: the sizes of the mappings when they were last seen to lack them.
+        sizes: the sizes of the mappings when they were last seen to lack the names.
     """
 
     mappings: tuple[Mapping[str, Any], ...]
@@ -108,8 +108,8 @@ class Snapshot:
         values: names of all other values.
         absent: names that did not exist.
         cells, contents: the cells of closures and their contents.
-        functions: functions that have defaults, or had them.
-        defaults, keyword_defaults: the defaults of these functions.
+        functions: the functions with default values of parameters.
+        defaults, keyword_defaults: the default values of these functions.
         others: containers and arrays.
     """
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Values that a plan may rely on: those that a program defines once, not those that differ at every call."""
+"""Values that a plan may rely on: those that a program defines once, not those that differ from call to call."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ _BOUND = (BuiltinFunctionType, BuiltinMethodType, MethodType)
 
 
 def check_steady(value: Any) -> None:
-    """Check that a value does not differ from call to call and has no effect outside of the program.
+    """Check that a value that code reads is no source that differs from call to call, and has no effect outside.
+
+    Sources are random generators, clocks and the environment; effects are those of streams, logs and warnings.
 
     Raises:
-        Unplannable: if it does or has; the message says what it is.
+        Unplannable: if it is such a source or has such an effect; the message says which.
     """
     if any(value is unsteady for unsteady in _ENVIRONMENT):
         raise Unplannable("its code reads the environment")
@@ -61,11 +63,11 @@ def _origin_of(value: Any) -> str:
 
 
 def is_settled(kind: type) -> bool:
-    """Tell whether a class comes from NKI, a library or the standard library, so that a program does not change it."""
+    """Tell whether a class comes from NKI, a library or the standard library: the program does not change it then."""
     return is_opaque(kind) or _origin_of(kind).partition(".")[0] in sys.stdlib_module_names
 
 
 def is_opaque(kind: type) -> bool:
-    """Tell whether a program changes nothing in objects of a class that code reads: classes of NKI and of libraries."""
+    """Tell whether the objects of a class, which comes from NKI or a library, are not changed by the program."""
     origin = _origin_of(kind)
     return origin.startswith(_SIMULATOR) or origin.partition(".")[0] in _LIBRARIES

@@ -15,13 +15,13 @@ Step = Callable[[], object]
 
 
 class Steps:
-    """The steps of a core between two barriers or exchanges."""
+    """The steps of a core between two barriers or exchanges, in the order in which they run."""
 
     def __init__(self) -> None:
         self.all: list[Step] = []
 
     def call(self, function: Callable[..., object], *operands: Any, **keywords: Any) -> None:
-        """Add a call of ``function`` with these operands, some of which may exist only while a launch runs."""
+        """Add a call of ``function`` with these operands; a ``Slot`` among them stands for its array at that time."""
         late = [place for place, operand in enumerate(operands) if isinstance(operand, Slot)]
         if not late:
             self.all.append(partial(function, *operands, **keywords))

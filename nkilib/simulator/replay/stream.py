@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""``Stream``: the instructions of a launch, with everything except the data that they depend on."""
+"""``Stream``: the recorded instructions of a launch, without the data of its arrays."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _PLAIN = frozenset({bool, int, float, str, type(...)})
 
 @dataclass(frozen=True)
 class Guarded:
-    """Elements that a register, a scalar or an address was loaded from: a plan is valid as long as they are the same.
+    """Elements from which a register, a scalar or an address was loaded: a plan is valid only if they are the same.
 
     Attributes:
-        view: the elements.
-        content: the bytes of the elements.
+        view: the tensor.
+        content: the bytes of its elements in the recorded launch.
     """
 
     view: NkiTensor
@@ -50,11 +50,11 @@ class Guarded:
 
 @dataclass(frozen=True)
 class Stored:
-    """Elements that a register or a scalar was stored to; the guards before it determine their value.
+    """Elements to which a register or a scalar was stored; the guarded elements before it determine its value.
 
     Attributes:
-        view: the elements.
-        content: the bytes of the elements.
+        view: the tensor.
+        content: the bytes that were stored in it.
     """
 
     view: NkiTensor
@@ -71,7 +71,7 @@ class Gathered:
 
     Attributes:
         base: the tensor whose free elements are chosen, one row per partition.
-        index: the tensor of their offsets.
+        index: the tensor with the offsets of the chosen elements.
         choice: the way in which the offsets choose elements.
         elements: the tensor that the instruction works on in place of the operand.
         is_output: whether the elements are scattered back afterwards.
@@ -89,11 +89,11 @@ class Gathered:
         return views, self.choice, self.is_output
 
     def gather(self, into: Elements, base: Elements, index: Elements) -> None:
-        """Copy the chosen elements."""
+        """Copy the elements of ``base`` that ``index`` chooses to ``into``."""
         into[...] = np.take_along_axis(base, self.choice.of(index), 1)
 
     def scatter(self, base: Elements, elements: Elements, index: Elements) -> None:
-        """Scatter the elements back; of several elements for one place the last one stays."""
+        """Copy the elements back to where ``index`` chose them; of several for one place the last one stays."""
         np.put_along_axis(base, self.choice.of(index), elements, 1)
 
 
@@ -115,7 +115,7 @@ class Recorded:
 
     @property
     def is_collective(self) -> bool:
-        """Whether it is a collective of several ranks; in a launch without other ranks, of one."""
+        """Whether it is a collective operation of ranks; in a launch without other ranks, of this rank alone."""
         return self.definition.module != "nisa"
 
     @cached_property
@@ -170,11 +170,11 @@ class Stream:
     Attributes:
         options: the options with which it ran.
         grid_dimensions: the number of dimensions of its grid.
-        cores: the entries of each core, in its order.
+        cores: the recorded calls and register accesses of each core, in its order.
         result: the value that the kernel returned; tensors are views of ghosts.
-        contents: the bytes of the ghosts whose elements the kernel brought along.
-        indexed: by core, the rows of shared tensors that its data chose. Other launches with equal streams may choose
-            others.
+        contents: the bytes of the constants of the kernel, by ghost.
+        indexed: by core, the views in shared HBM whose rows the data chose. Other launches with equal streams may
+            choose others.
     """
 
     options: Options
@@ -186,7 +186,7 @@ class Stream:
 
     @property
     def written(self) -> frozenset[int]:
-        """The numbers of the launch's arrays that it writes."""
+        """The numbers of the argument arrays that the launch writes."""
         return frozenset(ghost.label[1] for ghost in self._written_ghosts() if ghost.label[0] == "argument")
 
     def _written_ghosts(self) -> Iterator[Ghost]:
@@ -197,7 +197,7 @@ class Stream:
                 yield ghost_of(entry.view)
 
     def differs_from(self, other: Stream) -> str:
-        """Return how another launch of the same key differed, in a few words; empty if it was the same."""
+        """Return how another launch of the same key differs, in a few words; empty if it is the same."""
         if len(self.cores) != len(other.cores):
             return "another number of cores"
         for number, (mine, others) in enumerate(zip(self.cores, other.cores, strict=True)):
@@ -215,7 +215,7 @@ class Stream:
 
 
 def key_of(value: Any) -> Hashable:
-    """Return a key that is equal for values that mean the same to an instruction."""
+    """Return a hashable key, equal for values that have the same effect as a parameter of an instruction."""
     if isinstance(value, View):
         indirect = value.indirect_access
         return ghost_of(value).label, value.layout, value.dtype, None if indirect is None else _key_of(indirect)
@@ -241,7 +241,7 @@ def _key_of(indirect: Indirect) -> Hashable:
 
 
 def views_in(value: Any) -> list[View]:
-    """Return the tensors in a parameter."""
+    """Return all tensors in the value of a parameter, nested ones included."""
     if isinstance(value, View):
         return [value]
     if isinstance(value, tuple | list):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Sums of products: matmuls that add to one matrix of PSUM are computed together, from operands that are cast once.
+"""Sums of products: matmuls that add to one matrix of PSUM become one piece of work, with operands that are cast once.
 
-Each product is summed by itself and in the same order, so that the results are bitwise identical to one matmul after
-the other; engines/tensor/sums.py says why.
+Each product is computed separately and added in the order of the matmuls, so that the results are bitwise identical to
+one matmul after the other; engines/tensor/sums.py says why.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .work import Meeting, Product, Ref, Work, everything
 
 @dataclass(eq=False)
 class Side:
-    """One operand of neighbouring products: matrices of one storage at equal distances.
+    """The left or the right operands of several products: matrices of one storage at equal distances.
 
     Attributes:
         first: the first matrix.
@@ -39,7 +39,7 @@ class Side:
     distance: int = 0
 
     def goes_on_with(self, ref: Ref) -> bool:
-        """Tell whether ``ref`` is where the next matrix is expected."""
+        """Tell whether ``ref`` is the matrix at the next place."""
         if ref.storage is not self.first.storage or ref.dtype != self.first.dtype:
             return False
         shape, strides, offset = ref.layout
@@ -55,13 +55,13 @@ class Side:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """A key that is equal for equal elements."""
+        """A key that is equal for sides with the same elements."""
         return self.first.storage.number, self.first.layout, self.first.dtype, self.count, self.distance
 
 
 @dataclass(eq=False)
 class Run:
-    """Products whose operands are neighbours on both sides."""
+    """Successive products whose left operands are at equal distances, and whose right operands are."""
 
     left: Side
     right: Side
@@ -69,7 +69,7 @@ class Run:
 
 @dataclass(eq=False)
 class Sum(Work):
-    """The assignment or addition of a sum of products to a matrix of PSUM."""
+    """The work of several matmuls: a sum of products, assigned or added to a matrix of PSUM."""
 
     dst: Ref
     is_added: bool
@@ -92,7 +92,10 @@ class Sum(Work):
 
 
 def with_sums(works: list[Work]) -> list[Work]:
-    """Return the work with sums in place of products, each sum where its last product was possible."""
+    """Return the work with sums in place of products.
+
+    A sum takes in products as long as possible: until other work touches its result or changes an operand.
+    """
     summed: list[Work] = []
     waiting: dict[int, Sum] = {}  # by the number of the storage that takes it
     for work in works:
@@ -112,7 +115,7 @@ def with_sums(works: list[Work]) -> list[Work]:
 
 
 def _settle(waiting: dict[int, Sum], summed: list[Work], work: Work, but: Sum | None) -> None:
-    """Add the waiting sums that ``work`` touches, or whose operands it changes."""
+    """Append the waiting sums that ``work`` touches, or whose operands it changes, to ``summed``, except ``but``."""
     if isinstance(work, Meeting):
         summed.extend(waiting.values())
         waiting.clear()
@@ -132,7 +135,7 @@ def _touches(work: Work, pending: Sum) -> bool:
 
 
 class SumBuilder:
-    """Builder of the steps of sums; float32 copies of operands are reused until their tile changes."""
+    """A builder of the steps of sums; the float32 copies of operands are reused until their tile changes."""
 
     def __init__(self, core: int, memory: Memory) -> None:
         self._core = core

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors whose rows the two cores divide: checking that the data keep each core within its own rows is enough.
+"""Tensors whose rows the two cores divide: checking that each core stays within its own rows excludes races.
 
-Most kernels that divide a tensor between two cores do this. A search for races element by element, as in
+Most kernels with a tensor that two cores write divide it so. A search for races element by element, as in
 machine/races.py, takes longer than the transfers.
 """
 
@@ -23,10 +23,10 @@ from .stream import Indexed
 
 
 class Territory(NamedTuple):
-    """The rows of a tensor, indices of its dimension 0, that a core may touch.
+    """The rows of a tensor (indices of its dimension 0) that one core may touch.
 
     Attributes:
-        is_own: for each row, whether it is one of them.
+        is_own: for each row, whether the core may touch it.
         row_bytes: the bytes of a row.
     """
 
@@ -34,7 +34,7 @@ class Territory(NamedTuple):
     row_bytes: int
 
     def checking(self, view: View) -> Callable[[npt.NDArray[Any]], None]:
-        """Return a check that raises for an index that leads a row of ``view`` to a row that is not the core's own.
+        """Return a check that raises ``ReplayFailed`` for an index that leads ``view`` out of the core's rows.
 
         The instruction itself refuses rows that do not exist.
         """
@@ -48,11 +48,11 @@ class Territory(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """The bytes of a tensor that a row of an indirect view has at index 0.
+    """The bytes of a tensor that one row of an indirect view occupies, for index 0.
 
     Attributes:
         first, last: the first and the last byte.
-        step: the bytes for each step of the index.
+        step: the bytes by which the row moves for each step of the index.
         limit: the exclusive upper limit of the index.
         row_bytes: the bytes of a row of the tensor.
     """
@@ -73,11 +73,11 @@ class _Span(NamedTuple):
 
     @property
     def is_long(self) -> bool:
-        """Whether there may be further rows between its first and its last row."""
+        """Whether the span may reach over whole rows of the tensor between its first and its last one."""
         return self.last - self.first >= 2 * self.row_bytes
 
     def ends(self, index: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-        """Return the rows of the tensor in which it begins and ends, for all values of the index that are in range."""
+        """Return the rows of the tensor in which the span begins and ends, for all indices that are in range."""
         rows = index[(index >= 0) & (index < self.limit)].astype(np.int64) * self.step
         return np.concatenate(((rows + self.first) // self.row_bytes, (rows + self.last) // self.row_bytes))
 
@@ -85,9 +85,10 @@ class _Span(NamedTuple):
 def territories(
     ghost: Ghost, touched: Sequence[Sequence[View]], indexed: Sequence[Sequence[Indexed]]
 ) -> list[Territory] | None:
-    """Return the rows of a tensor that each of two cores touches; None if both touch the same row.
+    """Return the rows of a tensor that belong to each of two cores; None if the cores do not divide the rows.
 
-    Rows that no core touches belong to the core that has the row before them.
+    They do not if both touch the same row, or if one of them touches none. Rows that no core touches belong to the core
+    that has the row before them.
 
     Args:
         ghost: the tensor.
@@ -116,7 +117,7 @@ _NOBODY = -1
 
 
 def _filled(owners: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the owner of each row; rows without one get that of the row before, the first rows that of the next."""
+    """Return the owner of each row: rows without one get that of the row before, the first rows that of the next."""
     known = np.flatnonzero(owners != _NOBODY)
     places = np.searchsorted(known, np.arange(len(owners)), side="right") - 1
     filled: npt.NDArray[np.int64] = owners[known[places.clip(0)]]

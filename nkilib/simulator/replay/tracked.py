@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Tensors for which a plan cannot know in advance what its launch touches, because that depends on the data.
+"""Tracked tensors: those of which only the data of a launch decide which elements it touches.
 
-The instructions on them run as they are, with all their usual bookkeeping.
+The instructions on them run as they are, with all their usual bookkeeping, unless the cores divide their rows.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from .territories import Territory, territories
 
 
 class Tracked(NamedTuple):
-    """The tensors of a launch that are tracked.
+    """The tensors of a launch of which the data decide which elements it touches.
 
     Attributes:
         watched: tensors that both cores may touch, one of them writing; each run finds out whether they race for a row.
@@ -34,7 +34,7 @@ class Tracked(NamedTuple):
 
     @property
     def all(self) -> frozenset[Ghost]:
-        """All tracked tensors together."""
+        """The tensors on which instructions run as they are: those that are watched, and those that are unwritten."""
         return self.watched | self.unwritten
 
 
@@ -64,7 +64,7 @@ def tracked_storages(stream: Stream) -> Tracked:
 
 
 def _is_written(stream: Stream, ghost: Ghost) -> bool:
-    """Tell whether every element is written by an instruction whose destination does not depend on the data."""
+    """Tell whether instructions whose destinations do not depend on the data write every element of a tensor."""
     for entry in _calls(stream):
         for view, is_output in [] if entry.is_collective else entry.tensors:
             if is_output and view.indirect_access is None and ghost_of(view) is ghost:
@@ -75,7 +75,7 @@ def _is_written(stream: Stream, ghost: Ghost) -> bool:
 
 
 def _sides(stream: Stream, ghost: Ghost) -> list[Territory] | None:
-    """Return the rows of a tensor that each core touches, if they share none."""
+    """Return the rows of a tensor that each core may touch; None if the cores do not divide them."""
     static = [
         [view for entry in entries for view in _views_of(entry) if ghost_of(view) is ghost and not view.is_indirect()]
         for entries in stream.cores

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pieces of work of instructions, in the detail that a plan needs."""
+"""Pieces of work: the reads, writes and computations of the recorded instructions, in the detail that a plan needs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .stream import Guarded, Recorded, Stored
 
 
 class Ref:
-    """Elements of a storage: a static view.
+    """A reference to elements of a storage, those of a static view.
 
     Attributes:
         view: the view.
         storage, layout, dtype: the storage, layout and type of the view.
         numpy_type: the type in which the storage holds the elements.
-        place: the rows and bytes of the storage that they fill, or within which they lie.
-        is_block: whether they fill all of the place.
+        place: the rectangle of rows and bytes of the storage that contains the elements.
+        is_block: whether the elements fill the rectangle.
     """
 
     __slots__ = ("dtype", "is_block", "layout", "numpy_type", "place", "storage", "view")
@@ -76,7 +76,7 @@ class Ref:
         return self.storage.region in HBM
 
     def as_matrix(self) -> Layout | None:
-        """Return the elements as (rows, elements of a row) with dense rows; None if they are not dense."""
+        """Return the layout of the elements as a matrix with the rows of the view; None if its rows are not dense."""
         if self.is_in_hbm and len(self.layout.shape) < 2:
             return None
         return self.as_rows(self.rows, self.width)
@@ -89,11 +89,11 @@ class Ref:
         return Layout((rows, width), (strides[0], 1), self.layout.offset)
 
     def meets(self, other: Ref) -> bool:
-        """Tell whether both may have an element in common."""
+        """Tell whether two references may have an element in common."""
         return self.storage is other.storage and self.place.meets(other.place)
 
     def is_same(self, other: Ref) -> bool:
-        """Tell whether both are the same elements, read as the same type."""
+        """Tell whether two references are to the same elements, read as the same type."""
         return self.storage is other.storage and self.layout == other.layout and self.dtype == other.dtype
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ class Ref:
 
 @dataclass(eq=False)
 class Work:
-    """A piece of work of an instruction.
+    """A piece of the work of an instruction, to be done in every replay.
 
     Attributes:
         reads: the elements that it needs; they include those of ``writes`` that it leaves unchanged or adds to.
@@ -118,12 +118,16 @@ class Work:
 
 @dataclass(eq=False)
 class Elementwise(Work):
-    """The work of ``compute`` in engines/results.py.
+    """The computation of results element by element, as ``compute`` in engines/results.py does it.
 
     Attributes:
-        columns: the scalar operands, numbers or ``Ref``.
-        destination: the destination of the reduction, if it has one.
-        is_dst_dead: whether nothing reads what it writes to ``dst``.
+        dst: the elements that receive the results.
+        tiles: the elements that they are computed from.
+        apply: the function that computes some rows.
+        reduction: the reduction of the results into accumulator registers, or None.
+        columns: the scalar operands, each a number or a ``Ref``.
+        destination: the elements that receive the registers of the reduction, or None.
+        is_dst_dead: whether nothing reads the results in ``dst``, so that they are not stored.
     """
 
     dst: Ref
@@ -142,13 +146,13 @@ class Elementwise(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether it has no effect but its writes: a reduction changes registers, too."""
+        """Whether it has no effect but its writes; a reduction changes registers, too."""
         return self.reduction is None
 
 
 @dataclass(eq=False)
 class Reduced(Work):
-    """The work of ``reduce_rows`` in engines/reduced.py."""
+    """The reduction of each row of a tile to a few numbers, as ``reduce_rows`` in engines/reduced.py does it."""
 
     dst: Ref
     tile: Ref
@@ -161,7 +165,7 @@ class Reduced(Work):
 
 @dataclass(eq=False)
 class Action(Work):
-    """The work of ``act`` in engines/actions.py."""
+    """A call of a function with whole arrays, as ``act`` in engines/actions.py makes it."""
 
     function: Callable[..., object]
     operands: list[Ref]
@@ -177,7 +181,7 @@ class Action(Work):
         *,
         may_refuse: bool,
     ) -> Action:
-        """Return the work that ``act`` does with these operands."""
+        """Return the action for a call of ``act`` with these arguments."""
         written, changed, read = list(map(Ref, writes)), list(map(Ref, updates)), list(map(Ref, reads))
         action = cls(function, [*written, *changed, *read], may_refuse)
         action.writes, action.reads = [*written, *changed], [*changed, *read]
@@ -185,13 +189,13 @@ class Action(Work):
 
     @property
     def is_pure(self) -> bool:  # type: ignore[override]
-        """Whether it has no effect but its writes; an action that may refuse elements always runs."""
+        """Whether it has no effect but its writes; an action that may raise an error for some elements always runs."""
         return bool(self.writes) and not self.may_refuse
 
 
 @dataclass(eq=False)
 class Move(Work):
-    """A copy of equally many elements, cast if their types differ; see ``move`` in engines/dma/rows.py."""
+    """A copy of elements to as many elements, cast if their types differ; see ``move`` in engines/dma/rows.py."""
 
     dst: Ref
     src: Ref
@@ -217,7 +221,7 @@ class Product(Work):
 
 @dataclass(eq=False)
 class Whole(Work):
-    """An instruction whose function runs as it is, on the plan's memory."""
+    """An instruction whose function runs as it is in every replay, on the plan's memory."""
 
     call: Recorded
     is_pure: ClassVar[bool] = False
@@ -238,7 +242,7 @@ class Whole(Work):
 
 @dataclass(eq=False)
 class Check(Work):
-    """A check that the elements loaded into a register are those of the recorded launch."""
+    """A check that the elements loaded into a register or an address are the same as in the recorded launch."""
 
     guard: Guarded
     is_pure: ClassVar[bool] = False
@@ -249,7 +253,7 @@ class Check(Work):
 
 @dataclass(eq=False)
 class Store(Work):
-    """A store of a register's known value to elements."""
+    """A store of a register or a scalar, whose value is known from the recorded launch."""
 
     stored: Stored
 
@@ -263,6 +267,6 @@ class Meeting(Whole):
 
 
 def everything(storage: Ghost) -> Rectangle:
-    """Return all rows and bytes of a storage."""
+    """Return the rectangle of all rows and bytes of a storage."""
     row = max(1, storage.partition_bytes)
     return Rectangle(0, -(-storage.nbytes // row), 0, row)

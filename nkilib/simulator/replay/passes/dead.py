@@ -10,7 +10,7 @@ from ..work import Elementwise, Ref, Work
 
 
 class _Needed:
-    """The elements of tiles that are read later."""
+    """The elements of tiles that later work reads, in a walk from the end of a launch to its beginning."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, list[Rectangle]] = {}
@@ -22,18 +22,21 @@ class _Needed:
             places.append(ref.place)
 
     def overwrite(self, ref: Ref) -> None:
-        """Note that all of these elements get new values, so that the previous ones are not needed."""
+        """Note that all of these elements get new values, so that the values before that are not needed."""
         places = self._by_storage.get(ref.storage.number)
         if places and ref.is_block:
             places[:] = [place for place in places if not ref.place.contains(place)]
 
     def has(self, ref: Ref) -> bool:
-        """Tell whether one of these elements is read later."""
+        """Tell whether any of these elements is read later."""
         return any(place.meets(ref.place) for place in self._by_storage.get(ref.storage.number, ()))
 
 
 def without_dead(works: list[Work]) -> list[Work]:
-    """Return the work of a core without unread results; results that are only reduced are not stored."""
+    """Return the work of a core without work whose results nothing reads.
+
+    Elementwise results that are only reduced are computed, but not stored.
+    """
     needed = _Needed()
     kept: list[Work] = []
     for work in reversed(works):

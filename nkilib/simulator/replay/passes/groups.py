@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""Grouping of work that goes through its rows together: a few rows of all of it at a time, which stay in a cache."""
+"""Grouping of row-wise work: all work of a group runs on a few rows, which stay in a cache, before the next rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 64
 
 
 def grouped(works: Sequence[Work]) -> list[list[Work]]:
-    """Return the work of a core in order, in groups that can go through their rows together."""
+    """Return the work of a core in its order, in groups that can run a few rows at a time."""
     groups: list[list[Work]] = []
     for work in works:
         rows = _Rows.of(work)
@@ -30,7 +30,7 @@ def grouped(works: Sequence[Work]) -> list[list[Work]]:
 
 
 def _trimmed(group: list[Work]) -> list[list[Work]]:
-    """Split off the small work at the ends of a group, which needs no blocks of rows."""
+    """Split off the work at both ends of a group that is small enough to run on all of its rows at once."""
     if len(group) == 1:
         return [group]
     large = [place for place, work in enumerate(group) if is_large(work)]
@@ -41,13 +41,13 @@ def _trimmed(group: list[Work]) -> list[list[Work]]:
 
 
 class _Rows(tuple[int, int]):
-    """The partitions to which some work is confined: the first one, and their number."""
+    """The partitions whose rows some work reads and writes, row by row: the first partition, and their number."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, work: Work) -> _Rows | None:
-        """Return the partitions of some work; None if a row of its results may come from another row."""
+        """Return the partitions of some work; None if a row of its results may depend on another row."""
         if isinstance(work, Elementwise):
             if needs_all_rows(work) or (work.reduction is not None and isinstance(work.reduction.initial, View)):
                 return None
@@ -64,12 +64,12 @@ class _Rows(tuple[int, int]):
 
 
 def _has_a_row_a_partition(ref: Ref) -> bool:
-    """Tell whether row r of a tile is in partition r, counted from the first."""
+    """Tell whether the rows of a tile are in successive partitions, one in each."""
     return ref.rows == 1 or ref.layout.strides[0] * ref.numpy_type.itemsize == ref.storage.partition_bytes
 
 
 def _may_follow(work: Work, group: Sequence[Any]) -> bool:
-    """Tell whether no row of ``work`` shares elements in HBM with another row of the group."""
+    """Tell whether no row of ``work`` shares elements in HBM that are written with another row of the group's work."""
     for other in group:
         for written in other.writes:
             if written.is_in_hbm and any(ref.meets(written) for ref in (*work.reads, *work.writes)):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that removes unnecessary loads: a tile with the same elements as HBM is read there."""
+"""The pass that removes unnecessary loads: work reads a loaded tile in HBM, as long as HBM has the same elements."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .sizes import SMALLEST
 
 @dataclass(eq=False)
 class _Load:
-    """A loaded tile, as long as no part of it has been overwritten.
+    """A load of a tile from HBM, as long as no part of the tile has been overwritten.
 
     Attributes:
         move: the load.
-        source: the elements in HBM, in as many rows as the tile has.
+        source: the elements in HBM, as a matrix with the rows of the tile.
         is_current: whether HBM still has the loaded elements.
         is_needed: whether something reads the tile itself.
     """
@@ -30,7 +30,7 @@ class _Load:
     is_needed: bool = False
 
     def place_of(self, ref: Ref) -> Ref | None:
-        """Return where in HBM the elements of ``ref``, a part of the tile, are; None if they are not there."""
+        """Return the elements in HBM that were loaded into ``ref``, a part of the tile; None if they are not known."""
         tile = self.move.dst
         width = tile.numpy_type.itemsize
         is_part = ref.is_block and tile.place.contains(ref.place) and ref.dtype == tile.dtype
@@ -43,12 +43,12 @@ class _Load:
 
 
 def without_loads(works: list[Work], written: Collection[int]) -> list[Work]:
-    """Return the work of a core without the loads of tiles whose copy nothing needs.
+    """Return the work of a core without the loads whose tiles nothing reads, once reads are redirected to HBM.
 
     Args:
         works: the work of one core; the reads in it are changed.
-        written: the numbers of the storages that any core writes; after a barrier or exchange a core cannot rely on
-            them.
+        written: the numbers of the storages that any core writes; after a barrier or exchange, HBM may have other
+            elements there than a tile loaded before.
     """
     loads: dict[int, list[_Load]] = {}
     unneeded: dict[int, _Load] = {}
@@ -78,7 +78,7 @@ def _source_of(move: Move) -> Layout | None:
 
 
 def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
-    """Redirect the reads of ``work`` to HBM where possible, and mark the tiles of its other reads as needed."""
+    """Redirect the reads of ``work`` to HBM where possible, and mark the loads of its other reads as needed."""
     for ref in list(work.reads):
         overlapping = [load for load in loads.get(ref.storage.number, ()) if load.move.dst.place.meets(ref.place)]
         if not overlapping:
@@ -90,7 +90,7 @@ def _read(work: Work, loads: dict[int, list[_Load]]) -> None:
 
 
 def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
-    """Redirect a read of ``work`` to another place if it can read there, and tell whether it can."""
+    """Let ``work`` read ``place`` instead of ``ref``, and return True; return False if it cannot."""
     if isinstance(work, Elementwise) and ref in work.tiles:
         work.tiles[work.tiles.index(ref)] = place
     elif isinstance(work, Reduced):
@@ -102,7 +102,7 @@ def _read_at(work: Work, ref: Ref, place: Ref) -> bool:
 
 
 def _overwrite(ref: Ref, loads: dict[int, list[_Load]]) -> None:
-    """Note that some elements change: elements of tiles, or elements of HBM that were loaded."""
+    """Note a write to ``ref``: to elements of loaded tiles, or to elements of HBM that were loaded."""
     tile_loads = loads.get(ref.storage.number)
     if tile_loads:
         for load in tile_loads:

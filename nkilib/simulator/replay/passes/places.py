@@ -15,7 +15,7 @@ from ..work import Elementwise, Work
 
 @dataclass(eq=False)
 class _Life:
-    """The life of a tile, from the first to the last group of work that touches it."""
+    """The life of a tile: the numbers of the first and the last group of work that touch it."""
 
     ghost: Ghost
     first: int
@@ -24,11 +24,11 @@ class _Life:
 
 @dataclass(frozen=True)
 class Placed:
-    """The places of tiles.
+    """The places of a core's tiles in one block of memory.
 
     Attributes:
         offsets: the offset of each tile, in bytes.
-        nbytes: the size of the memory that holds them.
+        nbytes: the size of the block.
     """
 
     offsets: dict[Ghost, int]

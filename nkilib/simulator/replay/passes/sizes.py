@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The smallest tile that the passes consider, in elements: moving fewer takes no longer than any step does."""
+"""The size, in elements, from which the passes consider a tile: moving fewer takes no longer than any step does."""
 
 from __future__ import annotations
 

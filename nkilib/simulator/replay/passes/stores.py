@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The nkilib authors
 
-"""The pass that computes results in HBM if only a store to HBM reads them."""
+"""The pass that lets work compute its results directly in HBM, if nothing but a store to HBM reads them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .sizes import SMALLEST
 
 @dataclass(eq=False)
 class _Store:
-    """A store of a tile that nothing reads afterwards, in a walk from the end.
+    """A store to HBM after which nothing reads the stored tile, found in a walk from the end of a launch.
 
     Attributes:
         move: the store.
@@ -25,7 +25,7 @@ class _Store:
 
 
 def without_stores(works: list[Work]) -> list[Work]:
-    """Return the work of a core, whose instructions compute in HBM the results that only a store would read."""
+    """Return the work of a core without the stores whose elements are computed in HBM instead."""
     waiting: dict[int, _Store] = {}  # by the number of the tile's storage
     read_later: dict[int, list[Ref]] = {}
     unneeded: set[int] = set()
@@ -53,7 +53,7 @@ def without_stores(works: list[Work]) -> list[Work]:
 
 
 def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
-    """Return the store of a tile of which no part is read later; None for other copies."""
+    """Return the store that a copy is, if it stores a tile of which no part is read later; else None."""
     src, dst = move.src, move.dst
     if not (src.is_on_chip and dst.is_in_hbm and src.is_block and src.size >= SMALLEST):
         return None
@@ -66,7 +66,10 @@ def _store_of(move: Move, read_later: dict[int, list[Ref]]) -> _Store | None:
 
 
 def _is_written_for(work: Elementwise, store: _Store) -> bool:
-    """Tell whether ``work`` computes exactly what is stored, and reads nothing that the store overwrites elsewhere."""
+    """Tell whether ``work`` computes exactly what is stored, and can compute it at the destination of the store.
+
+    It can if the elements that it reads there are those for the results at the same places.
+    """
     dst, src = work.dst, store.move.src
     is_alike = dst.is_block and dst.place == src.place and dst.dtype == src.dtype and not work.is_dst_dead
     if not is_alike or (work.destination is not None and work.destination.meets(dst)):
@@ -75,12 +78,12 @@ def _is_written_for(work: Elementwise, store: _Store) -> bool:
 
 
 def _is_in_place(read: Ref, target: Ref) -> bool:
-    """Tell whether each element that is read is at the place of the result for it."""
+    """Tell whether each element that is read is where the result computed from it goes."""
     return read.as_matrix() == target.as_matrix() and read.dtype == target.dtype
 
 
 def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
-    """Drop waiting stores whose tile or destination some work touches, because they cannot move before it."""
+    """Drop waiting stores whose tile or destination ``work`` touches, because they cannot move to before it."""
     for number, store in list(waiting.items()):
         if work is store.move:
             continue
@@ -90,7 +93,7 @@ def _forget_touched(waiting: dict[int, _Store], work: Work) -> None:
 
 
 def _overwritten(read_later: dict[int, list[Ref]], ref: Ref) -> None:
-    """Drop later reads of these elements, because they read what is written here."""
+    """Drop the later reads of these elements: they read the values that are written here, not earlier ones."""
     refs = read_later.get(ref.storage.number)
     if refs and ref.is_block:
         refs[:] = [read for read in refs if not ref.place.contains(read.place)]
